@@ -1,3 +1,3 @@
-"""gitboot: what bare-metal servers boot, decided in Git."""
+"""gitboot: a controller that decides from a Git repository what bare-metal servers boot."""
 
 __version__ = "0.2.0"

@@ -1,9 +1,9 @@
-"""``python -m gitboot`` is ``gitboot``."""
+"""Entry point of ``python -m gitboot``."""
 
 import os
 import sys
 
-# For -m, Python imports from the current directory first, which may be a checkout with a stranger's click.py.
+# With -m, Python imports from the current directory first. A checkout can contain a malicious click.py.
 if not sys.flags.safe_path and sys.path[0] == os.getcwd():
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""Background threads that restart when they die, and signals that end a process."""
+"""Background threads that restart after an error, and a queue for signal handlers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from gitboot.text import printable
 
 FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
-_STEADY_S: Final = 60.0  # a thread that has run for so long again is well
+_STEADY_S: Final = 60.0  # after this time without an error, a thread counts as healthy again
 _LONGEST_MESSAGE: Final = 200
-Failure = tuple[str, str, int]  # name of the thread, error on one line, number of deaths since its first start
-FIRST_RETRY_S: Final = 5.0  # after what could not be sent
+Failure = tuple[str, str, int]  # name of the thread, error on one line, number of errors since its first start
+FIRST_RETRY_S: Final = 5.0  # the first pause after a failed delivery
 _LONGEST_RETRY_S: Final = 600.0
 
 
 class BackgroundThread:
-    """A daemon thread that runs a function, and runs it again if the function raises; once it returns, no more."""
+    """A daemon thread that runs a function, and restarts the function if it raises.
+
+    The thread ends when the function returns.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class BackgroundThread:
         on_death: Callable[[str], None] | None = None,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """``on_death`` is called by the thread with the error, on one line, before the pause."""
+        """Prepare the thread. After an error, the thread calls ``on_death`` with the error on one line, then pauses."""
         self._run, self._on_death, self._first_pause_s = run, on_death, first_pause_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_running, name=name, daemon=True)
@@ -44,7 +47,7 @@ class BackgroundThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the function has returned, or for so long; if the function raises, do not run it again."""
+        """Wait until the function has returned, or until the timeout. After this call, do not restart the function."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -63,7 +66,7 @@ class BackgroundThread:
                     return
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the work has to go on
                     if self._ending.is_set() and isinstance(error, RuntimeError):
-                        return  # the process ends, and pools of threads take no more work (concurrent.futures)
+                        return  # the process ends, and thread pools accept no more work (concurrent.futures)
                     deaths += 1
                     if time.monotonic() - began_s > _STEADY_S:
                         pause_s = self._first_pause_s
@@ -86,39 +89,42 @@ class BackgroundThread:
 
 
 class RetryingSender(ABC):
-    """A thread that sends to one service. It repeats what could not be sent, after pauses that grow."""
+    """A thread that sends to one service, and retries after growing pauses."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, label: str = "", first_retry_s: float) -> None:
-        """``wake`` is called when `failure` has changed, from any thread. ``label`` comes before each failure."""
+        """Prepare the thread. Any thread may call ``wake`` when `failure` changes.
+
+        ``label`` is a prefix of each failure.
+        """
         self.wake, self._label, self._first_retry_s = wake, label, first_retry_s
-        self.changed = threading.Condition()  # held while something is noted that the thread waits for
-        self.failure: tuple[str, str] | None = None  # of the last try: the kind of error, and a message
+        self.changed = threading.Condition()  # guards everything that the thread waits for
+        self.failure: tuple[str, str] | None = None  # the last try's kind of error, and its message
         self.is_ending = False
         note_death = partial(self.note_failure, "ThreadDied")
         self._thread = BackgroundThread(self._keep_sending, name=name, on_death=note_death)
 
     @abstractmethod
     def send_next(self) -> None:
-        """Wait until something is due or `is_ending`, and send it."""
+        """Wait until an item is due or until `is_ending`, then send the due items."""
 
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether there is nothing to send."""
+        """Whether there is nothing left to send."""
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End the thread. What waits is sent before, if the service takes it in so many seconds."""
+        """End the thread. First wait up to ``patience_s`` for the delivery of pending items."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
             self.is_ending = True
             self.changed.notify_all()
-        self._thread.join(timeout_s=0.1)  # one that hangs in the network ends with the process
+        self._thread.join(timeout_s=0.1)  # a thread that hangs in the network ends with the process
 
     def note_failure(self, kind: str | None, message: str = "") -> None:
-        """Note why the last try failed. None: it did not."""
+        """Store the error of the last try. ``kind`` is None if the try succeeded."""
         with self.changed:
             before, self.failure = self.failure, (kind, self._label + message) if kind is not None else None
             self.changed.notify_all()
@@ -142,9 +148,9 @@ class RetryingSender(ABC):
                 self.note_failure(None)
 
 
-# Threads belong to the process, and so does what is known of them.
+# Failures belong to the process, because its threads do.
 _noting: Final = threading.Lock()
-_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until when each counts
+_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until which monotonic time each failure counts
 _listeners: Final[list[Callable[[], None]]] = []
 
 
@@ -160,7 +166,7 @@ def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: f
 
 
 def list_failures() -> list[Failure]:
-    """The threads of this process that died, and have not run for a minute since."""
+    """Return the failures of threads that have not run for a minute since."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -169,7 +175,7 @@ def list_failures() -> list[Failure]:
 
 @contextmanager
 def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
-    """Call the listener when a thread of this process dies, from that thread, until the block ends."""
+    """Call the listener from each thread of this process that dies, until the block ends."""
     with _noting:
         _listeners.append(listener)
     try:
@@ -181,15 +187,17 @@ def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
 
 Item = TypeVar("Item")
 # The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
-# two of its steps. A signal that arrives after the last step and before the thread sleeps does not end that sleep.
-# (21 of 958,000 signals in a loop that aims at this moment.)
+# two bytecode instructions. A signal that arrives after the last instruction and before the thread sleeps does not end
+# that sleep. (21 of 958,000 signals in a loop that aims at this moment.)
 _LONGEST_WAIT_S: Final = 1.0
 
 
 class SignalQueue(Generic[Item]):
-    """A first-in, first-out queue. A handler may put an item into it at any time, because it takes no Python lock.
+    """A first-in, first-out queue into which a signal handler can put items at any time, because it uses no Python
+    lock.
 
-    An Event has a lock. If a handler interrupts the thread that holds this lock, then setting the Event waits for ever.
+    A `threading.Event` has a lock. If a handler interrupts the thread that holds the lock and sets the Event, the
+    process hangs.
     """
 
     def __init__(self) -> None:
@@ -199,7 +207,7 @@ class SignalQueue(Generic[Item]):
         self._items.put(item)
 
     def get(self, timeout_s: float) -> Item | None:
-        """Return the next item. Return None if there is none within ``timeout_s`` seconds."""
+        """Return the next item. Return None after ``timeout_s`` seconds without an item."""
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(until - time.monotonic(), 0)

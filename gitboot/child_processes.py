@@ -1,4 +1,4 @@
-"""Child processes: limits, messages between processes, and orphans."""
+"""Child processes: start, limits, message frames and orphans."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from msgspec import Struct
     from msgspec.msgpack import Encoder
 
-LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are told, too
+LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variable
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 _spawning: Final = threading.Lock()
-_own_processes: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
+_own_processes: Final[set[subprocess.Popen[bytes]]] = set()  # only their callers may wait for these
 
 
 def spawn(
@@ -45,9 +45,10 @@ def spawn(
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that is to call `end_with` first; it ends with the thread that calls this, at the latest.
+    """Start a process that ends at the latest with the calling thread. The process must call `end_with_parent` first.
 
-    It has none of the GITBOOT_ variables, which are meant for the command that was typed, but how events are told.
+    The process inherits LOG_FORMAT, but no other GITBOOT_ variable, because those belong to the command that a user
+    typed.
     """
     return _start(
         command,
@@ -65,7 +66,7 @@ def _environment(*kept: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process that `reap_orphans` leaves to its caller, as `subprocess.Popen` does."""
+    """Start a process like `subprocess.Popen`. `reap_orphans` ignores this process."""
     with _spawning:
         process = subprocess.Popen(command, env=environment, **options)
         _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
@@ -74,7 +75,7 @@ def _start(command: Sequence[str], *, environment: Mapping[str, str], **options:
 
 
 class ProcessResult(NamedTuple):
-    """How a program ended, and what it has written to standard output and to standard error."""
+    """The exit status of a program, and its standard output and standard error."""
 
     status: int
     output: str
@@ -89,10 +90,11 @@ def run_with_input(
     patience_s: float,
     pass_fds: Sequence[int] = (),
 ) -> ProcessResult:
-    """Run a program to its end, in this environment alone, with ``given`` as its standard input.
+    """Run a program to its end with ``input_data`` as standard input and only this environment.
 
-    Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
-    that it went well where `reap_orphans` was faster.
+    Use this instead of `subprocess.run`: if `reap_orphans` reaps a process first, `subprocess` reports exit status 0.
+
+    Raises OSError if the program cannot be started, and TimeoutError.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)
@@ -106,10 +108,11 @@ def run_with_input(
 
 
 def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
-    """Run a program without a shell; its status, and what it has written to standard output alone.
+    """Run a program without a shell, and return its exit status and its standard output.
 
-    It has none of the GITBOOT_ variables, and is ended with all that it has started when it takes too long or says too
-    much. Raises OSError where it cannot be started, and TimeoutError and OSError then.
+    The program inherits no GITBOOT_ variables. Its process group is killed at the end.
+
+    Raises OSError if the program cannot be started or writes more than ``most_bytes``, and TimeoutError.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start(command, environment=_environment(), process_group=0, **pipes)
@@ -132,7 +135,7 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
     finally:
         late.cancel()
         late.join()
-        _kill_group(process)  # and whatever it has left behind
+        _kill_group(process)  # also kills processes that the program left behind
         status = process.wait()
     if is_late.is_set():
         raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
@@ -140,26 +143,26 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, not reaped yet, so that its number is nobody else's, and its group."""
+    """Kill a process and its process group. The process must not be reaped yet, so that its PID is not reused."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def raise_limits() -> None:
-    """Let this process open as many files as it may."""
+    """Raise the limit of open files to its maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # more than the kernel lets anyone have
+    with suppress(OSError, ValueError):  # more than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
+    """Return the command line that runs a module of this gitboot. The current directory is not on its import path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the system end this process with the thread that started it, or end at once where that is gone by now."""
-    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # Linux has it
+    """Let Linux kill this process when its parent thread ends. Exit if the parent is not ``parent`` any more."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # only Linux has prctl
     if prctl is not None:
         prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -167,13 +170,14 @@ def end_with_parent(parent: int) -> None:
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """Where this is a container's first process: reap whom nobody else will, in a thread, until ``wait`` says so."""
+    """Reap orphans in a thread until ``wait`` returns True, if this process has PID 1 as in a container."""
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
-            with _spawning:  # a child is known as our own before anybody looks for others
+            with _spawning:  # so that each own child is in _own_processes
                 own = {each.pid for each in _own_processes if each.returncode is None}
-                for task in Path("/proc/self/task").iterdir():  # a child may have come to any thread
+                # The kernel lists children by the thread that started them.
+                for task in Path("/proc/self/task").iterdir():
                     with suppress(OSError):
                         for pid in set(map(int, (task / "children").read_text().split())) - own:
                             with suppress(ChildProcessError):
@@ -183,23 +187,23 @@ def reap_orphans(wait: Callable[[float], bool]) -> None:
         BackgroundThread(keep_reaping, name="reaper").start()
 
 
-OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM
-MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory; errno(3), ENOMEM
+MAX_FRAME: Final = 2**30  # bytes; a larger frame is a bug
 _LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = 2**20  # bytes
-_END_S: Final = 10.0  # of a process that was killed
-_NICE: Final = 10  # machines are answered first
+_END_S: Final = 10.0  # how long to wait for a killed process
+_NICE: Final = 10  # the processes that serve machines have precedence
 
 
 @cache
 def _encoder() -> Encoder:
-    from msgspec.msgpack import Encoder  # only here: an endpoint sends no frames
+    from msgspec.msgpack import Encoder  # imported here because an endpoint sends no frames
 
-    return Encoder(enc_hook=os.fspath)  # paths are text; all else that msgpack lacks is a TypeError
+    return Encoder(enc_hook=os.fspath)  # paths are encoded as text; other types that msgpack lacks raise TypeError
 
 
 def encode(value: object) -> bytes:
-    """Return a value as msgpack, for `gitboot.jsonio.decoder`."""
+    """Return a value as msgpack. Decode it with `gitboot.jsonio.build_decoder`."""
     return _encoder().encode(value)
 
 
@@ -209,12 +213,15 @@ def write_frame(stream: IO[bytes], message: Struct) -> None:
 
 
 def build_frame(data: bytes) -> bytes:
-    """Data behind its length."""
+    """Return data with its length as a prefix."""
     return _LENGTH.pack(len(data)) + data
 
 
 def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
-    """Return the next frame; None at the end of the stream, in the middle of a frame, and for a longer frame."""
+    """Return the next frame.
+
+    Return None at the end of the stream, for an incomplete frame, and for one over ``max_bytes``.
+    """
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -224,13 +231,13 @@ def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
 
 
 class FrameBuffer:
-    """Bytes as they come, until they are frames."""
+    """A buffer that splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now. Raises ValueError for one that is too long."""
+        """Add received bytes, and yield each complete frame. Raises ValueError if a frame is too long."""
         self._held += data
         start = 0
         while len(self._held) >= start + _LENGTH.size:
@@ -246,9 +253,10 @@ class FrameBuffer:
 
 
 class Child:
-    """A process that runs a module of gitboot, and answers what it is asked.
+    """A process that runs a module of gitboot and answers requests.
 
-    It ends with the thread that starts it, at the latest. Ctrl-C is for this process, which ends it.
+    The process ends at the latest with the thread that starts it. The process ignores Ctrl-C, because its parent
+    handles the signal and ends the process.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -260,14 +268,14 @@ class Child:
             process_group=0,
         )
         assert self._process.stdin is not None  # noqa: S101
-        os.set_blocking(self._process.stdin.fileno(), False)  # a process that does not read must not hold this one
+        os.set_blocking(self._process.stdin.fileno(), False)  # a child that does not read must not block this process
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
-        """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
+        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if no seconds remain."""
         assert self._process.stdin is not None  # noqa: S101
         pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
         poll = select.poll()
@@ -281,7 +289,9 @@ class Child:
                     unsent = unsent[os.write(pipe, unsent[:_PIECE]) :]
 
     def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
-        """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""
+        """Yield the child's answers until it ends. Raises TimeoutError if no seconds remain and no answer has
+        arrived.
+        """
         assert self._process.stdout is not None  # noqa: S101
         pipe = self._process.stdout.fileno()
         poll = select.poll()
@@ -295,17 +305,18 @@ class Child:
             yield from buffer.add(data)
 
     def kill(self) -> None:
-        """End it, whatever it is at; from any thread."""
+        """Kill the child. Any thread may call this."""
         self._process.kill()
 
     def wait(self) -> int:
-        """Wait for its end; return its status, negative where a signal ended it."""
+        """Wait until the child ends, and return its exit status, which is negative if a signal ended the child."""
         return self._process.wait()
 
     def reap(self) -> None:
-        """Reap it, once it ends, and close what led to it; from the one thread that talks with it.
+        """Wait until the child ends, and close its pipes. Call this from the thread that sends and reads.
 
-        The kernel cannot kill a process that waits for a disk. A thread reaps it when the disk answers.
+        The kernel cannot kill a process that waits for a disk. In that case a thread reaps the child when the disk
+        answers.
         """
         try:
             self._process.wait(_END_S)
@@ -317,40 +328,40 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """How a child has ended that had no reason to."""
+    """Describe the exit of a child that should not have exited."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"{how}, a fault of gitboot's own: see its log"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
-    """Be what `Child` has started; return where it is asked, and where it answers."""
+    """Set up this process as a `Child`. Return the streams for requests and for answers."""
     end_with_parent(int(parent))
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing else may come between the frames
+    os.dup2(2, 1)  # other output must not come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    guard_output()  # a traceback may quote a commit
+    guard_output()  # a traceback may quote text of a commit
     return questions, answers
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """What a process has had by now: its limits are counted from there."""
+    """The processor time and the memory of a process, from which its limits are computed."""
 
     processor_s: float
-    memory: int | None  # None: the system does not tell
+    memory: int | None  # bytes; None: unknown
 
     @classmethod
     def measure(cls) -> ProcessUsage:
         memory = None
-        with suppress(OSError):  # what RLIMIT_DATA counts: proc_pid_status(5), VmData
+        with suppress(OSError):  # RLIMIT_DATA counts VmData: proc_pid_status(5)
             lines = Path("/proc/self/status").read_text().splitlines()
             memory = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
         return cls(processor_s=time.process_time(), memory=memory)
 
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
-        """End this process, by SIGXCPU and MemoryError, where it takes so much more; ``memory`` in bytes."""
+        """Limit this process to so much more memory (bytes, MemoryError) and processor time (SIGXCPU)."""
         _set_soft_limit(resource.RLIMIT_CORE, 0)
         if processor_s is not None:
             _set_soft_limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
@@ -359,13 +370,13 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
 
 
 class ProcessLimits(NamedTuple):
-    """What a process may have of processor, in seconds, and of memory, in bytes; None: as much as there is."""
+    """The limits of a process: processor time in seconds, memory in bytes. None: no limit."""
 
     processor_s: int | None
     memory: int | None
 
     def apply(self) -> None:
-        """Hold this process to them."""
+        """Apply the limits to this process."""
         if self.processor_s is not None:
             _set_soft_limit(resource.RLIMIT_CPU, self.processor_s)
         if self.memory is not None:
@@ -373,9 +384,10 @@ class ProcessLimits(NamedTuple):
 
 
 def divide_limits(parts: int) -> ProcessLimits:
-    """What each of so many forks of this process may have.
+    """Return the limits of each fork if this process divides its remaining resources among ``parts`` forks.
 
-    All that is left of the processor's time, of which a fork counts its own, and its part of what is left of memory.
+    Each fork gets all of the remaining processor time, because forks count their own time, and an equal share of the
+    memory.
     """
     usage = ProcessUsage.measure()
     processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
@@ -388,7 +400,7 @@ def divide_limits(parts: int) -> ProcessLimits:
 
 
 def deduct_processor_time(processor_s: float) -> None:
-    """Count what forks have had of the processor as if this process had had it."""
+    """Subtract the processor time of forks from what this process may use."""
     if (limit := _find_soft_limit(resource.RLIMIT_CPU)) is not None:
         _set_soft_limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
 
@@ -400,9 +412,9 @@ def _find_soft_limit(kind: int) -> int | None:
 
 @contextmanager
 def limit_file_size(size_bytes: int | None) -> Iterator[None]:
-    """Let this process write no file that is larger, until the block ends. None changes nothing.
+    """Limit the size of files that this process writes, until the block ends. None changes nothing.
 
-    A write fails with EFBIG: Python ignores SIGXFSZ, which would end the process.
+    A larger write fails with EFBIG, because Python ignores SIGXFSZ.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size_bytes is not None:
@@ -414,20 +426,20 @@ def limit_file_size(size_bytes: int | None) -> Iterator[None]:
 
 
 def lift_memory_limit() -> None:
-    """Let this process have memory again, to say that it had too much."""
+    """Remove the memory limit, so that the process can report that it exceeded the limit."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _set_soft_limit(kind: int, limit: int) -> None:
-    """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
+    """Set a soft limit. The hard limit stays, because a process cannot raise it again."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Do not look for cycles of garbage meanwhile, for work of which nearly all that it makes stays, without any."""
+    """Turn off the garbage collector in the block, for work whose results stay and contain no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A cache of results in one SQLite file, which you can delete or damage at any time."""
+"""A cache of results in one SQLite file, which may be deleted or damaged at any time."""
 
 from __future__ import annotations
 
@@ -19,53 +19,55 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
-MAX_BYTES: Final = 2**30  # of the file; beyond this, the least recently used entries are deleted
-MAX_VALUE_BYTES: Final = 2**26  # of one value, so that a damaged length cannot take all memory
+MAX_BYTES: Final = 2**30  # size of the file; gitboot deletes the least recently used entries beyond it
+MAX_VALUE_BYTES: Final = 2**26  # size of one value, so that a damaged length cannot use up the memory
 
-_BUSY_MS: Final = 200  # to wait for a lock; computing the results again is cheaper than a longer wait
-_FRESH: Final = 8  # a read stores the use of an entry only after so many insertions, so that reads rarely write
+_BUSY_MS: Final = 200  # how long to wait for a lock; a longer wait costs more than to compute the results again
+_FRESH: Final = 8  # a read updates the time of use only after so many insertions, so that reads rarely write
 _BATCH: Final = 500
-_OVERHEAD_BYTES: Final = 100  # of an entry, beside its value
+_OVERHEAD_BYTES: Final = 100  # per entry, in addition to its value
 
 _SCHEMA: Final = (
     "CREATE TABLE entry (id BLOB PRIMARY KEY, checksum BLOB NOT NULL, used INTEGER NOT NULL, value BLOB NOT NULL)",
     "CREATE INDEX entry_used ON entry (used)",
 )
 _PRAGMAS: Final = (
-    "mmap_size = 0",  # a file that is truncated while it is mapped kills by SIGBUS
+    "mmap_size = 0",  # if a mapped file is truncated, SIGBUS kills the process
     "synchronous = OFF",  # a power failure may damage the file; then gitboot replaces it
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "temp_store = MEMORY",
     "cache_size = -8192",  # KiB
 )
-_ROLLBACK_JOURNAL: Final = b"\1\1"  # https://sqlite.org/fileformat2.html, 1.3.3; 2 is WAL, whose -shm is mapped
+_ROLLBACK_JOURNAL: Final = b"\1\1"  # https://sqlite.org/fileformat2.html, 1.3.3; 2 is WAL, whose -shm file is mapped
 _JOURNAL_AT: Final = 18
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_REFUSED: Final = _BUSY | {  # errors of the system; all other errors of SQLite mean that the file is damaged
+_REFUSED: Final = _BUSY | {  # errors of the system; every other error of SQLite means a damaged file
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_NOLFS),
 }
 
 
 class DiskCache:
-    """Values by kind and key. A missing or damaged entry, or one of another version of gitboot, is a miss.
+    """Values by kind and key. A missing or damaged entry, and an entry of another version of gitboot, is a miss.
 
-    Methods never raise because of the file. If the file cannot be used, each lookup is a miss, and ``warn`` gets the
-    reason once. Each call is one transaction. Several threads may use one object, and several processes one file. In
-    one process, use one object for a file, because closing a file releases the locks of the whole process (fcntl(2)).
+    Methods never raise because of the file. If the file cannot be used, each lookup is a miss, and ``warn`` is called
+    once with the reason. Each call is one transaction. Several threads may use one object, and several processes one
+    file. Use only one object for a file in a process, because closing a file releases all locks of the process on it
+    (fcntl(2)).
     """
 
     def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
-        """Use the file at ``path``, and create it if it is missing. None: each lookup is a miss.
+        """Use the file at ``path``, and create it if it is missing. If ``path`` is None, each lookup is a miss.
 
         Without ``writes``, ignore insertions and deletions, and do not change the file or its folder.
         """
         self.max_bytes = max_bytes
         self._path, self._warn, self._writes = path, warn, writes
-        self._program = this_program() if path is not None else b""  # early, because an upgrade may replace the sources
+        # Read at the start, because an upgrade may replace the sources.
+        self._program = this_program() if path is not None else b""
         self._connection: sqlite3.Connection | None = None
-        self._fd = -1  # of the same file
+        self._fd = -1  # a second descriptor of the same file
         self._warnings: set[str] = set()
         self._busy_ms = _BUSY_MS
         self._lock = RLock()
@@ -84,11 +86,11 @@ class DiskCache:
                     self._connection.close()
                 self._connection = None
             if self._fd >= 0:
-                os.close(self._fd)  # after the connection, whose locks go with it
+                os.close(self._fd)  # after the connection, because this releases its locks
                 self._fd = -1
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the values that the cache has for these keys."""
+        """Return the values of these keys that are in the cache."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
         if read is None:
@@ -103,13 +105,13 @@ class DiskCache:
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Return the keys for which the cache has entries. Their values are not checked for damage."""
+        """Return the keys that are in the cache, without a check of their values."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
-        """Store values for keys that are not in the cache yet. Never replace a value.
+        """Store values for keys that are not in the cache yet. Existing values are never replaced.
 
         Values beyond half of the cache's size are ignored.
         """
@@ -136,7 +138,7 @@ class DiskCache:
         return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
-        """Run ``work`` in one transaction and return its result. None: the file cannot be used now."""
+        """Run ``work`` in one transaction and return its result. Return None if the file cannot be used now."""
         with self._lock:
             for _ in range(2):  # the second time with a new file
                 try:
@@ -149,7 +151,7 @@ class DiskCache:
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
                     if code in _BUSY:
-                        self._set_busy_ms(0)  # do not wait again until a transaction succeeds
+                        self._set_busy_ms(0)  # do not wait for locks until a transaction succeeds
                         return None
                     if code in _REFUSED:
                         self._warn_once("is not used", error)
@@ -176,7 +178,7 @@ class DiskCache:
         return result
 
     def _usable_connection(self) -> sqlite3.Connection | None:
-        """Return a connection to the file that is at the path now. Raises OSError, `sqlite3.Error`."""
+        """Return a connection to the file that is now at the path. Raises OSError and `sqlite3.Error`."""
         if self._path is None:
             return None
         if self._connection is not None and self._find_fault(self._path) is None:
@@ -188,7 +190,7 @@ class DiskCache:
         if self._path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symlink; remove it")
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        for _ in range(2):  # the second time after an unusable file was removed
+        for _ in range(2):  # the second time after removal of an unusable file
             self._fd = os.open(self._path, flags, 0o600)
             if (fault := self._find_fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
@@ -252,17 +254,17 @@ def _checksum(entry: bytes, value: bytes) -> bytes:
 
 
 def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
-    """Return a connection to a file, which may be empty. Raises `sqlite3.Error`, also for another schema."""
+    """Return a connection to a file, which may be empty. Raises `sqlite3.Error`, also if the schema differs."""
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
     connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
     try:
-        connection.text_factory = bytes  # text in the file is damage, so it is not decoded
+        connection.text_factory = bytes  # text in the file means damage, and must not be decoded
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         if writes and not _read_statements(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _read_statements(connection):  # no other process has created the tables meanwhile
+            if not _read_statements(connection):  # if no other process has created the tables in the meantime
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
@@ -279,7 +281,7 @@ def _read_statements(connection: sqlite3.Connection) -> list[object]:
 
 
 def _read_newest(connection: sqlite3.Connection) -> int:
-    """Return the number of the last insertion. Ages of entries are counted in insertions."""
+    """Return the number of the last insertion. The age of an entry is a number of insertions."""
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
         raise sqlite3.DatabaseError("it has an entry from the future")
@@ -287,7 +289,11 @@ def _read_newest(connection: sqlite3.Connection) -> int:
 
 
 def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
-    """Return values, ids of damaged entries, ids of entries whose use should be stored, and the newest use."""
+    """Read entries by id.
+
+    Return the values, the ids of damaged entries, the ids of entries whose time of use should be stored, and the number
+    of the last insertion.
+    """
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
     newest = _read_newest(connection)
@@ -346,10 +352,10 @@ _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 @cache
 def this_program() -> bytes:
-    """Return a digest of gitboot's own files, of Python's version and of the versions of installed libraries.
+    """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
 
-    Two checkouts of one version have different digests if a file differs. Call this early. After an upgrade, it would
-    return the digest of the new files, while the process still runs the old ones.
+    Two checkouts of one version have different digests if a file differs. Call this at the start of a process. After an
+    upgrade, the call would return the digest of the new files while the process still runs the old ones.
     """
     program = sha256(repr(sys.version).encode())
     top = os.path.dirname(__file__)
@@ -359,7 +365,7 @@ def this_program() -> bytes:
             with open(os.path.join(folder, name), "rb") as file:
                 content = file.read()
             program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
-    # All distributions in the folders of the libraries count, by their names, which include the versions.
+    # All distributions in the libraries' folders count, by their names, which include the versions.
     specs = filter(None, map(find_spec, _LIBRARIES))
     beside = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
     for name in sorted({each for folder in beside for each in os.listdir(folder)}):

@@ -1,41 +1,41 @@
-"""Every error that gitboot raises on purpose, by who has to act on it.
+"""Every error that gitboot raises on purpose, grouped by who must act.
 
 ::
 
     GitbootError
-    ├── TryAgain                    nobody acts: the next pass tries again
+    ├── TryAgain                    no action: the next reconcile tries again
     │   ├── SourceError             the repository cannot be read or fetched now
-    │   │   ├── BranchMissing       the repository does not have the branch that is followed
-    │   │   ├── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
-    │   │   └── SubpathMissing      the newest commit has no such folder; perhaps the next one has
-    │   ├── BmcUnreachable          no answer, or not one that can be used
-    │   ├── BmcBusy                 the BMC answered: not now
-    │   │   └── BmcChanged          what was to be written rests on a reading that is old
-    │   ├── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
-    │   └── NotYetDone              the instance has not taken up yet what it was asked for
-    ├── InvalidRepository           the author: a commit's problems, all of them
-    └── OperatorError               the operator: it does not go away by itself
-        ├── UsageError              a flag, a setting, a path is wrong
-        │   ├── BmcNotTrusted       the instance does not say that a BMC may be sent its credentials
-        │   └── BranchNotNamed      gitboot cannot find the branch to follow: --rev names one
-        ├── StaleDigest             an acknowledgement of changes that are not the ones at hand
-        ├── SourceRefused           authentication, host key, signature
-        ├── SourceTooLarge          to fetch it takes more memory than that may
-        ├── LockedByAnother         another instance holds this directory
-        ├── PublishError            the tree cannot be written
-        │   └── ForeignTree         it belongs to another ledger
-        ├── AssetError              what machines fetch besides their boot files cannot be placed
-        │   └── ArtifactMissing     who has to have an artifact says that there is none
-        ├── LedgerError             the ledger cannot be read or written, or is of another version
-        │   ├── DamagedLedger       it does not hold together
-        │   ├── LedgerLeft          it was copied elsewhere, and goes on there
-        │   └── LedgerUnfinished    it is a copy that has not ended
-        ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
-        ├── ForgeRefused            the forge answered no: a token, a project, what it may do
-        └── RegistryRefused         a registry answered no, or may not be asked: a token, a host, what it has
-            └── NotInRegistry       it does not have that
+    │   │   ├── BranchMissing       the repository does not have the configured branch
+    │   │   ├── CorruptClone        gitboot's own clone is damaged: gitboot clones again
+    │   │   └── SubpathMissing      the newest commit does not have the folder of the fleet
+    │   ├── BmcUnreachable          the BMC sent no usable answer
+    │   ├── BmcBusy                 the BMC is busy, and may answer later
+    │   │   └── BmcChanged          the BMC has changed since gitboot read it
+    │   ├── HostUnreachable         a web server, an endpoint or a forge sent no usable answer
+    │   └── NotYetDone              the instance has not carried out a request yet
+    ├── InvalidRepository           the author of a commit acts: all problems of the commit
+    └── OperatorError               an operator acts: the fault stays until then
+        ├── UsageError              a flag, a setting or a path is wrong
+        │   ├── BmcNotTrusted       the instance may not send credentials to a BMC
+        │   └── BranchNotNamed      gitboot cannot determine the branch: set --rev
+        ├── StaleDigest             an acknowledgement names changes that are not held
+        ├── SourceRefused           authentication, a host key or a signature was rejected
+        ├── SourceTooLarge          a fetch needs more memory or disk than its limit
+        ├── LockedByAnother         another instance uses this directory
+        ├── PublishError            the output tree cannot be written
+        │   └── ForeignTree         the output tree belongs to another ledger
+        ├── AssetError              a boot loader or an artifact cannot be stored
+        │   └── ArtifactMissing     the source of an artifact does not have it
+        ├── LedgerError             the ledger cannot be read or written
+        │   ├── DamagedLedger       the ledger is inconsistent
+        │   ├── LedgerLeft          the ledger was moved to another place
+        │   └── LedgerUnfinished    the copy of a ledger is incomplete
+        ├── BmcRejected             the BMC rejected credentials or a setting
+        ├── ForgeRefused            the forge rejected a token, its rights or a project
+        └── RegistryRefused         a registry rejected a request, or may not be contacted
+            └── NotInRegistry       the registry does not have the image
 
-Anything else is a bug of gitboot's own and ends in its traceback.
+Every other error is a bug in gitboot, and prints a traceback.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from gitboot.problems import DatedProblem, Problem, find_problems_at
 
 
 class GitbootError(Exception):
-    """The root: everything below is raised on purpose and reaches a person without a traceback."""
+    """The base class of every error that gitboot raises on purpose. Users see its message without a traceback."""
 
 
 class TryAgain(GitbootError):
-    """A fault that may be gone at the next try."""
+    """A fault after which a later attempt may succeed."""
 
 
 class SourceError(TryAgain):
@@ -60,79 +60,82 @@ class SourceError(TryAgain):
 
 
 class CorruptClone(SourceError):
-    """gitboot's own clone is damaged or lost, and is to be made anew from the remote."""
+    """gitboot's own clone is damaged or missing, and gitboot must clone the remote again."""
 
 
 class BranchMissing(SourceError):
-    """The repository does not have the branch, the tag or the commit that is followed."""
+    """The repository does not have the configured branch, tag or commit."""
 
 
 class SubpathMissing(SourceError):
-    """A commit does not have the folder in which the fleet is to lie."""
+    """A commit does not have the folder of the fleet."""
 
 
 class NotYetDone(TryAgain):
-    """What was asked for waits for the instance, which has not taken it up yet."""
+    """The instance has not carried out the request yet."""
 
 
 class BmcUnreachable(TryAgain):
-    """A BMC gave no answer, or none that can be used."""
+    """A BMC sent no usable answer."""
 
 
 class BmcBusy(TryAgain):
-    """A BMC refused for now: in POST, at work on something else, or changed since it was read."""
+    """A BMC rejected a request for now: it is in POST, busy, or has changed since the last read."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # what the BMC asked for
+        self.retry_after_s = retry_after_s  # the value of the BMC's Retry-After header
         super().__init__(message)
 
 
 class BmcChanged(BmcBusy):
-    """A BMC is not as it was read: nothing is written."""
+    """A BMC has changed since gitboot read it, so gitboot wrote nothing."""
 
 
 class HostUnreachable(TryAgain):
-    """A web server gave no answer, or none that can be used."""
+    """A web server sent no usable answer."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        self.retry_after_s = retry_after_s  # what it asked for
+        self.retry_after_s = retry_after_s  # the value of the server's Retry-After header
         super().__init__(message)
 
 
 class Orders(NamedTuple):
-    """What a commit's Fleet says that is obeyed at once, whether the commit is accepted or not."""
+    """The settings of a Fleet document that apply at once, even if the commit is held or rejected."""
 
-    stopped: str | None  # why no boot that writes disks is to be offered
-    ledger: str | None  # of the instance that is to act; None: whichever
+    stopped: str | None  # why gitboot must not offer install boots; None: it may
+    ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may
 
 
 class Ordering(Protocol):
-    """A Fleet, as far as it is obeyed at once."""
+    """A fleet whose `Orders` can be read."""
 
     def orders_at(self, site: str | None) -> Orders:
-        """What it says to the instance for ``site``; None: for all sites."""
+        """Return the orders for the instance of a site, or of all sites if ``site`` is None."""
 
 
 class InvalidRepository(GitbootError):
-    """A commit that does not hold together, with every problem in it, sorted by place."""
+    """A commit is invalid. The error contains all of its problems, sorted by place."""
 
     def __init__(
         self, problems: Iterable[Problem], *, fleet: Ordering | None = None, dated: Iterable[DatedProblem] = ()
     ) -> None:
         self.problems = tuple(sorted(problems))
-        self.dated = tuple(dated)  # that depend on the time, and are not among `problems`
-        self.fleet = fleet  # None: it is not well formed
+        self.dated = tuple(dated)  # problems that depend on the time; they are not in `problems`
+        self.fleet = fleet  # None: the Fleet document is malformed
         super().__init__("\n".join(map(str, self.problems)))
 
     def at(self, now: datetime) -> InvalidRepository:
-        """Return the error with the problems that hold at an instant among its own."""
+        """Return the error with the dated problems that hold at an instant added to its problems."""
         if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)
 
 
 class NotEvaluated(InvalidRepository):
-    """A commit whose evaluation ran out of time or was killed. It may be valid: a later evaluation may end."""
+    """The evaluation of a commit ran out of time or was killed.
+
+    The commit may be valid, so a later evaluation may succeed.
+    """
 
 
 class OperatorError(GitbootError):
@@ -140,27 +143,27 @@ class OperatorError(GitbootError):
 
 
 class UsageError(OperatorError):
-    """A flag, a setting or a path that cannot be what was meant."""
+    """A flag, a setting or a path is wrong."""
 
 
 class BranchNotNamed(UsageError):
-    """The repository does not tell which branch to follow, so --rev has to name one."""
+    """gitboot cannot determine which branch to follow, so --rev has to name the branch."""
 
 
 class BmcNotTrusted(UsageError):
-    """A BMC that the instance's own settings do not let have the credentials that a document names for it."""
+    """The settings of the instance do not allow it to send credentials to the BMC that a document names."""
 
 
 class StaleDigest(OperatorError):
-    """An acknowledgement of changes that are not, or not any more, the ones that are held."""
+    """An acknowledgement names changes that are not held, or not any more."""
 
 
 class SourceRefused(OperatorError):
-    """Authentication, a host key or a signature was refused."""
+    """Authentication, a host key or a signature was rejected."""
 
 
 class SourceTooLarge(OperatorError):
-    """A fetch needs more memory or disk than it may take."""
+    """A fetch needs more memory or disk than its limit."""
 
 
 class LockedByAnother(OperatorError):
@@ -168,56 +171,56 @@ class LockedByAnother(OperatorError):
 
 
 class HeldByAnother(LockedByAnother):
-    """An instance on another host has the lease of this ledger."""
+    """An instance on another host holds the lease of this ledger."""
 
 
 class PublishError(OperatorError):
-    """The tree of files cannot be brought to what was planned."""
+    """The output tree cannot be written as planned."""
 
 
 class ForeignTree(PublishError):
-    """The tree of files belongs to another ledger."""
+    """The output tree belongs to another ledger."""
 
 
 class AssetError(OperatorError):
-    """A loader or an artifact cannot be had, or not be placed where machines fetch it."""
+    """A boot loader or an artifact cannot be fetched, or cannot be stored in the output tree."""
 
 
 class ArtifactMissing(AssetError):
-    """Who has to have an artifact says that there is none."""
+    """The source of an artifact does not have it."""
 
 
 class LedgerError(OperatorError):
-    """The ledger is damaged, or was written by another version."""
+    """The ledger cannot be read or written, or another version of gitboot wrote it."""
 
 
 class DamagedLedger(LedgerError):
-    """The ledger does not hold together: what it knew has to come from elsewhere."""
+    """The ledger is inconsistent, and its content must be restored from elsewhere."""
 
 
 class LedgerLeft(LedgerError):
-    """The ledger was copied to another place, and goes on there."""
+    """The ledger was moved to another place, where it is used now."""
 
 
 class LedgerUnfinished(LedgerError):
-    """This is a copy of a ledger that has not ended, and no ledger yet."""
+    """A copy of a ledger is incomplete and cannot be used."""
 
 
 class LeaseLost(LedgerError):
-    """Another instance acts by this ledger, or may: nothing is written or set any more."""
+    """Another instance uses this ledger or may use it, so this instance writes nothing and sets no override."""
 
 
 class BmcRejected(OperatorError):
-    """A BMC answered no, and will again: credentials, a certificate, an unsupported setting."""
+    """A BMC rejected a request for good: credentials, a certificate, an unsupported setting."""
 
 
 class ForgeRefused(OperatorError):
-    """A forge answered no, and will again: the token, its rights, or the project."""
+    """A forge rejected a request for good: the token, its rights, or the project."""
 
 
 class RegistryRefused(OperatorError):
-    """An OCI registry that may not be asked, answered no, or has something else than an image."""
+    """An OCI registry rejected a request, may not be contacted, or has something that is not an image."""
 
 
 class NotInRegistry(RegistryRefused):
-    """An image, or a file of one, that its registry does not have."""
+    """A registry does not have the image, or a file of the image."""

@@ -1,4 +1,4 @@
-"""Files: write whole files, locks, and properties of file systems."""
+"""Files: atomic writes, locks, output paths and properties of file systems."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from typing import IO, Final, NamedTuple
 from gitboot.errors import LockedByAnother, UsageError
 from gitboot.text import quote_words
 
-# What opening a path fails with if there is no such file: open(2).
+# The errors of open(2) for a path at which there is no file.
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-_PROBES: Final = 10  # so often a lock is tried, each time after a pause: longer than `holder` takes to look
+# How often to try a lock, with a pause after each try; `find_lock_holder` holds the lock for less time.
+_PROBES: Final = 10
 _PAUSE_S: Final = 0.02
 _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
-NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never a file that exists, or a symlink
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never an existing file, and never a symlink
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace the file at ``path``, and wait until the disk has the content. Raises OSError.
 
-    ``mode`` is exact, whatever the umask is. A symlink at ``path`` is replaced, not followed.
+    The umask does not apply to ``mode``. A symlink at ``path`` is replaced, not followed.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -45,17 +46,18 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 def _new_version(
     name: str, folder: int, *, mode: int | None, old: os.stat_result | None = None, sync: bool = True
 ) -> Iterator[IO[bytes]]:
-    """Yield an open file that takes the place of ``name`` in a folder when the block ends without an error.
+    """Yield an open file that replaces ``name`` in a folder if the block ends without an error.
 
-    Readers see the old content or the new. A crash leaves one of the two, and perhaps a file ``.gitboot-….new`` beside
-    it. The new file has exactly ``mode``; without ``mode`` the permissions of ``old``, or those that the umask leaves.
+    Readers see the old content or the new content. A crash leaves one of the two, and perhaps a file ``.gitboot-….new``
+    beside it. The new file has exactly ``mode``. Without ``mode``, it has the permissions of ``old``, or those that the
+    umask leaves.
     """
     new = f".gitboot-{secrets.token_hex(8)}.new"
     fd = os.open(new, NEW_FILE, 0o666 if mode is None else 0o600, dir_fd=folder)
     try:
         with os.fdopen(fd, "wb") as file:
             if old is not None:
-                with suppress(OSError):  # only root may give files away
+                with suppress(OSError):  # only root may change the owner
                     os.fchown(fd, old.st_uid, old.st_gid)
                 os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
             if mode is not None:
@@ -66,7 +68,7 @@ def _new_version(
                 os.fsync(fd)
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        with suppress(OSError):  # the first error says more
+        with suppress(OSError):  # report the first error
             os.unlink(new, dir_fd=folder)
         raise
     if sync:
@@ -74,7 +76,7 @@ def _new_version(
 
 
 def sync_folder(path: Path | str, above: int | None = None) -> None:
-    """Wait until the disk has the names in a folder, which may be relative to an open one. Raises OSError."""
+    """Wait until the disk has the names in a folder. ``path`` may be relative to an open folder. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
         os.fsync(fd)
@@ -83,7 +85,7 @@ def sync_folder(path: Path | str, above: int | None = None) -> None:
 
 
 def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600) -> int:
-    """Open a lock file, or create it, and follow no symlink; ``path`` may be relative to an open folder.
+    """Open a lock file, or create it. ``path`` may be relative to an open folder, and must not be a symlink.
 
     Raises OSError.
     """
@@ -91,7 +93,7 @@ def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600)
 
 
 def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it. Raises OSError.
+    """Lock an open file until it is closed. Return False if another process has locked the file. Raises OSError.
 
     With ``waits``, wait until no other process has locked the file.
     """
@@ -104,11 +106,13 @@ def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
-    """Keep other processes out until the block ends, by the lock file at ``path``.
+    """Hold the lock file at ``path`` until the block ends, so that other processes cannot enter.
 
-    Raises OSError, and `LockedByAnother` with ``taken`` (as in: DIR is in use) and the process that is in. The lock
-    goes with its process, however that ends. Its file stays: were it removed, one process could hold the removed file
-    and another a new one.
+    The lock ends with its process in any case. The lock file stays. If a process removed it, one process could lock the
+    removed file and another process a new one.
+
+    Raises OSError. Raises `LockedByAnother` with ``in_use_message`` (such as "DIR is in use") and the process that
+    holds the lock.
     """
     fd = open_lock(path)
     try:
@@ -120,21 +124,21 @@ def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
 
 
 def take_lock(fd: int) -> str | None:
-    """Lock an open file until it is closed, and write this process into it; return the process that has locked it."""
+    """Lock an open file until it is closed and write this process into it. If it is locked, return the holder."""
     probes = 0
     while not lock_file(fd):
         if (probes := probes + 1) > _PROBES:
             return _read_holder(fd) or "another process"
         time.sleep(_PAUSE_S)
     us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
-    with suppress(OSError):  # a full disk: the lock holds, only nobody reads whose it is
+    with suppress(OSError):  # if the disk is full, the lock still holds, without the name of its holder
         os.pwrite(fd, us, 0)
         os.ftruncate(fd, len(us))
     return None
 
 
 def find_lock_holder(path: Path) -> int | None:
-    """The process on this machine that holds the lock file at ``path``; None where none does. Raises OSError."""
+    """Return the PID of the process on this machine that holds a lock file, or None. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except FileNotFoundError:
@@ -153,7 +157,7 @@ def _read_holder(fd: int) -> str:
 
 
 def read_private(file: Path) -> bytes:
-    """What a file with a secret holds; raises `UsageError` where others may read or write it."""
+    """Return the content of a file with a secret. Raises `UsageError` if other users may read or write the file."""
     with convert_os_errors(file, "read"):
         mode = file.stat().st_mode
         content = file.read_bytes()
@@ -162,12 +166,13 @@ def read_private(file: Path) -> bytes:
     return content
 
 
-# Output files and folders, and fleets that users name. A checkout can contain symlinks that a stranger committed.
+# Output files and folders, and fleets that users name. A checkout can contain symlinks from an untrusted commit.
 
 _STREAMS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
-_DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")  # bash names process substitution /dev/fd/63
-_MAX_SYMLINKS: Final = 40  # on the way to one path, as in Linux (path_resolution(7))
-_FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_FOLLOW  # Linux has O_PATH
+# Bash passes process substitutions as /dev/fd/63.
+_DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")
+_MAX_SYMLINKS: Final = 40  # symlinks in one path, as in Linux (path_resolution(7))
+_FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_FOLLOW  # only Linux has O_PATH
 _NOT_REGULAR: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
@@ -180,22 +185,22 @@ _NOT_REGULAR: Final = {
 def write_output_file(
     path: Path, content: Iterable[bytes], *, mode: int | None = None, make_folders: bool = False, sync: bool = False
 ) -> None:
-    """Write a file that a user named, and replace the file that is there.
+    """Write a file that a user named, or replace it.
 
     If ``content`` or the system raises an error, the old file stays. ``mode`` is exact. Without ``mode``, an existing
     file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, wait until the disk has the
     content. If the path is a descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr, /dev/fd/N,
-    /proc/self/fd/N), write to that.
+    /proc/self/fd/N), write to that descriptor.
 
-    Raises:
-        UsageError: The path leads through a symlink as in `output_folder`, or names a symlink, a directory, a device,
-            a named pipe or a socket, or the system refuses to write.
+    Raises `UsageError` if the path leads through a symlink that `open_output_folder` does not follow, if the path names
+    a symlink, a directory, a device, a named pipe or a socket, or if the system refuses to write.
     """
     with convert_os_errors(path):
         if (descriptor := _find_caller_descriptor(path)) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
+            # A reader may close its pipe early.
+            with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:
                 file.writelines(content)
             return
         with open_output_folder(path.parent, make=make_folders) as folder:
@@ -205,9 +210,9 @@ def write_output_file(
 
 
 def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_folders: bool = False) -> bool:
-    """Create a file that a user named, and wait until the disk has it; return False if there is something already.
+    """Create a file that a user named, and wait until the disk has it. Return False if the path already exists.
 
-    The umask applies to ``mode``. Raises `UsageError` as `write_output_file` does.
+    The umask applies to ``mode``. Raises `UsageError` for the same paths as `write_output_file`.
     """
     with convert_os_errors(path), open_output_folder(path.parent, make=make_folders) as folder:
         try:
@@ -220,16 +225,16 @@ def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_fo
                 file.flush()
                 os.fsync(fd)
         except BaseException:
-            with suppress(OSError):  # the first error says more
+            with suppress(OSError):  # report the first error
                 os.unlink(path.name, dir_fd=folder)
             raise
         return True
 
 
 def read_output_file(path: Path) -> bytes | None:
-    """Return the content of a file below a folder that a user named for output; None if there is no such file.
+    """Return the content of a file below an output folder, or None if there is no such file.
 
-    Raises `UsageError` as `write_output_file` does, so that a symlink, a device or a pipe is never read.
+    Raises `UsageError` for the same paths as `write_output_file`, so that a symlink, a device or a pipe is never read.
     """
     with convert_os_errors(path, "read"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
         if _stat_regular_file(path, folder) is not None:
@@ -240,15 +245,15 @@ def read_output_file(path: Path) -> bytes | None:
 
 
 def remove_output_file(path: Path) -> None:
-    """Remove a file below a folder that a user named, if the file exists; raises `UsageError`."""
+    """Remove a file below an output folder if the file exists. Raises `UsageError`."""
     with convert_os_errors(path, "removed"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def check_output_folder(path: Path) -> None:
-    """Raise `UsageError` if a folder that a user named leads through a symlink as in `output_folder`.
+    """Raise `UsageError` if an output folder leads through a symlink that `open_output_folder` does not follow.
 
-    The folder may be missing. Whoever creates it reports what the system refuses.
+    The folder may be missing. The code that creates the folder reports errors of the system.
     """
     with suppress(OSError), open_output_folder(path):
         pass
@@ -256,10 +261,10 @@ def check_output_folder(path: Path) -> None:
 
 @contextmanager
 def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open a folder that a user named, and yield a descriptor for `dir_fd`; with ``make``, create missing folders.
+    """Open an output folder, and yield its descriptor for `dir_fd`. With ``make``, create missing folders.
 
-    The function follows a symlink only if the symlink lies outside of the current directory and outside of every Git
-    work tree. Otherwise it raises `UsageError`. Raises OSError.
+    Follow a symlink only if it is outside of the current directory and outside of every Git work tree. Raises
+    `UsageError` for other symlinks, and OSError.
     """
     with _Walk(path, guards_current=True) as walk:
         walk.enter_all(make=make)
@@ -278,28 +283,30 @@ def resolve_fleet_root(path: Path) -> Path:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-            # Whoever reads the fleet reports a path that is missing, or that this user may not enter.
+            # The code that reads the fleet reports a path that is missing or that this user may not enter.
         return walk.resolve_reached()
 
 
 class _Folder(NamedTuple):
     path: str
     fd: int
-    is_guarded: bool  # whether a symlink in the folder may come from a stranger
+    is_guarded: bool  # whether an untrusted commit may contain the folder's symlinks
 
 
 class _Walk:
-    """The folders from / to a path. Each is opened in the one above, so that a symlink is seen before it is followed.
+    """A walk from / to a path. Each folder is opened below its parent, so that a symlink is found before it is
+    followed.
 
-    With ``guards_current``, symlinks below the current directory count as a stranger's even without Git: a CI system
-    may unpack a commit as an archive. The root directory guards nothing, since everything is below it.
+    With ``guards_current``, symlinks below the current directory are untrusted even without Git, because a CI system
+    may unpack a commit as an archive. The root directory does not count as such a directory, because every path is
+    below it.
     """
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:
         current = os.getcwd()
         self._requested = path
         self._guard = os.stat(current) if guards_current and current != "/" else None
-        self._names = [*reversed(Path(current, path).parts[1:])]  # that are still to be entered, the last one first
+        self._names = [*reversed(Path(current, path).parts[1:])]  # names of the folders to enter, the last one first
         self._symlinks = 0
         self.folders: list[_Folder] = []
 
@@ -315,7 +322,7 @@ class _Walk:
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:
-        """Enter one folder after the other; raises OSError, and `UsageError` for a symlink that is not followed."""
+        """Enter each folder of the path. Raises OSError, and `UsageError` for an untrusted symlink."""
         while self._names:
             name, here = self._names[-1], self.folders[-1]
             if name == "..":
@@ -341,7 +348,7 @@ class _Walk:
             self._names.pop()
 
     def _follow(self, name: str, here: _Folder) -> None:
-        """Put what a symlink contains in the place of its name."""
+        """Replace the name of a symlink by the names of its target."""
         target = os.readlink(name, dir_fd=here.fd)
         if here.is_guarded:
             symlink = Path(here.path, name)
@@ -367,14 +374,14 @@ class _Walk:
         try:
             os.lstat(".git", dir_fd=fd)
             has_git = True
-        except OSError:  # missing, or in a folder that this user may not search and so cannot walk through either
+        except OSError:  # missing, or in a folder that this user may not search and therefore cannot walk through
             has_git = False
         self.folders.append(_Folder(path, fd, is_guarded or is_current or has_git))
 
 
 @contextmanager
 def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
-    """Raise `UsageError` for an OSError in the block: ``path`` cannot be ``what``."""
+    """Raise `UsageError` for an OSError in the block. The message is: ``path`` cannot be ``action``."""
     try:
         yield
     except OSError as error:
@@ -382,8 +389,8 @@ def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
 
 
 def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
-    """Return what the system says of the file that is to be replaced; None if there is no file."""
-    if path.name in ("", ".."):  # as in: /, .., folder/..
+    """Return the `os.stat` result of the regular file to replace, or None if there is no file. Raises `UsageError`."""
+    if path.name in ("", ".."):  # for example /, .., folder/..
         raise UsageError(f"{path} is a directory: name a file")
     try:
         found = os.lstat(path.name, dir_fd=folder)
@@ -401,9 +408,9 @@ def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
 
 
 def _find_caller_descriptor(path: Path) -> int | None:
-    """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names; None for any other path.
+    """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names, or None for another path.
 
-    Descriptors that gitboot itself opened close when another program starts (PEP 446). Those of the caller do not.
+    Descriptors that gitboot opened close when another program starts (PEP 446). Descriptors of the caller stay open.
     """
     text = os.fspath(path)
     if (stream := _STREAMS.get(text)) is not None:
@@ -421,15 +428,15 @@ def _find_caller_descriptor(path: Path) -> int | None:
 
 
 def find_file_below(root: Path, path: str) -> Path | None:
-    """The readable file that ``path`` names below ``root``, if it names one; hidden files are none.
+    """Return the readable file at ``path`` below ``root``, or None. Hidden files are never returned.
 
-    ``root`` is resolved already. Raises OSError for a file that is there and cannot be read.
+    ``root`` must be resolved. Raises OSError if the file exists but cannot be read.
     """
     if "\\" in path or any(part == "" or part.startswith(".") for part in path.split("/")):
         return None
     try:
         found = Path(os.path.realpath(root / path, strict=True))
-    except ValueError:  # a NUL
+    except ValueError:  # the path contains a NUL
         return None
     except OSError as error:
         if error.errno in ABSENT:
@@ -446,8 +453,8 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|9p|afs|ceph|glusterfs|ocfs2|gfs2|fuse\..+")
 _VOLATILE: Final = ("tmpfs", "ramfs", "overlay", "aufs")
 _OPTION: Final = "--accept-filesystem"
-_LOCKABLE_DEVICES: Final[set[int]] = set()  # the file systems whose locks were found to hold
-# Tries to lock a file that another process has locked; its answer is the exit code.
+_LOCKABLE_DEVICES: Final[set[int]] = set()  # file systems on which locks work
+# Tries to lock a file that another process has locked. Exit code 0 means that the lock works.
 _LOCK_PROBE: Final = """\
 import fcntl, sys
 with open(sys.argv[1], "rb+") as file:
@@ -461,10 +468,11 @@ Warn = Callable[[str], None]
 
 
 def check_state_directory(directory: Path, accepted_types: Collection[str], warn: Warn) -> None:
-    """Look at where a ledger is to lie; raises `UsageError` where it cannot be kept there.
+    """Raise `UsageError` if a ledger cannot be stored in a directory, and warn if it may be lost there.
 
-    On a network a write that was synced may be lost, and SQLite's log may be read wrongly. What goes with its container
-    or the next boot is another thing: a ledger that is lost is a new one, and unknown never installs.
+    On a network file system, a synced write can be lost and SQLite can read its log wrongly. A file system that ends
+    with its container or with a reboot only causes a warning: a new ledger has no records, and gitboot never installs a
+    server without a record.
     """
     filesystem = find_filesystem(directory)
     _check_locks(directory, filesystem)
@@ -483,10 +491,10 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
 def check_fetch_log_folder(
     folder: Path, accepted_types: Collection[str], warn: Warn, *, state: Path | None = None
 ) -> None:
-    """Look at where fetches are to be recorded; raises `UsageError` where a recorded one may be forgotten.
+    """Raise `UsageError` if a fetch log in this folder could lose recorded fetches.
 
-    ``state`` is the state directory of the instance that reads them, where that is known: what is lost together with
-    the ledger misleads nobody.
+    ``state`` is the state directory of the instance that reads the fetch log, if known. A fetch log on the same file
+    system may be volatile, because it is lost together with the ledger.
     """
     filesystem = find_filesystem(folder)
     _check_locks(folder, filesystem)
@@ -502,12 +510,14 @@ def check_fetch_log_folder(
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
-    """Look at where the tree is to lie; raises `UsageError` where two instances could publish there at once.
+    """Raise `UsageError` if two instances could publish into a directory at once, and warn if the output tree may be
+    lost.
 
-    A tree that is lost is made anew. But where it is lost alone, its ledger cannot be told from an older copy.
+    gitboot can write a lost output tree again. But if only the tree is lost, its ledger could be an older copy.
     """
     filesystem = find_filesystem(directory)
-    _check_locks(directory, filesystem, must_be_writable=False)  # the publication says so
+    # The publication reports a directory that is not writable.
+    _check_locks(directory, filesystem, must_be_writable=False)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         warn(
             f"{directory} is on {filesystem}: an endpoint on another machine may read older entries from what it "
@@ -523,13 +533,14 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
         )
 
 
-_BARE: Final = ("HEAD", "objects", "refs")  # by which Git knows a repository: gitrepository-layout(5)
+_BARE: Final = ("HEAD", "objects", "refs")  # a bare repository has these: gitrepository-layout(5)
 
 
 def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> None:
-    """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
+    """Raise `UsageError` if an output directory contains private files, which every web server would serve.
 
-    ``private`` are paths by their options; None: it is not used. A repository is as private, by its ``.git`` or bare.
+    ``private`` has paths by their options, and None for an unused option. The directory must not be a Git repository or
+    work tree either.
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
@@ -545,21 +556,21 @@ def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> 
 
 
 def find_filesystem(path: Path) -> str:
-    """The type of the file system that a directory is on, as mount(8) names it; empty where that is not known."""
+    """Return the type of the file system that contains a path, as mount(8) names it, or "" if it is unknown."""
     with suppress(OSError):
         return _find_mount_type(_MOUNTS.read_text(errors="surrogateescape"), path.resolve(strict=True))
     return ""
 
 
 def is_on_network(path: Path) -> bool:
-    """Whether a file is on a network file system, or will be if it does not exist yet."""
+    """Return whether a file is on a network file system, or would be if it existed."""
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return _NETWORK.fullmatch(find_filesystem(path)) is not None
 
 
 def _find_mount_type(mounts: str, path: Path) -> str:
-    """Of the mounts, proc(5), the one that a path is below; of several at one place the last hides the others."""
+    """Return the type of the mount that contains a path (proc(5)). A later mount at the same place has precedence."""
     found = ("", "")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -570,9 +581,9 @@ def _find_mount_type(mounts: str, path: Path) -> str:
 
 
 def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:
-    """Raise `UsageError` if a second process gets a lock that this one holds, or if no lock can be had.
+    """Raise `UsageError` if two processes can lock one file at once, or if the directory is not writable.
 
-    A second process tries once for each file system: state, spool and output often share one.
+    The test runs once for each file system, because state, spool and output often share a file system.
     """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:
@@ -593,5 +604,5 @@ def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = T
             unknown = filesystem or "unknown file system"
             raise UsageError(f"{directory} cannot be used: {error.strerror} ({unknown})") from None
     finally:
-        with suppress(OSError):  # the first error says more
+        with suppress(OSError):  # report the first error
             probe.unlink(missing_ok=True)

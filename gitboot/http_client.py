@@ -1,7 +1,7 @@
-"""HTTP requests with a deadline for the whole request, limits for its size, and a rule for credentials.
+"""HTTP requests with a deadline, size limits, and a rule for credentials.
 
-Every HTTP request that gitboot makes itself goes through `HttpClient`. Redfish goes through sushy, whose connections
-obey the same `RequestLimits` (`gitboot.bmc.redfish.transport`). Other libraries: docs/adr/0067-one-http-client.md.
+Every HTTP request that gitboot makes itself uses `HttpClient`. Redfish requests use sushy, whose connections obey the
+same `RequestLimits` (`gitboot.bmc.redfish.transport`). For other libraries see docs/adr/0067-one-http-client.md.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from urllib3.exceptions import HTTPError, NameResolutionError
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
 
-TOTAL_S: Final = 30.0  # of a request and its whole answer, unless the caller has another deadline
-MAX_ANSWER_BYTES: Final = 1 << 20  # of an answer that is read whole, unless the caller has another limit
-MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, with those of 1xx answers; nginx allows itself 8 KiB
-# of chunk sizes, chunk extensions and trailers, beside one byte for each byte of a body
+TOTAL_S: Final = 30.0  # for a request with its whole answer, unless the caller sets a deadline
+MAX_ANSWER_BYTES: Final = 1 << 20  # of an answer that is read whole, unless the caller sets a limit
+MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, including 1xx answers; the default of nginx is 8 KiB
+# For chunk sizes, chunk extensions and trailers, in addition to one byte for each byte of a body.
 _FRAMING_BYTES: Final = 64 << 10
-_CONNECT_S: Final = 10.0  # to one address of a host
-_SENT_AT_ONCE: Final = 16 << 10  # one TLS record, RFC 8446, 5.1
-_HOSTS: Final = 64  # whose connections are kept
+_CONNECT_S: Final = 10.0  # for one address of a host
+_SENT_AT_ONCE: Final = 16 << 10  # the size of one TLS record, RFC 8446, 5.1
+_HOSTS: Final = 64  # number of hosts whose connections stay open
 _LONGEST_DETAIL: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE: Final = ("GET", "HEAD")
 _DISCONNECTED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-# Headers that a caller has to pass as credentials.
+# Headers that a caller must pass as ``credentials``.
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "job-token", "private-token", "proxy-authorization", "x-auth-token"}
 )
 
-# What urllib3 logs, it raises as well: without a handler, Python would print a server's words to stderr.
+# urllib3 also raises what it logs. Without a handler, Python would print text of a server to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
 
@@ -60,29 +60,29 @@ class RedirectRefused(HostUnreachable):
 
 
 class _RequestTooSlow(TimeoutError):
-    """The time of a request is over."""
+    """A request exceeded its deadline."""
 
 
 class _AnswerTooLarge(OSError):
-    """An answer has more bytes than its limit."""
+    """An answer exceeds its size limit."""
 
 
 class _CredentialsWithheld(OSError):
-    """A connection without TLS leads to another machine, and the request has credentials."""
+    """A request has credentials, but its connection leads to another machine without TLS."""
 
 
 class MinimumRate(Struct, frozen=True, kw_only=True):
-    """The slowest download that goes on: so many bytes in each period in which gitboot waits for the server."""
+    """The slowest permitted download: a number of bytes for each period of waiting for the server."""
 
     size_bytes: int = 60 << 10
     period_s: float = 60.0
 
 
-SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, as curl's manual suggests for --speed-limit
+SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, as suggested for --speed-limit in the manual of curl
 
 
 class RequestLimits:
-    """The time and the bytes that one request may still take, its redirects included."""
+    """The remaining time and bytes of one request, including its redirects."""
 
     def __init__(
         self,
@@ -92,17 +92,20 @@ class RequestLimits:
         rate: MinimumRate | None = None,
         is_loopback_only: bool = False,
     ) -> None:
-        """``connect_s`` is for each address. With a ``rate``, the deadline counts until the body begins."""
+        """Set the limits. ``connect_s`` applies to each address.
+
+        With a ``rate``, the deadline ends when the body begins.
+        """
         self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
         self._rate, self._is_body = rate, False
-        self._waited_s, self._arrived = 0.0, 0  # in this period of the rate
+        self._waited_s, self._arrived = 0.0, 0  # in the current period of the rate
         self.connect_s = connect_s
-        self._allowance = 0  # how many bytes may still be received
+        self._allowance = 0  # number of bytes that may still be received
         self.is_loopback_only = is_loopback_only
-        self.is_fresh = False  # whether the request has a connection of its own
+        self.is_fresh = False  # whether the request has opened a connection of its own
 
     def remaining_s(self) -> float:
-        """How many seconds the next step may take; raises TimeoutError if that is none."""
+        """Return how many seconds the next step may take. Raises TimeoutError if no time is left."""
         if self._is_body and self._rate is not None:
             left_s = self._rate.period_s - self._waited_s
         else:
@@ -113,21 +116,21 @@ class RequestLimits:
 
     @property
     def timeout_message(self) -> str:
-        """What to say if the time is over."""
+        """The message for a request that exceeded its time."""
         if self._is_body and self._rate is not None:
             return f"it sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
         return f"its answer was not complete after {self._deadline_s:g} s"
 
     def begin_answer(self) -> None:
-        """Expect the head of an answer."""
+        """Allow the bytes of an answer's head."""
         self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
 
     def begin_body(self, size_bytes: int) -> None:
-        """Expect at most so many bytes of the body, and what frames them."""
+        """Allow the bytes of a body with its framing."""
         self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
-        """Count what was received, and how long gitboot waited for it; raises OSError if it is too much."""
+        """Count received bytes and the time of waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
             what = "frames its body with too many bytes" if self._is_body else "sends too many headers"
@@ -142,13 +145,13 @@ _limits: ContextVar[RequestLimits] = ContextVar("limits of the request that this
 
 
 def current_limits() -> RequestLimits:
-    """The limits of the request that this thread makes."""
+    """Return the limits of the request that this thread makes."""
     return _limits.get()
 
 
 @contextmanager
 def apply_limits(limits: RequestLimits) -> Iterator[None]:
-    """Let the connections that this thread uses in the block obey these limits."""
+    """Apply the limits to the connections that this thread uses in the block."""
     token = _limits.set(limits)
     try:
         yield
@@ -157,9 +160,11 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
 
 
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
-    """The IP addresses of a host, in the system's order, each once.
+    """Return the IP addresses of a host, in the system's order and without duplicates.
 
-    The system's resolver has no deadline. It runs in a thread, which is left to itself when the time is over.
+    The system's resolver has no deadline. gitboot runs the resolver in a thread, and abandons the thread when the time
+    is over.
+
     Raises OSError (of the resolver), and TimeoutError.
     """
     with suppress(ValueError):
@@ -209,12 +214,12 @@ class _LimitedResponse(HTTPResponse):
 
 
 class LimitedConnection(HTTPConnection):
-    """A connection whose every step obeys the limits of the request: names, TCP, TLS, sending, receiving."""
+    """A connection that obeys the limits of the request in each step: name resolution, TCP, TLS, sending, receiving."""
 
     response_class = _LimitedResponse
 
     def addresses(self, host: str) -> list[str]:
-        """The IP addresses to try, in this order. Raises OSError."""
+        """Return the IP addresses to try, in this order. Raises OSError."""
         return resolve_host(host, self.port, current_limits())
 
     def _new_conn(self) -> socket.socket:
@@ -223,7 +228,7 @@ class LimitedConnection(HTTPConnection):
         try:
             addresses = self.addresses(name.strip("[]"))
             for number, address in enumerate(addresses):
-                # An address that does not answer leaves time for the others.
+                # Divide the time, so that an address without an answer leaves time for the others.
                 share_s = limits.remaining_s() / (len(addresses) - number)
                 self._dns_host, self.timeout = address, min(share_s, limits.connect_s)
                 try:
@@ -231,7 +236,7 @@ class LimitedConnection(HTTPConnection):
                 except HTTPError as error:
                     last = error
                 else:
-                    connected.settimeout(limits.remaining_s())  # of the TLS handshake as a whole
+                    connected.settimeout(limits.remaining_s())  # applies to the whole TLS handshake
                     return connected
         except socket.gaierror as error:
             raise NameResolutionError(name, self, error) from error
@@ -263,7 +268,7 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a URL of a web server; raises `UsageError` for anything else."""
+    """Split the URL of a web server into its parts. Raises `UsageError` for any other URL."""
     try:
         parts = urlsplit(url)
         is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -277,18 +282,18 @@ def split_url(url: str) -> SplitResult:
 
 
 def format_host(url: str) -> str:
-    """The host and port of a URL of a web server, as people read it; raises `UsageError` for anything else."""
+    """Return the host and the port of a web server's URL for messages. Raises `UsageError` for any other URL."""
     return split_url(url).netloc
 
 
 def parse_origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a URL (RFC 6454, 4); raises `UsageError`."""
+    """Return the scheme, the host and the port of a URL (RFC 6454, 4). Raises `UsageError`."""
     parts = split_url(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine: an address of 127.0.0.0/8, ::1, or localhost (RFC 6761, 6.3)."""
+    """Return whether a host is this machine: an address of 127.0.0.0/8, ::1, or localhost (RFC 6761, 6.3)."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -297,7 +302,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_credentials(url: str, credential: str = "the token", *, allow_token_over_http: bool = False) -> None:
-    """Raise `UsageError` unless credentials may be sent to a URL: https, loopback, or the caller allows http."""
+    """Raise `UsageError` unless a URL may receive credentials: https, loopback, or the caller allows http."""
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
@@ -309,7 +314,7 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
 
 @cache
 def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
-    """Return the TLS context that all hosts share which trust one ``ca``, as PEM; None: what this machine trusts."""
+    """Return a shared TLS context that trusts ``ca`` (PEM), or this machine's certificates if ``ca`` is None."""
     context = ssl.create_default_context(cadata=ca)
     if not verify:
         context.check_hostname = False
@@ -318,31 +323,33 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A whole answer, whatever its status."""
+    """A whole answer with any status."""
 
     status: int
-    json: Any  # None: it was no JSON
+    json: Any  # None: the body is not JSON
     retry_after_s: int | None = None
 
     @property
     def detail(self) -> str:
-        """The server's message, on one line."""
+        """The server's error message on one line."""
         said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
         return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
 
 
 class AnswerStream:
-    """An answer whose body is read piece by piece. gitboot never decompresses a body."""
+    """An answer whose body is read in pieces. gitboot never decompresses a body."""
 
     def __init__(
         self, answer: urllib3.BaseHTTPResponse, url: str, final_url: str | None, limits: RequestLimits
     ) -> None:
         self._answer, self._host, self._limits = answer, format_host(url), limits
-        self.final_url = final_url  # the URL behind redirects; None: there was no redirect
+        self.final_url = final_url  # the URL after redirects; None: no redirect
         self.status, self.headers = answer.status, answer.headers
 
     def read(self, size_bytes: int) -> bytes:
-        """The next bytes, fewer only at the end. Raises `HostUnreachable` if the body ends too early or is too slow."""
+        """Return the next bytes, fewer only at the end. Raises `HostUnreachable` if the body ends early or is too
+        slow.
+        """
         self._limits.begin_body(size_bytes)
         try:
             return self._answer.read(size_bytes, decode_content=False)
@@ -350,7 +357,7 @@ class AnswerStream:
             raise HostUnreachable(f"{self._host}: {_describe_error(error, self._limits)}") from error
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """All of the body. Raises `HostUnreachable` if that is more than ``max_bytes``."""
+        """Return the whole body. Raises `HostUnreachable` if it exceeds ``max_bytes``."""
         content = b""
         while piece := self.read(max_bytes + 1 - len(content)):
             content += piece
@@ -359,16 +366,18 @@ class AnswerStream:
         return content
 
     def close(self) -> None:
-        """Keep the connection if the body was read, else end it: the rest may be gigabytes."""
+        """Keep the connection if the body was read to its end. Otherwise close it, because the rest may be
+        gigabytes.
+        """
         if self._answer.length_remaining == 0:
             self._answer.drain_conn()
         else:
             self._answer.close()
-        self._answer.release_conn()  # the pool counts it as in use until then
+        self._answer.release_conn()  # until this call, the pool counts the connection as in use
 
 
 class HttpClient:
-    """Sends requests, from any thread, and keeps connections."""
+    """A client for HTTP requests from any thread, which keeps connections open."""
 
     def __init__(
         self,
@@ -378,10 +387,10 @@ class HttpClient:
         allow_token_over_http: bool = False,
         connections_per_host: int = 16,
     ) -> None:
-        """``uses_proxies``: those of the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY). Raises `UsageError`."""
+        """Create a client. ``uses_proxies`` applies HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Raises `UsageError`."""
         self._ca_bundle, self._uses_proxies = ca_bundle, uses_proxies
         self._allow_token_over_http, self._per_host = allow_token_over_http, connections_per_host
-        self._pools: dict[str | None, urllib3.PoolManager] = {}  # by URL of the proxy
+        self._pools: dict[str | None, urllib3.PoolManager] = {}  # by the URL of the proxy
         self._making_pool = threading.Lock()
         if ca_bundle is not None:
             _ = self._trust_context
@@ -401,9 +410,10 @@ class HttpClient:
         max_bytes: int = MAX_ANSWER_BYTES,
         method: str | None = None,
     ) -> WebAnswer:
-        """GET JSON from ``url``, or POST ``body`` as JSON to it, or use another method. Follows no redirect.
+        """Send a request and return the JSON answer. Follow no redirect.
 
-        Raises `HostUnreachable` if no whole answer comes, and `UsageError` if the URL must not get the credentials.
+        The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no whole answer comes,
+        and `UsageError` if the URL must not receive the credentials.
         """
         sent = {"Accept": "application/json", **(headers or {})}
         content = None if body is None else json.dumps(body).encode()
@@ -432,12 +442,13 @@ class HttpClient:
         rate: MinimumRate | None = None,
         redirects: int = 0,
     ) -> Iterator[AnswerStream]:
-        """Send a request, and read the answer in the block, whatever its status.
+        """Send a request and yield its answer with any status.
 
-        The deadline is for all of it: name, connection, TLS, redirects, headers and body. With a ``rate`` the body is a
-        download, and counts by that. ``credentials`` are headers. They go to the origin of ``url`` alone. Without
-        ``redirects`` a redirect is the answer.
-        Raises `HostUnreachable`, and `UsageError` if ``url`` must not get the credentials.
+        The deadline covers everything: name resolution, connection, TLS, redirects, headers and body. With a ``rate``,
+        the body is a download, to which only the rate applies. ``credentials`` are headers that gitboot sends only to
+        the origin of ``url``. Without ``redirects``, a redirect is the answer.
+
+        Raises `HostUnreachable`, and `UsageError` if ``url`` must not receive the credentials.
         """
         credentials = {name: value for name, value in (credentials or {}).items() if value}
         if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
@@ -488,12 +499,14 @@ class HttpClient:
             except (HTTPError, HTTPException, OSError, ValueError) as error:
                 is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _list_causes(error))
                 if method in _REPEATABLE and not limits.is_fresh and is_disconnected:
-                    continue  # the server ended a kept connection just then
+                    continue  # the server closed the kept connection at the same time
                 raise HostUnreachable(f"{host}: {_describe_error(error, limits)}") from error
 
     @cached_property
     def _trust_context(self) -> ssl.SSLContext:
-        """What the machine trusts, and ``ca_bundle`` besides. Loading it takes 20 ms: done at the first need."""
+        """A TLS context that trusts this machine's certificates and ``ca_bundle``. Cached, because loading takes
+        20 ms.
+        """
         trusted = ssl.create_default_context()
         if self._ca_bundle is not None:
             try:
@@ -516,7 +529,7 @@ class HttpClient:
                 options: dict[str, Any] = {
                     "num_pools": _HOSTS,
                     "maxsize": self._per_host,
-                    "block": True,  # a host gets no more connections than that
+                    "block": True,  # never open more connections to a host
                     "ssl_context": self._trust_context,
                 }
                 if proxy is None:
@@ -531,7 +544,7 @@ class HttpClient:
 
 
 def _resolve_redirect(url: str, location: str) -> str:
-    """The target of a redirect: by the same scheme, or from http to https."""
+    """Return the target of a redirect, which must keep the scheme or lead from http to https."""
     try:
         target = urljoin(url, location)
         before, (after, *_) = urlsplit(url).scheme, parse_origin(target)

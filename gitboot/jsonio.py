@@ -16,31 +16,32 @@ from typing import Any, Final, NamedTuple, NewType, TypeVar
 
 import msgspec
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # types that JSON has; most values have one of them
 _KEY: Final = "facts"
 _UNLESS_DEFAULT: Final = "unless default"
 _WRITE: Final = "write"
-OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
-UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}  # of a field that JSON has if it is not its default
+OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a private field, which JSON omits
+# Metadata of a field that JSON omits if it has its default.
+UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}
 
 
 def json_key(key: str) -> Mapping[str, Any]:
-    """Metadata of a field that JSON calls otherwise."""
+    """Return the metadata of a field whose JSON key differs from its name."""
     return {_KEY: key}
 
 
 def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
-    """Metadata of a field whose values a function writes as JSON values, unless they are text, numbers or null."""
+    """Return the metadata of a field that ``write`` converts to JSON. Text, numbers and null are not converted."""
     return {_WRITE: write, _UNLESS_DEFAULT: unless_default}
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON has it. Raises TypeError for a value that JSON does not have."""
+    """Convert a value to the types of JSON. Raises TypeError if that is not possible."""
     kind = type(value)
     return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
 
 
-_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # of the types that `facts` has seen
+_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # by the types that were encoded so far
 
 
 def _writer(kind: type) -> Callable[[Any], Any]:
@@ -79,7 +80,7 @@ def _write_items(value: Sequence[Any]) -> list[Any]:
 class _Key(NamedTuple):
     name: str
     key: str
-    default: Any  # JSON does not have it; `MISSING`: JSON has whatever it is
+    default: Any  # a value that JSON omits; `MISSING`: JSON always has the field
     write: Callable[[Any], Any]
 
 
@@ -96,7 +97,7 @@ def _fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
 
 
 def to_camel(name: str) -> str:
-    """What JSON calls a field."""
+    """Return the camelCase key of a field."""
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
 
@@ -113,12 +114,12 @@ def _keys(kind: type) -> list[_Key]:
 
 
 def format_instant(at: datetime) -> str:
-    """RFC 3339 in UTC; fractions of a second only where there are any."""
+    """Format an instant as RFC 3339 in UTC, with fractions of a second only if there are any."""
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def encode_canonical(value: object) -> bytes:
-    """RFC 8785 JSON of a value that holds no floats."""
+    """Encode a value without floats as RFC 8785 JSON."""
     return _ENCODER.encode(value)
 
 
@@ -126,39 +127,39 @@ _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def encode_indented(value: object) -> bytes:
-    """The same for a person to read: over several lines."""
+    """Encode a value as indented JSON with sorted keys, for people."""
     return msgspec.json.format(encode_canonical(value), indent=2)
 
 
 def compute_digest(value: object) -> Digest:
-    """The sha256 of a value's canonical JSON."""
+    """Return the SHA-256 of a value's canonical JSON."""
     return Digest(sha256(encode_canonical(value)).hexdigest())
 
 
-Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
+Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a SHA-256
 T = TypeVar("T")
 _making: Final = RLock()
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
+    """Return a function that decodes msgpack as a type. Its first call takes longer, because it inspects the type."""
     return _decode_lazily(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_decode_path).decode)
 
 
 def _decode_path(kind: type, text: object) -> Path:
-    """Return a path, which `gitboot.child_processes.encode` writes as text."""
+    """Decode a path, which `gitboot.child_processes.encode` writes as text."""
     if kind is not Path or not isinstance(text, str):
         raise NotImplementedError(f"a message has no {kind.__name__}")
     return Path(text)
 
 
 def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
+    """Return a function that decodes JSON as a type. Its first call takes longer, because it inspects the type."""
     return _decode_lazily(lambda: msgspec.json.Decoder(kind).decode)
 
 
 def convert(value: object, kind: type[T]) -> T:
-    """Return a JSON value as a type. Raises `msgspec.ValidationError`."""
+    """Convert a JSON value to a type. Raises `msgspec.ValidationError`."""
     with _making:
         return msgspec.convert(value, kind)
 
@@ -176,6 +177,6 @@ API_VERSION: Final = "gitboot.dev/v1alpha1"
 
 
 def format_document(**items: Any) -> str:
-    """What a command says, as JSON: with its version, sorted, to be read by people too."""
+    """Format the output of a command as indented JSON with a version and sorted keys."""
 
     return json.dumps({"apiVersion": API_VERSION, **to_json_value(items)}, indent=2, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Problems: codes, the problem value, and their order."""
+"""Problems: their codes, the problem type, and the order of problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Code(StrEnum):
     """A problem's code, with the text of ``gitboot explain CODE``."""
 
     headline: str  # what is wrong, in a few words
-    why: str  # why gitboot refuses it
+    why: str  # why gitboot rejects it
     fix: str  # what to do
 
     def __new__(cls, code: str, headline: str, why: str, fix: str) -> Code:
@@ -28,14 +28,14 @@ class Code(StrEnum):
 
     @property
     def hint(self) -> str:
-        """What to do, as it stands behind a message."""
+        """The fix as a hint after a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     def build_problem(self, message: str, path: str = ".") -> Problem:
         """Return a problem of a whole file, or of the whole fleet."""
         return Problem(path=path, line=1, column=1, code=self, message=message, hint=self.hint)
 
-    # The YAML and its values: GB1…
+    # GB1…: YAML and its values
 
     NOT_YAML = (
         "GB1001",
@@ -292,7 +292,7 @@ class Code(StrEnum):
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
 
-    # References and resolution, GB2…
+    # GB2…: references and resolution
 
     NO_FLEET = (
         "GB2001",
@@ -501,7 +501,7 @@ class Code(StrEnum):
         "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
     )
 
-    # Secrets and safety, GB3…
+    # GB3…: secrets and safety
 
     UNQUOTABLE = (
         "GB3001",
@@ -556,7 +556,7 @@ class Code(StrEnum):
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 
-    # Images and artifacts, GB4…
+    # GB4…: images and artifacts
 
     NO_ARTIFACT = (
         "GB4001",
@@ -629,7 +629,7 @@ class Code(StrEnum):
         "Correct the template, or remove it. Only the formats CloudInit and Autoinstall have such files.",
     )
 
-    # The source, GB5…
+    # GB5…: the source
 
     SUBMODULE = (
         "GB5001",
@@ -697,7 +697,7 @@ class Code(StrEnum):
         "Run `git log --show-signature`. Then sign the commit again, or add the key to the settings of the instance.",
     )
 
-    # What a review finds, GB6…
+    # GB6…: findings of a review
 
     HELD = (
         "GB6001",
@@ -721,19 +721,19 @@ class Code(StrEnum):
 
 
 class Severity(StrEnum):
-    ERROR = "error"  # the commit is refused
-    WARNING = "warning"  # the commit is accepted; a person should look
+    ERROR = "error"  # gitboot rejects the commit
+    WARNING = "warning"  # gitboot accepts the commit, but a person should look at the warning
 
 
 class Problem(Struct, frozen=True, kw_only=True, order=True):
-    """One thing that is wrong with a commit: where, what, and how it is fixed."""
+    """A problem of a commit: its place, a message, and a hint."""
 
-    path: str  # of the file in the repository, "/" between folders
+    path: str  # of the file in the repository, with "/" as the separator
     line: int  # 1-based
     column: int  # 1-based, in characters
-    code: str  # "GB1004": stable, explained by `gitboot explain GB1004`
+    code: str  # such as "GB1004", which `gitboot explain GB1004` explains; never reused
     message: str  # what was found and what was expected, without a full stop
-    hint: str = ""  # what to do about it
+    hint: str = ""  # what to do about the problem
     severity: Severity = Severity.ERROR
 
     def __str__(self) -> str:
@@ -741,14 +741,14 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
         return printable(f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}")
 
 
-MAX_SHOWN: Final = 100  # of a file
-MAX_KEPT: Final = MAX_SHOWN + 1  # whose place says from where on they are not shown
+MAX_SHOWN: Final = 100  # for each file
+MAX_KEPT: Final = MAX_SHOWN + 1  # the last one gives the place after which problems are not shown
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """The first hundred errors and the first hundred warnings of each file, sorted, and a count of the rest.
+    """Return the first hundred errors and warnings of each file, sorted, and a problem that counts the rest.
 
-    ``more`` counts errors of a file that lie behind those in ``problems``.
+    ``more`` counts further errors by file, which come after those in ``problems``.
     """
     more = more or {}
     groups: defaultdict[tuple[str, Severity], list[Problem]] = defaultdict(list)
@@ -767,11 +767,11 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until). The same commit has it at any time; only the commands apply the clock."""
+    """A problem that holds in [since, until). A commit determines its dated problems, and commands apply the clock."""
 
     problem: Problem
-    since: datetime | None  # None: it has always held
-    until: datetime | None  # None: it holds until the commit changes
+    since: datetime | None  # None: since ever
+    until: datetime | None  # None: until the commit changes
 
     def holds(self, at: datetime) -> bool:
         return (self.since is None or self.since <= at) and (self.until is None or at < self.until)
@@ -783,7 +783,7 @@ def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tu
 
 
 def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> datetime | None:
-    """Return the first instant after ``at`` at which a problem begins or ends; None: there is no such instant."""
+    """Return the first instant after ``at`` at which a problem begins or ends, or None."""
     bounds = (bound for each in dated_problems for bound in (each.since, each.until) if bound is not None)
     return min((bound for bound in bounds if bound > at), default=None)
 
@@ -791,8 +791,8 @@ def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> da
 def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
     """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by place.
 
-    If any problem of a file holds at some instant, one of those that are returned does. One more problem counts the
-    rest. It holds until the first of the rest is over.
+    If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
+    omitted problems. It holds until the first omitted problem ends.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
     for each in dated_problems:
@@ -815,14 +815,14 @@ def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem
 
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # in the order of their definition: errors first
 
 
 def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Errors before warnings, each by place."""
+    """Sort errors before warnings, each by place."""
     return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
 
 
 def format_with_hint(problem: Problem) -> str:
-    """What is wrong, and what to do about it."""
+    """Format a problem's message and its hint."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)

@@ -1,18 +1,18 @@
-"""How values are written so that iPXE, GRUB and the kernel read back exactly them.
+r"""Quoting of values so that iPXE, GRUB and the kernel read exactly those values.
 
-None of the three can carry everything. What one of them cannot is refused; only texts for people, in messages
-and comments, are made harmless instead. What each does with a line, in the order in which a value meets them:
+Each of the three readers cannot represent some values. gitboot rejects such a value. In messages and comments, gitboot
+replaces unsafe characters instead. The readers process a line in this order:
 
-- iPXE splits it at whitespace, and knows neither quotes nor escapes. A word that is ``||``, ``&&`` or ``;``
-  ends the command, one that begins with ``#`` the line; ``${…}`` is replaced, and the result looked through
-  again; a backslash at the end joins the next line (iPXE: core/exec.c, core/settings.c, image/script.c).
-- GRUB leaves alone what stands in single quotes (script/yylex.l). But its ``linux`` writes its words anew for
-  the kernel: in double quotes where there is a space, and with a backslash before each ``'``, ``"`` and
-  ``\\``, which the kernel does not take off again (lib/cmdline.c).
-- The kernel splits it at whitespace outside of double quotes, and takes those off a value or a whole
+- iPXE splits the line at whitespace. It has no quotes and no escapes. A word ``||``, ``&&`` or ``;`` ends the command.
+  A word that begins with ``#`` ends the line. iPXE replaces ``${…}``, and reads the result again. A backslash at the
+  end joins the next line (iPXE: core/exec.c, core/settings.c, image/script.c).
+- GRUB keeps text in single quotes as it is (script/yylex.l). But its ``linux`` command quotes the words again for the
+  kernel: it adds double quotes around a word with a space, and a backslash before each ``'``, ``"`` and ``\``. The
+  kernel does not remove that backslash (lib/cmdline.c).
+- The kernel splits the line at whitespace outside of double quotes, and removes double quotes around a value or a whole
   argument. It has no escapes (Linux: lib/cmdline.c, ``next_arg``).
 
-What the kernel keeps together need not stay so in the initramfs: some split /proc/cmdline at every space.
+The initramfs may split an argument that the kernel keeps together: some split /proc/cmdline at every space.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-# COMMAND_LINE_SIZE is 2048 on x86 and arm64, with the NUL, and iPXE under BIOS writes one byte less. 256 are
-# kept for what loaders put in front: GRUB "BOOT_IMAGE=(http,HOST)/PATH", iPXE under UEFI the file's name.
+# COMMAND_LINE_SIZE is 2048 on x86 and arm64, with the NUL, and iPXE on BIOS writes one byte less. 256 bytes are
+# reserved for what boot loaders prepend: GRUB "BOOT_IMAGE=(http,HOST)/PATH", iPXE on UEFI the name of the file.
 MAX_COMMAND_LINE: Final = 2046 - 256
 
-# iPXE keeps two pointers a word on its stack, which under BIOS has 4 KiB (arch/x86/core/stack.S): that of
+# iPXE keeps two pointers for each word on its stack, which has 4 KiB on BIOS (arch/x86/core/stack.S). The iPXE of
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
 
-_CACHE_SIZE: Final = 4096  # arguments, most of which servers have in common
+_CACHE_SIZE: Final = 4096  # number of arguments, most of which servers share
 
 _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
 
 class Unquotable(ValueError):
-    """A value that ``loader`` cannot carry: it would read back another one, or more than one."""
+    """A value that ``loader`` cannot represent, because the loader would read another value or several values."""
 
     def __init__(self, loader: str, value: str, reason: str) -> None:
         shown = ascii(value if len(value) <= 60 else f"{value[:57]}...")
@@ -47,9 +47,9 @@ class Unquotable(ValueError):
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def quote_kernel_argument(argument: str) -> str:
-    """One argument in the kernel's own quoting: ``name``, ``name=value`` or ``name="a value"``.
+    """Quote an argument as the kernel reads it: ``name``, ``name=value`` or ``name="a value"``.
 
-    A value may stand in its double quotes already.
+    The value may have double quotes already.
     """
     if _PLAIN.fullmatch(argument):
         return argument
@@ -58,9 +58,9 @@ def quote_kernel_argument(argument: str) -> str:
 
 
 def build_command_line(arguments: Iterable[str]) -> str:
-    """What the kernel sees, of a length that every loader passes on whole.
+    """Return the command line that the kernel sees. Raises `Unquotable` if a boot loader would cut it.
 
-    GRUB puts the quotes around a whole argument (``"name=a value"``), which the kernel reads as the same.
+    GRUB puts the quotes around a whole argument (``"name=a value"``). The kernel reads both forms the same way.
     """
     line = " ".join(map(quote_kernel_argument, arguments))
     if len(line) > MAX_COMMAND_LINE:
@@ -70,7 +70,7 @@ def build_command_line(arguments: Iterable[str]) -> str:
 
 
 def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
-    """A kernel's arguments in an iPXE script: the rest of a ``kernel`` or ``imgargs`` line."""
+    """Quote kernel arguments for an iPXE script, as the rest of a ``kernel`` or ``imgargs`` line."""
     line = build_command_line(arguments)
     for argument in arguments:
         _check_ipxe_argument(argument)
@@ -80,7 +80,7 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
 
 
 def quote_ipxe_word(text: str) -> str:
-    """One word of an iPXE command."""
+    """Check that iPXE reads the text as one word, and return it. Raises `Unquotable`."""
     if not _PLAIN.fullmatch(text):
         _check("iPXE", text, _IPXE_FAULTS)
     return text
@@ -88,24 +88,26 @@ def quote_ipxe_word(text: str) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def check_ipxe_url(url: str) -> str:
-    """An absolute URL in an iPXE script, which is never taken for an option."""
+    """Check an absolute URL for an iPXE script, and return it. iPXE must not read it as an option. Raises
+    `Unquotable`.
+    """
     _check("iPXE", url, _URL_FAULTS)
     return url
 
 
 def sanitize_ipxe_text(text: str) -> str:
-    """Any text as one line for ``echo`` or a comment, with ``?`` for what may do harm."""
+    """Return any text as one line for ``echo`` or a comment, with ``?`` for each unsafe character."""
     return _IPXE_HARMFUL.sub(lambda match: "?" * len(match[0]), _join_lines(text))
 
 
 def quote_grub_arguments(arguments: Sequence[str]) -> str:
-    """A kernel's arguments in a GRUB script: the rest of a ``linux`` line."""
+    """Quote kernel arguments for a GRUB script, as the rest of a ``linux`` line."""
     build_command_line(arguments)
     return " ".join(map(_quote_grub_argument, arguments))
 
 
 def quote_grub_word(text: str) -> str:
-    """One word of a GRUB command, in quotes where it needs them."""
+    """Quote one word of a GRUB command if it needs quotes."""
     if _PLAIN.fullmatch(text):
         return text
     _check("GRUB", text, _GRUB_FAULTS)
@@ -113,7 +115,7 @@ def quote_grub_word(text: str) -> str:
 
 
 def sanitize_grub_text(text: str) -> str:
-    """Any text as one quoted word for ``echo``, a title or a comment, with ``?`` for what may do harm."""
+    """Return any text as one quoted word for ``echo``, a title or a comment, with ``?`` for each unsafe character."""
     return _quote_single(_GRUB_HARMFUL.sub("?", _join_lines(text)))
 
 
@@ -121,13 +123,13 @@ def _compile_faults(*faults: tuple[str, str]) -> _Faults:
     return tuple((re.compile(pattern), reason) for pattern, reason in faults)
 
 
-# Nothing here means anything to any of the three; most values are of this kind.
+# These characters have no special meaning for any of the three readers. Most values consist of them.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
 
 _FAULTS: Final = _compile_faults(
     (r"\A\Z", "it is empty"),
     (r"[\x00-\x1f\x7f]", "it holds a control character"),
-    # To Linux (lib/ctype.c) 0xA0 is a space, and it is the second byte of an "à" in UTF-8.
+    # Linux reads 0xA0 as a space (lib/ctype.c), and 0xA0 is the second byte of "à" in UTF-8.
     (r"[^\x00-\x7f]", "only ASCII is read alike by firmware, loaders and the kernel"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
@@ -149,11 +151,11 @@ _IPXE_HARMFUL: Final = re.compile(
 )
 _URL_FAULTS: Final = _compile_faults(
     (r"\A(?![a-z][a-z0-9+.-]*:)", "it is not an absolute URL"),
-    # RFC 3986, 2: what is reserved, what is unreserved, and the percent sign.
+    # RFC 3986, 2: reserved characters, unreserved characters, and the percent sign.
     (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "a URL holds such characters only percent-encoded"),
 )
 _GRUB_FAULTS: Final = _FAULTS + _compile_faults(
-    # Which ones commands/wildcard.c and script/execute.c take off depends on the rest of the word.
+    # The rest of the word determines which backslashes commands/wildcard.c and script/execute.c remove.
     (r"\\", "a backslash may be lost on the way"),
 )
 _GRUB_LINUX_FAULTS: Final = _compile_faults((r"'", "it would hand the quote to the kernel with a backslash before it"))
@@ -167,7 +169,7 @@ def _check(loader: str, value: str, faults: _Faults, *, part: str | None = None)
 
 
 def _split_argument(argument: str) -> tuple[str, str, str]:
-    """An argument's name, its equals sign if it has one, and its value without the quotes around it."""
+    """Split an argument into its name, its equals sign if it has one, and its value without enclosing quotes."""
     _check("the kernel", argument, _FAULTS)
     name, equals, value = argument.partition("=")
     if len(value) > 1 and value[0] == value[-1] == '"':

@@ -1,11 +1,11 @@
-"""Standard output and standard error of this process: what is written there, and readers that go away.
+"""Standard output and standard error: escaped text, colours, and readers that close a pipe.
 
-Everything that any part of gitboot, Python or a library writes to `sys.stdout` or `sys.stderr` is escaped by
-`gitboot.text`, so a new command cannot forget it. Two things pass: the colours that `style` adds, which carry a random
-number that text from outside cannot contain, and what `write_verbatim` and `verbatim` are for.
+This module escapes everything that gitboot, Python or a library writes to `sys.stdout` or `sys.stderr`, with
+`gitboot.text`. A new command therefore needs no code for that. There are two exceptions: colours that `style` adds,
+which contain a random number that text from outside cannot contain, and output of `write_verbatim` and `open_verbatim`.
 
-A reader may go before the end (``gitboot validate | head``), or a disk may be full. The command then goes on to its own
-end, so its exit code is what it found, and an instance outlives the reader of its log.
+A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. The command still runs to its
+end with the right exit code, and an instance outlives the reader of its log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gitboot.text import printable, printable_lines
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# ECMA-48: a control sequence has parameters between CSI and a letter, and a terminal ignores parameters that it does
-# not know. The first parameter of our own sequences is this number.
+# ECMA-48: a control sequence has parameters between CSI and a letter, and a terminal ignores unknown parameters. The
+# first parameter of gitboot's own sequences is this number.
 _OWN: Final = int.from_bytes(os.urandom(8))
 _SEQUENCE: Final = re.compile(rf"(\x1b\[){_OWN};([0-9]*[A-Za-z])")
 _COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36, "bright_black": 90}  # ECMA-48, SGR; 90: aixterm
@@ -34,34 +34,34 @@ _BOLD: Final = 1
 
 
 def build_control_sequence(sequence: str) -> str:
-    """Return a control sequence, given as what follows CSI, that reaches a terminal although others are escaped."""
+    """Return a control sequence that is not escaped on its way to a terminal. ``sequence`` is what follows CSI."""
     return f"\x1b[{_OWN};{sequence}"
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
-    """Return text with a colour or in bold, for a terminal. The text itself is escaped."""
+    """Return text with a colour or in bold for a terminal. The text itself is escaped."""
     codes = [*([_COLOURS[fg]] if fg is not None else []), *([_BOLD] if bold else [])]
     begin = "".join(build_control_sequence(f"{code}m") for code in codes)
     return f"{begin}{escape_lines(text)}{build_control_sequence('0m')}" if begin else escape_lines(text)
 
 
 def strip_style(text: str) -> str:
-    """Return text without what `style` and `control` added."""
+    """Return text without the sequences of `style` and `build_control_sequence`."""
     return _SEQUENCE.sub("", text)
 
 
 def escape_line(text: str) -> str:
-    """Return one line as `printable` does, with the colours of `style` kept."""
+    """Escape one line with `printable`, but keep the colours of `style`."""
     return _escape_between_sequences(text, printable)
 
 
 def escape_lines(text: str) -> str:
-    """Return several lines as `printable_lines` does, with the colours of `style` kept."""
+    """Escape several lines with `printable_lines`, but keep the colours of `style`."""
     return _escape_between_sequences(text, printable_lines)
 
 
 def write_verbatim(text: str) -> None:
-    """Write to standard output what a CI system is to obey."""
+    """Write a command for a CI system to standard output, without escaping."""
     stream = sys.stdout
     if isinstance(stream, _Escaping):
         stream.write_verbatim(text)
@@ -72,38 +72,41 @@ def write_verbatim(text: str) -> None:
 
 @contextmanager
 def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream to the same place that escapes nothing, for a library that draws on a terminal by itself."""
+    """Yield a stream to the same place without escaping, for a library that draws on a terminal by itself."""
     wrapper = io.TextIOWrapper(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
     try:
         yield wrapper
     finally:
-        wrapper.detach()  # else the buffer would be closed with the wrapper
+        wrapper.detach()  # otherwise the wrapper would close the buffer
 
 
 def guard_output() -> None:
-    """Escape what this process writes to its standard streams, and let the process outlive their readers.
+    """Escape everything that this process writes to its standard streams, and ignore readers that close them.
 
-    A process may have been started without an output, and a disk may be full: neither ends the process.
+    The process may also run without an output, or with a full disk.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so no file of ours becomes somebody's output
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, so that no file of gitboot becomes an output
     for fd, name in enumerate(("stdout", "stderr"), start=1):
         stream: TextIO | None = getattr(sys, name)
         setattr(sys, name, guard_stream(stream if stream is not None else _open_descriptor(fd)))
 
 
 def find_output_error() -> str | None:
-    """Return why a part of standard output could not be written; None if all is written, or the reader has gone."""
+    """Return why a part of standard output could not be written.
+
+    None: all is written, or the reader has closed the pipe.
+    """
     sys.stdout.flush()
     raw = sys.stdout.buffer.raw if isinstance(sys.stdout.buffer, io.BufferedWriter) else None
     return raw.write_error if isinstance(raw, _Output) else None
 
 
 class _Output(io.FileIO):
-    write_error: str | None = None  # why, of the first that could not be written
+    write_error: str | None = None  # the reason of the first failed write
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -115,7 +118,7 @@ class _Output(io.FileIO):
 
 
 class _Escaping(io.TextIOWrapper):
-    """A stream to a terminal, a file or a pipe, that escapes text; colours are for terminals."""
+    """A stream to a terminal, a file or a pipe that escapes text. Only terminals get colours."""
 
     def write(self, text: str, /) -> int:
         shown = _SEQUENCE.sub(r"\1\2", escape_lines(text)) if self.isatty() else printable_lines(strip_style(text))
@@ -140,7 +143,8 @@ def _open_descriptor(fd: int) -> TextIO:
 
 def guard_stream(stream: TextIO) -> TextIO:
     stream.flush()
-    is_ascii = codecs.lookup(stream.encoding).name == "ascii"  # click would then write around this stream, in UTF-8
+    # Otherwise click would bypass this stream and write UTF-8.
+    is_ascii = codecs.lookup(stream.encoding).name == "ascii"
     return _Escaping(
         io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False)),
         encoding="utf-8" if is_ascii else stream.encoding,

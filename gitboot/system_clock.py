@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _STA_UNSYNC: Final = 0x40  # adjtimex(2), linux/timex.h
-_NTP_PHASE_LIMIT_US: Final = 16_000_000  # the estimated error that the kernel boots with (kernel/time/ntp.c)
-# Where time services that set the clock of this machine leave something while they run.
+_NTP_PHASE_LIMIT_US: Final = 16_000_000  # the estimated error at boot (kernel/time/ntp.c)
+# Files that exist while a time service of this machine runs.
 _SERVICES: Final = (
     *("/run/systemd/timesync", "/run/chrony", "/run/chronyd.pid", "/run/ntpd.pid", "/run/ntpsec"),
     *("/run/openntpd", "/run/ptp4l"),
@@ -20,12 +20,12 @@ _SERVICES: Final = (
 
 
 class ClockState(StrEnum):
-    """How a clock is kept."""
+    """Whether a time service sets the clock."""
 
     SYNCHRONISED = "Synchronised"
-    UNSYNCHRONISED = "Unsynchronised"  # a time service has kept it, or is about to
-    UNKEPT = "Unkept"  # nobody has told the kernel anything since it booted
-    UNKNOWN = "Unknown"  # the kernel does not say
+    UNSYNCHRONISED = "Unsynchronised"  # a time service has set the clock, or is about to
+    UNKEPT = "Unkept"  # no program has set the clock since boot
+    UNKNOWN = "Unknown"  # adjtimex(2) is not available
 
 
 class _Timex(ctypes.Structure):
@@ -41,17 +41,17 @@ class _Timex(ctypes.Structure):
 
 
 class Uptime(NamedTuple):
-    """How long a kernel runs, which goes on alike whatever its clock is set to."""
+    """The time since boot, which does not change when somebody sets the clock."""
 
-    boot: str  # which run of which kernel; "": nobody knows
+    boot: str  # the id of the boot; "" if unknown
     seconds: float
 
 
 def read_clock_state() -> ClockState:
-    """How this machine's clock is kept, by adjtimex(2).
+    """Return the state of this machine's clock, from adjtimex(2).
 
-    A container sees its host's kernel, and none of its host's services; a virtual machine whose host keeps the time, or
-    a sandbox, is as a machine that nobody keeps.
+    A container sees the kernel of its host but not the services of its host. In a sandbox, or in a virtual machine
+    whose host sets the clock, the clock looks unkept.
     """
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:  # not allowed here, or no such call
@@ -62,7 +62,9 @@ def read_clock_state() -> ClockState:
 
 
 def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
-    """What the kernel's words mean; ``served``: a time service runs here."""
+    """Return the state that the values of adjtimex(2) mean. ``has_time_service``: a time service runs on this
+    machine.
+    """
     if not status & _STA_UNSYNC:
         return ClockState.SYNCHRONISED
     untouched = freq == 0 and esterror >= _NTP_PHASE_LIMIT_US
@@ -70,7 +72,7 @@ def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_servic
 
 
 def read_uptime() -> Uptime:
-    """How long it runs by now."""
+    """Return the time since boot."""
     return Uptime(_read_boot_id(), time.monotonic())
 
 

@@ -1,4 +1,4 @@
-"""Text: counts, near names and escaped control characters."""
+"""Text: counts, similar names and escaped control characters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-# Printable for Python, but without a glyph of their own: Unicode 15, Default_Ignorable_Code_Point. A .NET comparison,
-# as in the runner of GitHub Actions, may skip such a character between two others.
+# Characters that Python calls printable but that have no glyph: Unicode 15, Default_Ignorable_Code_Point. A comparison
+# in .NET, as in the runner of GitHub Actions, may ignore such a character between two others.
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -24,11 +24,11 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str) -> str:
-    """Return the text as one line that cannot command a terminal, and that a person reads in the order of its letters.
+    """Escape text as one line that cannot control a terminal and that shows its characters in their order.
 
-    Each control character (C0, DEL, C1, the end of a line too), each character that is invisible or that reorders its
-    neighbours, each lone surrogate, and each space other than U+0020 becomes an escape. So does the first ``#`` of a
-    CI system's command. A second call changes nothing.
+    Each control character (C0, DEL, C1, line ends), each character that is invisible or that reorders its neighbours,
+    each lone surrogate, and each space other than U+0020 becomes an escape. The first ``#`` of a command for a CI
+    system does too. A second call changes nothing.
     """
     if not _is_plain(text):
         text = "".join(
@@ -39,9 +39,9 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text of several lines with each line made `printable`; tabs stay.
+    """Escape each line of a text with `printable`, but keep tabs.
 
-    No line begins with a command of a CI system, whatever white space comes first.
+    No line begins with a command for a CI system, even after white space.
     """
     if not _is_plain(text.replace("\n", "").replace("\t", "")):
         text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
@@ -49,12 +49,12 @@ def printable_lines(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one `printable` line in which a single space replaces each run of white space."""
+    """Return the text as one `printable` line, with a single space for each run of white space."""
     return printable(" ".join(text.split()))
 
 
 def quote_words(*words: object) -> str:
-    """Return words for a command that a person copies into a shell, each quoted if that is needed."""
+    """Quote words for a command that a person copies into a shell."""
     return shlex.join(map(str, words))
 
 
@@ -67,36 +67,36 @@ def _escape(char: str) -> str:
     return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-_LONGEST_WORD: Final = 300  # characters that are compared: a file's path is one, a page of text is none
+_LONGEST_WORD: Final = 300  # characters to compare: long enough for a file's path, too short for a page of text
 
 
 def format_count(number: int, noun: str) -> str:
-    """A count and its noun, in the plural unless it is one: 1 server, 2,000 servers."""
+    """Format a count and its noun: 1 server, 2,000 servers."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_rest(number: int, noun: str = "") -> str:
-    """What is left out: and 3 more, and 1 more server; nothing where all is shown."""
+    """Format the number of omitted items: "and 3 more", "and 1 more server", or "" if ``number`` is not positive."""
     if number <= 0:
         return ""
     return f"and {number:,} more" + (f" {noun}{'' if number == 1 else 's'}" if noun else "")
 
 
 def format_error(error: BaseException) -> str:
-    """What an error says, or is called where it says nothing."""
+    """Format the message of an error, or its class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def format_names(names: Sequence[str], most: int = 5) -> str:
-    """The first ``most`` names, and how many more there are: a, b and 3 more."""
+    """Join the first ``most`` names and count the rest: a, b and 3 more."""
     return " ".join(filter(None, (", ".join(names[:most]), format_rest(len(names) - most))))
 
 
 def find_similar(value: object, choices: Iterable[str]) -> str | None:
-    """The known word that ``found`` is most like, whatever their case; None where none is like it."""
+    """Return the choice that is most similar to ``value``, ignoring case, or None."""
     if len(text := str(value)) > _LONGEST_WORD:
         return None
-    from difflib import get_close_matches  # wanted by errors only
+    from difflib import get_close_matches  # imported here because only errors need it
 
     words = {word.lower(): word for word in sorted(choices)}
     close = get_close_matches(text.lower(), words, n=1)
@@ -104,6 +104,6 @@ def find_similar(value: object, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(value: object, choices: Iterable[str], otherwise: str = "") -> str:
-    """ "did you mean …?" with the known word that is most like ``found``, or ``otherwise``."""
+    """Return "did you mean …?" with the choice most similar to ``value``, or ``otherwise``."""
     word = find_similar(value, choices)
     return f"did you mean {word}?" if word is not None else otherwise

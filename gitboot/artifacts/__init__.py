@@ -1,1 +1,1 @@
-"""Check that kernels, images and boot loaders are there and unchanged, download them, and verify their signatures."""
+"""Artifacts: availability checks, downloads and signatures of kernels, images and boot loaders."""

@@ -36,13 +36,13 @@ class Cache(Protocol):
 
 
 class ReadResults:
-    """Results of reading artifacts, in a cache. The key contains the version that the server of the artifact states."""
+    """Cached results of reading artifacts. The key contains the version that the server of the artifact reports."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
-        """Return the result for this version of a file; None: gitboot has not read this version."""
+        """Return the result for this version of a file, or None if gitboot has not read this version."""
         if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
@@ -63,7 +63,7 @@ READ: Final = "artifact"  # the kind of these results in the cache
 
 class Presence(StrEnum):
     VERIFIED = "Verified"  # gitboot read the content, and the digest is right
-    FOUND = "Found"  # the file exists, and its size is right if the server states a size; gitboot did not read it
+    FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
     MISSING = "Missing"  # the server answers that the file does not exist
     WRONG = "Wrong"  # the file has another size or another digest
     UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
@@ -88,11 +88,11 @@ def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
 
 
 class ArtifactHead(Struct, frozen=True, kw_only=True):
-    """The properties of an artifact that its server states."""
+    """The properties of an artifact that its server reports."""
 
-    size: int | None = None  # of the whole file, in bytes
+    size: int | None = None  # size of the whole file in bytes
     content_type: str | None = None
-    # from ETag and Last-Modified; changes with the content; None: the server states no version
+    # From ETag and Last-Modified; changes with the content. None: the server reports no version.
     version: str | None = None
     redirect_url: str | None = None  # the URL after redirects; None: no redirect
 
@@ -110,10 +110,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_absent(self) -> bool:
-        """Return whether it is certain that machines cannot boot from the artifact.
-
-        If the server does not answer, this is not certain.
-        """
+        """Whether it is certain that machines cannot boot from the artifact. False if the server does not answer."""
         return self.presence in (Presence.MISSING, Presence.WRONG)
 
 
@@ -129,7 +126,7 @@ def check_artifact(
     results: ReadResults = NO_RESULTS,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
-    """Check an artifact. Content that ``before`` or ``results`` cover in the same version is not read again.
+    """Check an artifact. Content whose version ``before`` or ``results`` contains is not read again.
 
     Without ``read``, only the existence and the size are checked, by a HEAD request. If ``is_stopped`` returns True, a
     file that is not completely read counts as unknown.
@@ -176,7 +173,7 @@ def check_artifacts(
     read: bool,
     parallel: int,
 ) -> None:
-    """Check each of ``files``, up to ``parallel`` at a time. This thread calls ``report`` for each result.
+    """Check each of ``files``, up to ``parallel`` at a time. The calling thread calls ``report`` for each result.
 
     A signal, or an error of ``report``, also stops the checks in progress.
     """
@@ -199,7 +196,7 @@ class NeededArtifact(Struct, frozen=True, kw_only=True):
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # by name; "" is the fleet without a site
+    sites: tuple[str, ...]  # names of sites; "" is the fleet without a site
     servers: int  # the number of servers that may boot from it, without unknown machines
     by_firmware: bool  # whether firmware fetches it directly, by UEFI HTTP boot
 
@@ -229,7 +226,7 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
 def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
     """Return the artifacts with the URLs from which a mirror copies them.
 
-    If several sites fetch an artifact from their own mirrors, the result has it once.
+    If several sites fetch an artifact from their own mirrors, the result contains the artifact once.
     """
     found: dict[BootFile, NeededArtifact] = {}
     for each in artifacts:
@@ -248,14 +245,14 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
 
 
-LARGEST_ARTIFACT: Final = 32 << 30  # if the document states no size; the DVD of an installer has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30  # the limit if the document contains no size; an installer DVD has up to 16 GiB
 
 
 class Content(NamedTuple):
-    """An artifact during the read."""
+    """An artifact that is being read."""
 
     head: ArtifactHead
-    offset: int  # where the chunks start in the file; 0 if the server does not support offsets
+    offset: int  # position of the first chunk in the file; 0 if the server does not support offsets
     chunks: Iterator[bytes]
 
 
@@ -270,7 +267,10 @@ class Fetcher(Protocol):
         """Return the properties of an artifact without reading it."""
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset, or all of it. If the connection breaks, the chunks raise the error."""
+        """Read an artifact from an offset, or all of it.
+
+        If the connection breaks, iterating over the chunks raises the error.
+        """
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
@@ -280,7 +280,7 @@ def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
-    """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if nothing checks artifacts.
+    """Return whether gitboot withholds the boots that need a file. ``sightings`` is None without artifact checks.
 
     An artifact of unknown state does not withhold boots. A mirrored artifact withholds boots until a check finds it.
     """
@@ -293,7 +293,7 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 
 
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
-    """Compare the properties of an artifact with the image. If its version is that of ``before``, use that result."""
+    """Compare the properties of an artifact with the image. If ``before`` has the same version, reuse its result."""
     if file.size is not None and head.size not in (None, file.size):
         message = f"the file has {head.size} bytes, and the image states {file.size}"
         return Sighting(presence=Presence.WRONG, message=message, head=head)
@@ -326,7 +326,7 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
 
 _FIRST_RETRY_S: Final = 5.0  # the first wait before a missing artifact is checked again; the wait doubles each time
 _LONGEST_RETRY_S: Final = 60.0
-_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks
+_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks together
 _JOIN_S: Final = 0.5
 
 
@@ -334,10 +334,10 @@ class ArtifactWatch(Protocol):
     """Checks artifacts for an instance."""
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Check these artifacts from now on, and no others. ``bases`` are the base URLs of the fleet and its sites."""
+        """Set the artifacts to check. ``bases`` are the base URLs of the fleet and its sites."""
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
-        """Return the latest results. The object is the same as long as the results are the same."""
+        """Return the latest results. The same object is returned while the results are equal."""
 
     def wait(self) -> None:
         """Wait until each artifact was checked once, or until a timeout."""
@@ -346,7 +346,7 @@ class ArtifactWatch(Protocol):
 class ThreadedArtifactWatch:
     """Checks artifacts in its own threads until `close`.
 
-    An artifact that exists is checked again after ``every_s``. Others are checked sooner, with increasing waits.
+    An existing artifact is checked again after ``every_s``. Other artifacts are checked earlier, with increasing waits.
     """
 
     def __init__(
@@ -359,20 +359,20 @@ class ThreadedArtifactWatch:
         wake: Callable[[], None],
         parallel: int = 8,
     ) -> None:
-        """``fetcher_of`` returns, for base URLs, the fetcher, and a predicate for the URLs whose content is read.
+        """``fetcher_of`` maps base URLs to a fetcher and to a predicate for the URLs whose content is read.
 
-        ``before`` has the results before the start of the instance. They count until the first check of the artifact.
+        ``before`` has the results of the previous process. They count until the first check of the artifact.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._before = dict(before)
         self._now = dict(self._before)
         self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the last result of `get_sightings`
-        self._is_news = False  # whether the results have changed since then
+        self._is_news = False  # whether the results have changed since that call
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
         self._queue: list[tuple[float, str, BootFile]] = []  # a heap of the next checks, by time
-        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts without a check so far
-        self._failures: dict[BootFile, int] = {}  # in a row
+        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that were not checked yet
+        self._failures: dict[BootFile, int] = {}  # number of consecutive failures
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
@@ -418,7 +418,7 @@ class ThreadedArtifactWatch:
         for thread in self._threads:
             thread.join(_JOIN_S / len(self._threads))
 
-    # In its threads
+    # In the threads
 
     def _work(self) -> None:
         while (file := self._next()) is not None:
@@ -438,7 +438,7 @@ class ThreadedArtifactWatch:
                 self._wake()
 
     def _next(self) -> BootFile | None:
-        """Wait for the next due artifact; None after `close`."""
+        """Wait for the next due artifact. Return None after `close`."""
         with self._changed:
             while not self._closed:
                 wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
@@ -448,7 +448,7 @@ class ThreadedArtifactWatch:
         return None
 
     def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
-        """Store a result. Return whether it changes which boots are withheld."""
+        """Store a result. Return whether the result changes which boots are withheld."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False

@@ -32,7 +32,7 @@ _ASSETS: Final = "assets"  # below boot/
 
 
 class Packaged(Struct, frozen=True, kw_only=True):
-    """A loader that a package contains."""
+    """A boot loader in a package."""
 
     path: str  # below the TFTP root and below assets/; `gitboot.render.dhcp` has the paths that DHCP names
     sources: tuple[str, ...]  # the first existing path counts
@@ -109,13 +109,13 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """The outcome for one loader."""
+    """The result for one boot loader."""
 
     path: str
-    sha256: str | None = None  # None: the loader is missing
+    sha256: str | None = None  # None: the boot loader is missing
     message: str = field(
         metadata=json_key("from")
-    )  # the source of the loader; if it is missing, the package to install
+    )  # the source of the boot loader; if it is missing, the package to install
     outcome: Placement = field(metadata=OMITTED)
 
 
@@ -127,11 +127,13 @@ def place(
     *,
     systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Copy every available loader to ``out`` and ``tftp``. Call ``report`` for each.
+    """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each.
 
-    Machines fetch ``out`` under ``base_url``. Each loader comes from the first of ``systems`` that has its package. A
-    second call writes nothing. The manifest lists the placed loaders; a loader whose package is gone stays. Raises
-    `AssetError` if a folder is not writable, or if GRUB cannot be built.
+    Machines fetch ``out`` under ``base_url``. Each boot loader comes from the first of ``systems`` that has its
+    package. A second call writes nothing. The manifest lists the copied boot loaders. If a package is removed, its boot
+    loaders stay.
+
+    Raises `AssetError` if a folder is not writable, or if GRUB cannot be built.
     """
     placed = []
     for loader in LOADERS:
@@ -181,7 +183,7 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
 # GRUB
 
 
-# The modules to find and boot a boot script by HTTP. GRUB cannot load further modules from anywhere.
+# The modules to find a boot script by HTTP and to boot it. This GRUB cannot load further modules.
 _MODULES: Final = (
     *("all_video", "boot", "chain", "configfile", "echo", "efinet", "eval", "ext2", "fat", "gcry_sha256", "gzio"),
     *("halt", "http", "iso9660", "linux", "loopback", "ls", "memdisk", "minicmd", "net", "normal", "part_gpt"),
@@ -194,9 +196,9 @@ _OPTIONAL: Final = ("linuxefi",)  # a module of Debian for Secure Boot
 def first_grub_configuration(base_url: str) -> str:
     """Return the configuration in the image. It configures a NIC, and then loads ``grub.cfg`` below ``base_url``.
 
-    A GRUB that firmware loaded by PXE has a network interface from the start. Otherwise ``net_bootp`` creates one for
-    each NIC that gets an answer, such as ``efinet0:dhcp``, with variables that start with ``net_efinet0_dhcp``. It
-    fails if any NIC gets no answer.
+    If firmware loaded GRUB by PXE, GRUB has a network interface from the start. Otherwise ``net_bootp`` creates an
+    interface for each NIC that gets an answer, such as ``efinet0:dhcp``, with variables that start with
+    ``net_efinet0_dhcp``. ``net_bootp`` fails if any NIC gets no answer.
     """
     parts = urlsplit(base_url)
     device = f"http,{parts.netloc}"
@@ -231,7 +233,7 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
     optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
-        # The memory disk of grub-mkstandalone would contain the current time, and a second copy of each module.
+        # The memory disk of grub-mkstandalone would contain the current time and a second copy of each module.
         configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -253,10 +255,10 @@ _CERTIFICATES: Final = 4  # the index of the certificate table in the data direc
 
 
 def is_signed(head: bytes) -> bool | None:
-    """Return whether an EFI program is signed, from the start of the file; None: the file is not an EFI program.
+    """Return whether an EFI program is signed, from the start of the file, or None if the file is not an EFI program.
 
-    This does not check the signature, or whether firmware trusts its key. The offsets are those of the PE format
-    (Microsoft, "PE Format": Optional Header Data Directories).
+    The signature is not verified. The offsets are those of the PE format (Microsoft, "PE Format": Optional Header Data
+    Directories).
     """
     try:
         if head[:2] != b"MZ":

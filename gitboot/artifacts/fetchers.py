@@ -16,7 +16,7 @@ from gitboot.files import find_file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, format_host
 from gitboot.render.paths import find_artifact_type
 
-CHUNK: Final = 1 << 20  # bytes that are read at a time
+CHUNK: Final = 1 << 20  # bytes per read
 
 
 class PrefixFetcher:
@@ -39,10 +39,10 @@ class PrefixFetcher:
 
 
 class FallbackFetcher:
-    """Two sources of the same artifacts. gitboot uses the second one if the first one fails."""
+    """Two sources of the same artifacts. If the first source fails, gitboot uses the second source."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
-        """``unless`` is the error of the first fetcher after which the second one is used."""
+        """``unless`` is the error of the first fetcher after which the second fetcher is used."""
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
@@ -61,7 +61,7 @@ class FallbackFetcher:
 
 _MOST_REDIRECTS: Final = 5
 _GONE: Final = (404, 410)
-_NO_HEAD: Final = (405, 501)  # servers that support GET only
+_NO_HEAD: Final = (405, 501)  # servers that support only GET
 _NO_RANGE: Final = 416
 
 
@@ -69,7 +69,7 @@ class WebFetcher:
     """Fetches by HTTP and HTTPS as machines do: without a proxy, and with the certificates that this host trusts."""
 
     def __init__(self, *, per_host: int = 8, deadline_s: float = TOTAL_S, rate: MinimumRate = SLOWEST_DOWNLOAD) -> None:
-        """The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``."""
+        """``deadline_s`` applies to an answer without its body. A body must arrive at the minimum ``rate``."""
         self._client = HttpClient(uses_proxies=False, connections_per_host=per_host)
         self._deadline_s, self._rate = deadline_s, rate
 
@@ -91,7 +91,7 @@ class WebFetcher:
         try:
             with self._client.stream(method, url, headers=headers, **options) as answer:
                 yield answer
-        except UsageError as error:  # an invalid URL
+        except UsageError as error:  # the URL is invalid
             raise HostUnreachable(str(error)) from error
 
 
@@ -116,9 +116,9 @@ def _open_content(
     build_head: Callable[[AnswerStream], ArtifactHead],
     offset: int,
 ) -> Iterator[Content]:
-    """Yield the content from an offset, or from 0 if the server does not support ranges. ``open_answer`` gets headers.
+    """Yield the content from an offset, or from 0 if the server does not support ranges.
 
-    Raises `HostUnreachable` if the server returns another range.
+    ``open_answer`` sends a request with these headers. Raises `HostUnreachable` if the server returns another range.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:

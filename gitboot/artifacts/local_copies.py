@@ -25,7 +25,7 @@ from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART: Final = ".part"  # the ending of hidden files, which endpoints do not serve
+_PART: Final = ".part"  # the suffix of hidden files, which endpoints do not serve
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,7 +36,7 @@ class Mirroring(StrEnum):
 
 
 class MirroredArtifact(Struct, frozen=True, kw_only=True):
-    """The outcome for one artifact."""
+    """The result for one artifact."""
 
     path: str  # below boot/
     source: str
@@ -60,7 +60,8 @@ def mirror_all(
     """Download every file that has a source to ``root``, up to ``parallel`` at a time. Call ``report`` for each.
 
     An earlier download is continued. An existing copy is complete, because it gets its name only after its digest was
-    verified and it was synced to the disk. A signal, or an error of ``report``, also stops the downloads in progress.
+    verified and its content was synced to the disk. A signal, or an error of ``report``, also stops the downloads in
+    progress.
     """
     by_path = {mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
@@ -92,7 +93,7 @@ def _mirror(
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
             except OSError as error:
-                if error.errno in _FULL:  # the disk must have room for boot files, too
+                if error.errno in _FULL:  # boot files need space on the disk too
                     with suppress(FileNotFoundError):
                         os.unlink(part, dir_fd=folder)
                 raise
@@ -105,7 +106,7 @@ def _mirror(
 
 
 class _ContentMismatch(Exception):
-    """The content at the source differs from the digest of the image."""
+    """The content at the source does not have the digest of the image."""
 
 
 def _fetch(
@@ -149,7 +150,7 @@ def _fetch(
 def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
     """Delete copies that are not in ``needed_paths`` and were not used since ``before_s``. Return their paths, sorted.
 
-    User data is also below o/, but under other names. Raises OSError, and `UsageError` as `output_folder` does.
+    User data is also below o/, but under other names. Raises OSError, and `UsageError` as `open_output_folder` does.
     """
     check_output_folder(root / "o")
     pruned = []
@@ -161,6 +162,6 @@ def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[st
             if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
                 file.unlink()
                 pruned.append(path)
-        with suppress(OSError):  # the folder has other files
+        with suppress(OSError):  # the folder contains other files
             folder.rmdir()
     return pruned

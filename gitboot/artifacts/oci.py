@@ -27,7 +27,7 @@ from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem
 from gitboot.text import quote_words
 
-# the size that registries must accept: OCI distribution specification, "Pushing Manifests"
+# The size that registries must accept: OCI distribution specification, "Pushing Manifests".
 _LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
@@ -45,15 +45,15 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline applies to each answer. The body of a blob must arrive at the minimum ``rate`` instead."""
+        """``deadline_s`` applies to each answer. The body of a blob must arrive at the minimum ``rate`` instead."""
         self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
-        self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
+        self._tokens: dict[tuple[str, str], str] = {}  # values of the Authorization header, by origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
         """Return the digest and the content of an index or manifest, and check a digest in the reference.
 
-        Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
+        Raises `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
         """
         with self._open(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
             content = b""
@@ -70,9 +70,9 @@ class Registries:
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        """Yield the answer for a file. The caller checks the digest. With a Range header, the status may be 206 or 416.
+        """Yield the answer for a blob. The caller checks the digest. With a Range header, the status may be 206 or 416.
 
-        Raises the errors of `manifest`.
+        Raises the same errors as `manifest`.
         """
         with self._open(reference, "blobs", headers or {}, method) as answer:
             yield answer
@@ -99,7 +99,7 @@ class Registries:
     def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
-        """Yield the answer after redirects, which are common for blobs. The token is sent to the registry only."""
+        """Yield the answer after redirects, which are common for blobs. Only the registry receives the token."""
         credentials = {"Authorization": authorization or ""}
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
@@ -140,14 +140,14 @@ class Registries:
 
 
 _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
-_TOKEN: Final = re.compile(r"[!-~]+")  # the token becomes part of a header
+_TOKEN: Final = re.compile(r"[!-~]+")  # the characters that a token may have in a header
 
 
 def _check_realm(realm: str, at: str) -> None:
-    """Raise `RegistryRefused` if a token server could have been named by an attacker.
+    """Raise `RegistryRefused` if an attacker could have named the token server.
 
-    A registry on HTTPS may name another host, because it could ask for the credentials itself. Anyone can fake an
-    answer without encryption, so there the token server must be the same host.
+    A registry on HTTPS may name another host, because the registry could request the credentials itself. An answer
+    without encryption can be forged, so the token server must then be the same host.
     """
     try:
         found, own = urlsplit(realm), urlsplit(at)
@@ -181,7 +181,7 @@ MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# IronCore's image specification, its first version, and the media types of Garden Linux.
+# Sources: the first version of IronCore's image specification, and the media types of Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",
     "application/vnd.ironcore.image.initramfs": "initrds",
@@ -199,7 +199,7 @@ ROLES: Final[Mapping[str, str]] = {
 _ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "amd64": Architecture.X86_64,
     "arm64": Architecture.AARCH64,
-}  # the names of Go, which OCI uses
+}  # the architecture names of Go, which OCI uses
 
 
 class OciPlatform(msgspec.Struct, frozen=True):
@@ -220,7 +220,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def sha256(self) -> Digest:
-        """Return the digest. Raises `RegistryRefused` if it is not a sha256."""
+        """The digest. Raises `RegistryRefused` if it is not a sha256."""
         try:
             return parse_digest(self.digest.removeprefix("sha256:"))
         except Malformed:
@@ -228,19 +228,19 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def architecture(self) -> Architecture | None:
-        """Return the architecture of the machines; None: unknown, or not supported by gitboot."""
+        """The architecture of the machines, or None if it is unknown or unsupported."""
         if self.platform is not None and self.platform.architecture:
             return _ARCHITECTURES.get(self.platform.architecture) if self.platform.os in ("", "linux") else None
         return _ARCHITECTURES.get((self.annotations or {}).get("architecture", ""))
 
     @property
     def cname(self) -> str:
-        """Return Garden Linux's name of the build, such as metal_pxe-amd64-1877.3."""
+        """Garden Linux's name of the build, such as metal_pxe-amd64-1877.3."""
         return (self.annotations or {}).get("cname", "")
 
 
 class ImageManifest(msgspec.Struct, frozen=True):
-    """An index, which has manifests, or the manifest of an image, which has layers."""
+    """An index, which lists manifests, or the manifest of an image, which lists layers."""
 
     manifests: tuple[Descriptor, ...] | None = None
     layers: tuple[Descriptor, ...] | None = None
@@ -278,7 +278,7 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
 
 
 def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
-    """Return the layers of an image by their field in a BootImage. Raises `RegistryRefused` if they cannot be booted.
+    """Return the layers of an image by their field in a BootImage. Raises `RegistryRefused` for an unbootable image.
 
     Layers of other media types, such as disk images and command lines, are ignored.
     """
@@ -311,12 +311,12 @@ class _AuthFile(msgspec.Struct):
 
 
 class RegistryCredentials(Struct, frozen=True):
-    """A file of credentials. It is read at each use, because it may change."""
+    """A file with credentials. The file is read at each use, because it may change."""
 
     file: Path
 
     def authorization(self, host: str) -> str | None:
-        """Return the ``Authorization`` header for a registry; None: the file has no credentials for it.
+        """Return the ``Authorization`` header for a registry, or None if the file has no credentials for the registry.
 
         Raises `UsageError`.
         """
@@ -360,14 +360,14 @@ _auth_file: Final = build_json_decoder(_AuthFile)
 class OciReference(Struct, frozen=True, kw_only=True):
     """``oci://HOST/REPOSITORY`` with a tag, or with the digest of a manifest or blob."""
 
-    host: str  # with a port, if there is one
+    host: str  # with its port, if a port is given
     repository: str
     tag: str | None
     digest: Digest | None
 
     @classmethod
     def parse(cls, text: str) -> OciReference:
-        """Parse a reference. If it has a tag and a digest, the digest counts. Raises `UsageError`."""
+        """Parse a reference. A digest has precedence over a tag. Raises `UsageError`."""
         found = OCI.fullmatch(text)
         if found is None or (found["tag"] is None and found["digest"] is None):
             raise UsageError(
@@ -381,7 +381,7 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """Return the last part of the registry's URL: a digest or a tag."""
+        """The last part of the registry's URL: a digest or a tag."""
         return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
 
     def __str__(self) -> str:
@@ -394,7 +394,7 @@ _PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<re
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
-    """An allowed registry: a host and a repository, each with the wildcards ``*`` and ``?``."""
+    """An allowed registry: a host and a repository, which may contain the wildcards ``*`` and ``?``."""
 
     scheme: str
     host: str
@@ -415,13 +415,13 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
 
     def allows(self, reference: OciReference) -> bool:
-        # Match each part by itself: a * in the host must not match a part of the repository.
+        # Match each part separately, so that a * in the host does not match a part of the repository.
         is_host = fnmatchcase(reference.host.lower(), self.host)
         return is_host and fnmatchcase(reference.repository, self.repository)
 
 
 def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedRegistry]) -> str:
-    """Return the scheme and host of a registry. Raises `RegistryRefused` if it is not allowed."""
+    """Return the scheme and host of a registry. Raises `RegistryRefused` if the registry is not allowed."""
     for each in allowed_registries:
         if each.allows(reference):
             return f"{each.scheme}://{reference.host}"
@@ -429,9 +429,9 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """The files that a tag refers to now."""
+    """The files to which a tag refers now."""
 
-    image: OciReference  # with the digest of the index or manifest
+    image: OciReference  # the reference with the digest of the index or manifest
     architectures: dict[str, dict[str, Any]]  # in the form of a BootImage's spec
 
 
@@ -440,7 +440,7 @@ def resolve(
 ) -> Resolved:
     """Look up the files of an image. A manifest that is not in an index is for ``architecture``.
 
-    Raises `UsageError`, `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
+    Raises `UsageError`, `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
     """
     digest, content = registries.manifest(reference)
     found = parse_manifest(content, str(reference))
@@ -473,7 +473,7 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
-    """Return the problems. A problem about a tag gets a hint with the current digests of the tag, or the error."""
+    """Return the problems with a hint for each problem about a tag: the current digests of the tag, or the error."""
 
     @cache
     def hint(image: str) -> str:

@@ -53,7 +53,7 @@ class ImageKeys:
         self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
 
     def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
-        """Return the signer of a file with this sha256. Raises `Distrusted`, with a text that follows "it is"."""
+        """Return the signer of a file with this SHA-256. Raises `Distrusted` with a text that continues "it is"."""
         match kind:
             case SignatureKind.OPENPGP:
                 if self._keyring is None:
@@ -155,8 +155,8 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
 
     at: Field  # the path of the field in the BootImage
     sha256: Digest
-    by: str | None  # the trusted signer; None: no trusted signature
-    # why the signature is not trusted, as a text that follows "it is"; None: the image names no signature
+    by: str | None  # the trusted signer; None: there is no trusted signature
+    # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
 
 
@@ -188,7 +188,7 @@ class SignatureCheck:
             detached = self._read_small(url, _LARGEST_SIGNATURE)
             with TemporaryDirectory(prefix="gitboot-") as folder:
                 file = Path(folder, "file")
-                if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest
+                if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest, not the file
                     self._fetch(artifact, file)
                 return self._keys.signer(kind, detached, file, artifact.sha256)
         if checksums is None:

@@ -1,1 +1,1 @@
-"""Read and set boot overrides, power and virtual media of BMCs, over Redfish or IPMI."""
+"""BMCs: read and set boot overrides, power and virtual media over Redfish or IPMI."""

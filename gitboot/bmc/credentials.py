@@ -1,4 +1,4 @@
-"""BMC credentials: their files, the commands that print passwords, and the hosts at which gitboot may use them."""
+"""BMC credentials: their files, password commands, and the hosts to which gitboot may send them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
-FILE: Final = "access.toml"  # in the folder of one credential, or as the default in the directory of all
-AUTHORITY: Final = "ca.crt"  # likewise
+FILE: Final = "access.toml"  # in the folder of one credential, or in the directory of all credentials as the default
+AUTHORITY: Final = "ca.crt"  # in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
 AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
-# Such an address means something else on each machine: a cloud's metadata service, or the machine itself.
+# Such an address has another meaning on each machine: a cloud's metadata service, or the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
 def credential_use(bmc: BmcAccess) -> CredentialUse:
-    """Return the origin of a BMC, and the name of the credentials that gitboot sends to it."""
+    """Return the origin of a BMC, and the name of the credentials that gitboot sends to the BMC."""
     return normalize_origin(bmc.address), bmc.credentials
 
 
 def normalize_origin(address: str) -> str:
-    """Return scheme, host and port of an address in one spelling, without the path."""
+    """Return the normalized scheme, host and port of an address, without the path."""
     parts = urlsplit(address)
     return normalize_bmc_address(f"{parts.scheme}://{parts.netloc}", None)[0]
 
@@ -49,31 +49,33 @@ def normalize_origin(address: str) -> str:
 class Credentials:
     username: str
     password: str = field(repr=False)
-    name: str = ""  # as documents refer to them
+    name: str = ""  # the name by which documents refer to the credentials
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The content of `FILE`: the hosts at which credentials may be used, and the allowed connections."""
+    """The content of `FILE`: the hosts to which gitboot may send credentials, and the allowed kinds of connection."""
 
-    file: Path  # the path of the file, even if it does not exist
-    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which gitboot may use them
-    hosts: tuple[str, ...] = ()  # host names at which gitboot may use them; *.NAME: every name below NAME
-    http: bool = False  # unencrypted
-    ipmi: bool = False  # IPMI sends a hash of the password to any client that asks for it
-    unverified: bool = False  # for BMCs with verify: false
-    repository_authorities: bool = False  # for BMCs whose authority is in the repository
-    certificates: tuple[tuple[str, str], ...] = ()  # fingerprint by host; the issuer does not matter
-    password_command: tuple[str, ...] = ()  # prints the password if there is no file with it
+    file: Path  # even if the file does not exist
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # networks of BMCs that may receive the credentials
+    hosts: tuple[str, ...] = ()  # hosts that may receive the credentials; *.NAME: every name below NAME
+    http: bool = False  # unencrypted connections are allowed
+    ipmi: bool = False  # IPMI is allowed, which sends a hash of the password to any client that requests it
+    unverified: bool = False  # allows BMCs with verify: false
+    repository_authorities: bool = False  # allows BMCs whose certificate authority is in the repository
+    certificates: tuple[tuple[str, str], ...] = ()  # fingerprint by host; the issuer of the certificate does not matter
+    password_command: tuple[str, ...] = ()  # a command that prints the password, if there is no password file
     # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
     authority: str | None = None
-    authorities: tuple[tuple[Place, str], ...] = ()  # of single sites or BMCs; the first match counts
+    authorities: tuple[tuple[Place, str], ...] = ()  # for single sites or BMCs; the first match counts
 
     @property
     def names_places(self) -> bool:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Return whether gitboot may send the credentials to a BMC. A host name is checked again on connect."""
+        """Return whether gitboot may send the credentials to a BMC. A host name is checked again when gitboot
+        connects.
+        """
         try:
             self.build_address_filter(bmc, is_in_ledger=False)
         except BmcNotTrusted:
@@ -81,7 +83,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return True
 
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
-        """Return a function that accepts the addresses at which gitboot may send the credentials to a BMC.
+        """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
 
         ``is_in_ledger``: the ledger has this credential use. Raises `BmcNotTrusted` if no address is allowed.
         """
@@ -93,7 +95,7 @@ class Trust(Struct, frozen=True, kw_only=True):
             return self._is_in_networks
         if literal is None and self.networks:
             return self._is_in_networks
-        if not self.names_places and is_in_ledger:  # a person approved it, which counts like an entry in networks
+        if not self.names_places and is_in_ledger:  # a person approved the use, which counts like an entry in networks
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
@@ -106,11 +108,13 @@ class Trust(Struct, frozen=True, kw_only=True):
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint in `FILE` for the certificate of a BMC."""
+        """Return the fingerprint that `FILE` contains for a BMC's certificate, or None."""
         return dict(self.certificates).get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
-        """Return the authority for a BMC's certificate, as PEM. None: any authority that this machine trusts."""
+        """Return the PEM of the authority for a BMC's certificate, or None for the authorities that this machine
+        trusts.
+        """
         return bmc.ca or self._find_own_authority(bmc)
 
     def _find_own_authority(self, bmc: BmcAccess) -> str | None:
@@ -125,7 +129,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.authority
 
     def _check_channel(self, bmc: BmcAccess) -> None:
-        """Raise `BmcNotTrusted` if a BMC is reached in a weak way that `FILE` does not allow."""
+        """Raise `BmcNotTrusted` if the connection to a BMC has a weakness that `FILE` does not allow."""
         by_authority = self.find_certificate(bmc) is None
         for channel in _WEAK_CHANNELS:
             if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
@@ -137,7 +141,7 @@ class Trust(Struct, frozen=True, kw_only=True):
                 )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC has to show a certificate, or one of an authority, that the access files name."""
+        """Return whether a BMC must have a certificate, or an authority's certificate, that the access files name."""
         if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
         return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -153,13 +157,13 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class _WeakChannel(NamedTuple):
-    """A way to reach BMCs that is less safe than others, and that `FILE` has to allow."""
+    """A kind of connection to BMCs that is less secure than others, and that `FILE` has to allow."""
 
-    key: str  # in `FILE`
+    key: str  # the key in `FILE`
     applies_to: Callable[[BmcAccess], bool]
-    problem: str  # in messages
-    comment: str  # in the comment after the key
-    fixed_by_certificate: bool = False  # whether it is safe with a certificate in `FILE`
+    problem: str  # the description in messages
+    comment: str  # the text of the comment after the key
+    fixed_by_certificate: bool = False  # whether a fingerprint in `FILE` makes the connection secure
 
 
 def _is_http(bmc: BmcAccess) -> bool:
@@ -196,7 +200,7 @@ _WEAK_CHANNELS: Final = (
 
 
 def read_trust(directory: Path, name: str) -> Trust:
-    """Read the access file and the authorities of one credential. Raises `UsageError` for a file that is not valid."""
+    """Read the access file and the authorities of one credential. Raises `UsageError` for an invalid file."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     settings = _parse_access_file(file) if file.exists() else {}
@@ -215,7 +219,7 @@ def _read_pem(file: Path) -> str:
 
 
 def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
-    """Return an access file that allows one credential for these BMCs only."""
+    """Return an access file that allows one credential only for these BMCs."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -285,7 +289,7 @@ def _parse_command(value: object) -> tuple[str, ...]:
 
 
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return places with the files of their authorities, the narrowest first: a host comes before *.NAME."""
+    """Return places with the files of their authorities. The narrowest place comes first: a host before *.NAME."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks or hosts, each with the file of its authority")
     found: list[tuple[Place, str]] = []
@@ -330,7 +334,7 @@ def _get_host(bmc: BmcAccess) -> str:
 
 
 def _get_literal_address(bmc: BmcAccess) -> Address | None:
-    """Return the IP address in a BMC's document. None: the document has a host name."""
+    """Return the IP address in a BMC's document, or None if the document contains a host name."""
     try:
         return ip_address(_get_host(bmc))
     except ValueError:
@@ -347,18 +351,18 @@ def _unmap_ipv4(address: Address) -> Address:
     return mapped or address
 
 
-_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # per process, so that a fingerprint is useless elsewhere
-_CACHE_S: Final = 1.0  # file times are coarse, so a file can change without a new time
-_PASSWORD_CACHE_S: Final = 300.0  # a password from a command
-_RETRY_AFTER_FAILURE_S: Final = 60.0  # of a command that failed, or whose password a BMC refused
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # random for each process, so that a fingerprint is useless elsewhere
+_CACHE_S: Final = 1.0  # file times are coarse, so a changed file can have the same time
+_PASSWORD_CACHE_S: Final = 300.0  # for a password that a command printed
+_RETRY_AFTER_FAILURE_S: Final = 60.0  # the pause after a command failed, or after a BMC rejected its password
 _COMMAND_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_BYTES: Final = 4096  # of a command's output
+_MAX_OUTPUT_BYTES: Final = 4096  # the limit of a command's output
 _MAX_READS: Final = 10
 _FileVersion = tuple[int, int, int, int] | None
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
-    """Read ``directory/name/username`` and ``directory/name/password`` as they were at one moment."""
+    """Read ``directory/name/username`` and ``directory/name/password`` atomically, so that they belong together."""
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
@@ -374,7 +378,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
 
 class TrustedCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials with their `Trust`, and a fingerprint of both that does not reveal them."""
+    """Credentials with their `Trust`, and a fingerprint of both that reveals neither."""
 
     credentials: Credentials
     trust: Trust
@@ -395,7 +399,7 @@ class _CommandResult(Struct):
 
 
 class CredentialDirectory:
-    """All credentials of an instance. Several threads may use it at the same time."""
+    """All credentials of an instance. Several threads may use the object at the same time."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -404,16 +408,16 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read(self, name: str) -> TrustedCredentials:
-        """Return the current credentials of a name. Raises `UsageError` if there are no such credentials."""
+        """Return the current credentials with a name. Raises `UsageError` if there are no such credentials."""
         if self._root is None:
             raise UsageError(f"the credentials {name} are needed: name their directory with --credentials")
-        with self._locks[name]:  # run a command once, even if several threads wait for its password
+        with self._locks[name]:  # so that a command runs once even if several threads wait for its password
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return a text that changes when credentials or their `Trust` change. None: there are no such credentials.
+        """Return a text that changes when credentials or their `Trust` change, or None without such credentials.
 
-        The method runs no command. A new password from a command changes the text when a task needs the password.
+        This method runs no command. A new password from a command changes the text when a task uses the password.
         """
         if self._root is None:
             return None
@@ -423,7 +427,7 @@ class CredentialDirectory:
             return None
 
     def report_failure(self, name: str) -> None:
-        """Note that a BMC refused credentials, so that their password command runs again, at most once a minute."""
+        """Record that a BMC rejected credentials, so that their password command runs again, at most once a minute."""
         if (said := self._command_results.get(name)) is not None:
             said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
@@ -467,7 +471,7 @@ class CredentialDirectory:
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
-    """Run a command that prints the password on one line. No message contains its output."""
+    """Run a command that prints the password on one line. The output never appears in a message."""
     password, error = None, ""
     try:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
@@ -487,7 +491,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Read files of one folder as they were at one moment. Kubernetes replaces a mounted secret by moving a symlink."""
+    """Read files of one folder atomically. Kubernetes replaces a mounted secret by moving a symlink."""
     files = [folder / part for part in parts]
     try:
         for _ in range(_MAX_READS):
@@ -503,7 +507,7 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
 
 
 def _decode_line(file: Path, content: bytes) -> str:
-    """Return the one line of a file. Raises `UsageError`, without the content of the file."""
+    """Return the only line of a file. Raises `UsageError`, whose message does not contain the content of the file."""
     try:
         text = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -528,10 +532,10 @@ def _read_file_version(file: Path) -> _FileVersion:
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """How long one BMC took to respond, or that it did not respond."""
+    """The response time of one BMC, or the fact that it did not respond."""
 
-    latency_s: float | None = None  # until its last response began; None: it did not respond
-    is_lost: bool = False  # it did not respond now, but did the time before
+    latency_s: float | None = None  # seconds until the last response began; None: the BMC did not respond
+    is_lost: bool = False  # the BMC did not respond now, but responded the time before
 
 
 NO_SAMPLE: Final = ResponseSample()

@@ -14,7 +14,7 @@ from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial
 
 
 class ReportedIdentity(Struct, frozen=True, kw_only=True):
-    """The identity that a ComputerSystem reports. None: it does not report this value."""
+    """The identity that a ComputerSystem reports. None in a field: the system does not report this value."""
 
     uuid: SystemUuid | None = None
     serial: str | None = None  # SerialNumber
@@ -39,7 +39,7 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
     uuid: SystemUuid
     serial: str | None = None
-    reports_uuid: SystemUuid | None = None  # what its BMC reports instead
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports instead of `uuid`
     reports_serial: str | None = None
 
     @classmethod
@@ -62,12 +62,12 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
-    place: tuple[str, str | None]  # of the BMC
-    accepted: bool = False  # by a person: it is the machine, even if the document differs
+    place: tuple[str, str | None]  # the place of the BMC
+    accepted: bool = False  # a person confirmed that it is this machine, even if the document differs
     changed: ReportedIdentity | None = (
-        None  # what the BMC reports now; `uuid` and `serial` stay until a person accepts it
+        None  # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
     )
-    certificate: str | None = None  # the fingerprint of its certificate, if no authority verifies it
+    certificate: str | None = None  # the fingerprint of the certificate, if no authority verifies it
 
     @property
     def latest_identity(self) -> ReportedIdentity:
@@ -77,23 +77,25 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
 class SameMachine(Struct, frozen=True, kw_only=True):
     """The BMC belongs to the machine in the document."""
 
-    accepted: bool = False  # by a person
+    accepted: bool = False  # whether a person accepted the identity
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):
-    """The document and the BMC have no value in common to compare. gitboot allows this, with a warning."""
+    """The document and the BMC have no value in common that gitboot could compare. gitboot allows this, with a
+    warning.
+    """
 
     message: str
 
 
 class AnotherMachine(Struct, frozen=True, kw_only=True):
-    """The BMC belongs to another machine than the one in the document."""
+    """The BMC belongs to another machine than the document."""
 
     message: str
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """The BMC reports another identity than at first contact, and the document does not have it."""
+    """The BMC reports another identity than at first contact, and the document does not contain the new identity."""
 
     message: str
 
@@ -108,10 +110,10 @@ def identify(
     pinned: PinnedIdentity | None = None,
     shared_values: frozenset[str] = frozenset(),
 ) -> IdentityResult:
-    """Compare the identity that a BMC reports with its document, and with what it reported before.
+    """Compare the identity that a BMC reports with the document and with the identity that the BMC reported before.
 
-    ``pinned`` is what a BMC reported at the same place before. ``shared_values`` is `SharedIdentityValues.values` of
-    all pins.
+    ``pinned`` is the identity that a BMC reported earlier at the same place. ``shared_values`` is
+    `SharedIdentityValues.values` of all pins.
     """
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
@@ -135,7 +137,7 @@ def identify(
 
 
 def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
-    """Return whether two reported identities belong to two different systems. False if they cannot be compared."""
+    """Return whether two reported identities belong to two different systems. False if they have nothing to compare."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
@@ -149,7 +151,7 @@ def update_pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> PinnedIdentity:
-    """Return the pin after a BMC reported its identity. It is ``pinned`` itself if there is no new value."""
+    """Return the pin after a BMC reported its identity. Without a new value, the result is ``pinned`` itself."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
@@ -174,7 +176,9 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 def pin_certificate(
     pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> PinnedIdentity | None:
-    """Return the pin after the BMC showed a certificate that no authority verifies. None: there was no certificate."""
+    """Return the pin after the BMC showed a certificate that no authority verifies, or None if there was no
+    certificate.
+    """
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
     return structs.replace(
@@ -197,7 +201,7 @@ def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """Return the UUIDs, in both byte orders, and the serial numbers that documents give to their machines."""
+    """Return the UUIDs, in both byte orders, and the serial numbers of machines in documents."""
     serials = (serial.upper() for serial in serials_by_uuid.values() if serial is not None)
     return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
@@ -205,7 +209,9 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
 def _is_same(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
-    """Compare identities with the reported one, without placeholders. None: they have no value to compare."""
+    """Compare identities with the reported identity, ignoring placeholders. Return None if no values can be
+    compared.
+    """
     known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared_values) for each in byte_orders(uuid)}
     known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared_values)}
     uuid = reported.uuid if reported.uuid is not None and _is_real_uuid(reported.uuid, shared_values) else None
@@ -215,7 +221,7 @@ def _is_same(
     )
     if uuid in known_uuids or {serial, sku} & known_serials:
         return True
-    # A SKU can only prove a match: it is the service tag on Dell servers, and a product number on others.
+    # A SKU can only prove equality. It is the service tag on Dell servers, and a product number on others.
     differs = (known_uuids and uuid is not None) or (known_serials and serial is not None)
     return False if differs else None
 
@@ -231,7 +237,7 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
     """Return the values that differ from the first contact and from the document.
 
-    A missing value is a change only if the other value is not the same: BMCs report less while they start.
+    A missing value is a change only if the other value differs too, because BMCs report fewer values while they start.
     """
     uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
     serial_is_same = reported.serial is not None and reported.serial.upper() == _upper(pinned.serial)
@@ -268,17 +274,17 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):
-    """The values that BMCs at two places report and that no document has: vendor defaults, which gitboot ignores.
+    """The values that BMCs at two places report and that no document contains. These are defaults of vendors.
 
-    It keeps its pins and machines, so that `update` looks only at the ones that changed.
+    gitboot ignores such values. The object stores pins and machines, so that `update` reads only those that changed.
     """
 
-    values: frozenset[str] = frozenset()  # that do not identify a machine
+    values: frozenset[str] = frozenset()  # values that do not identify a machine
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
     _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
         default_factory=dict
-    )  # the places that report a value, one for each pin
+    )  # the places that report a value, one place for each pin
     _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two places report
     _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 

@@ -1,8 +1,8 @@
 """IPMI 2.0 client of one BMC without Redfish: reads and sets the boot flags with ipmitool.
 
-IPMI does not show the time of the last reset or the boot progress, so gitboot cannot prove that an override was
-consumed. An override that disappears is lost, and evidence or a person decides. docs/adr/0035 explains why gitboot uses
-ipmitool and not a library.
+IPMI does not report the time of the last reset or the boot progress, so gitboot cannot prove that a machine consumed an
+override. If an override disappears, gitboot treats it as lost, and evidence or a person decides. docs/adr/0035 explains
+why gitboot uses ipmitool instead of a library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CONTROLS: Final = {
 }
 
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
-# What ipmitool prints with -v. "is not what we requested": the BMC chose another algorithm than ipmitool requested.
+# The output of ipmitool -v. "is not what we requested": the BMC chose another algorithm than ipmitool requested.
 _NO_SESSION: Final = "Unable to establish"
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
@@ -60,11 +60,11 @@ _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\
 _OCTETS_A_LINE: Final = 16
 
 
-_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or the reason why it is missing
+_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or the reason why there is no answer
 
 
 class IpmiConnection:
-    """A BMC that gitboot reaches with one ipmitool process for each call; for one thread at a time.
+    """A BMC that gitboot reaches with one ipmitool process for each call. Use a connection from one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
@@ -75,9 +75,9 @@ class IpmiConnection:
         self._address = address.rstrip("/")
         self._credentials = credentials
         self.policy = reach or ConnectionPolicy()
-        self.login = self.media = self.firmware = None  # IPMI does not have them
+        self.login = self.media = self.firmware = None  # IPMI has no equivalent
         self._timeout_s = timeout_s
-        self._suite: int | None = None  # the one that the BMC accepted last
+        self._suite: int | None = None  # the suite that the BMC accepted last
 
     def close(self, *, log_out: bool = True) -> None:
         pass  # there is no open connection
@@ -99,11 +99,11 @@ class IpmiConnection:
         )
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Return ``observed``. IPMI does not show a clock."""
+        """Return ``observed`` unchanged, because IPMI does not report a clock."""
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the boot flags if they differ from ``override``. A BMC may accept flags and not keep them.
+        """Write the boot flags if they differ from ``override``. Some BMCs accept flags and do not store them.
 
         Raises `BmcChanged` if the BMC has changed since ``observed`` was read.
         """
@@ -118,7 +118,10 @@ class IpmiConnection:
         _unwrap(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
-        """Return ``observed``. It has the reset types already, because all BMCs with IPMI have the same."""
+        """Return ``observed`` unchanged.
+
+        The reading already contains the reset types, which are the same for all BMCs with IPMI.
+        """
         return observed
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
@@ -147,7 +150,7 @@ class IpmiConnection:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
                 try:
                     answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
-                except ValueError:  # ipmitool printed other text
+                except ValueError:  # the output of ipmitool is not an answer
                     answers.append(b"")
         if len(answers) != len(requests):  # ipmitool does not show which request failed
             raise BmcUnreachable(
@@ -203,7 +206,7 @@ class IpmiConnection:
         return process
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return the checked address for ipmitool, which then does not resolve the name again."""
+        """Return the checked address for ipmitool, so that ipmitool does not resolve the name again."""
         try:
             return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
@@ -242,10 +245,10 @@ def _encode_flags(override: Override) -> Iterator[int]:
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:
-    """Return the UUID of a GUID. None: the bytes are not a UUID in either order, or in both.
+    """Return the UUID of a GUID, or None if the bytes are a UUID in neither byte order or in both.
 
     IPMI 2.0, 20.8 sends the last byte first. Many BMCs send the bytes of SMBIOS instead, which `byte_orders` covers.
-    The version and variant bits of RFC 9562 show which order it is.
+    The version and variant bits of RFC 9562 determine the byte order.
     """
     if len(guid) != 16:
         return None

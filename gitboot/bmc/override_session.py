@@ -73,9 +73,10 @@ if TYPE_CHECKING:
 
 
 _MAX_STEPS: Final = (
-    16  # clear, eject, insert and set, each with a confirmation, and some more for a BMC that changes meanwhile
+    # Clear, eject, insert and set, each with a confirmation, plus some steps for a BMC that changes at the same time.
+    16
 )
-_MAX_POWER_STEPS: Final = 4  # confirm the last request, read the allowed types, send the request
+_MAX_POWER_STEPS: Final = 4  # confirm the last request, read the allowed types, and send the request
 
 
 class Outcome(StrEnum):
@@ -86,7 +87,7 @@ class Outcome(StrEnum):
 
 
 class BmcTask(Struct, frozen=True, kw_only=True):
-    """One machine's BMC, and the override and power that it should have."""
+    """The BMC of one machine, and its wanted override and power."""
 
     server: str
     uuid: SystemUuid
@@ -96,17 +97,20 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     site: str | None = None  # the site in whose network the BMC is
     dry_run: bool = False  # only report the request that gitboot would send
     read_only: bool = False  # only read, because gitboot needs the current state to judge a fetch
-    with_clock: bool = False  # also read the clock, because only marks show whether the machine booted
-    serial: str | None = None  # from its document
-    pinned: PinnedIdentity | None = None  # what its BMC reported before
-    bmc_is_in_ledger: bool = False  # the ledger allows this BMC its credentials
-    keep_media: tuple[str, ...] = ()  # the media of a boot that was served; they stay until the machine resets
+    with_clock: bool = False  # also read the clock, because only the marks of a reset show whether the machine booted
+    serial: str | None = None  # the serial number in the document
+    pinned: PinnedIdentity | None = None  # the identity that the BMC reported before
+    bmc_is_in_ledger: bool = False  # the ledger allows gitboot to send this BMC its credentials
+    keep_media: tuple[str, ...] = ()  # the media of a boot that was served; they stay inserted until the machine resets
     wanted_power: WantedPowerChange | None = None  # the wanted power operation
     power_records: tuple[PowerRecord, ...] = ()  # the earlier power operations
     shared_values: frozenset[str] = frozenset()  # `SharedIdentityValues.values`
 
     def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
-        """Return whether the BMC belongs to this machine. ``pinned`` is what it reported before at the same place."""
+        """Return whether the BMC belongs to this machine.
+
+        ``pinned`` is the identity that it reported at the same place.
+        """
         described = DocumentIdentity.from_document(self.uuid, self.serial, self.bmc)
         return identify(described, observed.identity, pinned=pinned, shared_values=self.shared_values)
 
@@ -119,26 +123,27 @@ class TaskResult:
     uuid: SystemUuid
     outcome: Outcome
     message: str  # what gitboot did, or why not
-    first_override: Override | None = None  # from the first reading
+    first_override: Override | None = None  # the override in the first reading
     observed: BmcObservation | None = None  # the last reading
     written_records: tuple[OverrideRecord, ...] = ()  # the records that were written, in order
     power_records: tuple[PowerRecord, ...] = ()  # the power records that were written, in order
-    was_attempted: bool = True  # False: the instance's own settings forbid it, so the network was not tried
+    # False: the settings of the instance forbid the task, so gitboot did not contact the BMC.
+    was_attempted: bool = True
     is_reachable: bool = True  # whether the BMC and the network to it work
     identity_result: IdentityResult | None = None  # from the last reading
     pinned: PinnedIdentity | None = None  # the pin to store
     credentials_fingerprint: str | None = None  # changes when the credentials change; None: there were no credentials
     condition: OperatorCondition | None = None  # the reason why a person must act
-    was_power_allowed: bool = False  # its power wave allowed a reset
+    was_power_allowed: bool = False  # whether the power wave allowed a reset
     firmware_uri: str | None = None  # the URI that gitboot stored in the firmware settings
-    retry_after_s: int | None = None  # the time to wait that a busy BMC named
+    retry_after_s: int | None = None  # the waiting time that a busy BMC requested
     took_s: float | None = field(default=None, compare=False)  # None: not measured
 
 
 class OverrideSession:
-    """One task at one BMC, from its first reading until there is no step to do now.
+    """One task at one BMC, from its first reading until no step is left to do now.
 
-    ``write`` returns when its record is durable. The session calls it before it changes the BMC.
+    ``write`` stores a record durably before it returns. The session calls ``write`` before it changes the BMC.
     """
 
     def __init__(
@@ -158,12 +163,14 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the steps of the override, and when it is as wanted, those of the power."""
+        """Carry out the next steps for the override. If the override needs no step, carry out the steps for the
+        power.
+        """
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
             return self._result(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
-        except LedgerError as error:  # gitboot does not act without its record
+        except LedgerError as error:  # gitboot does not change a BMC without a record
             return self._result(Outcome.WAITING, str(error))
         except BmcUnreachable as error:
             return self._result(Outcome.WAITING, str(error), is_reachable=False)
@@ -173,10 +180,10 @@ class OverrideSession:
             return self._result(Outcome.STALLED, str(error), was_attempted=False, is_reachable=False)
 
     def _run_override_steps(self) -> TaskResult | None:
-        """Record, set and confirm the override. None: the override is as wanted."""
+        """Record, set and confirm the override. Return None if the override needs no step."""
         bmc, task, clock = self._bmc, self._task, self._clock
         observed: BmcObservation | None = None
-        was_confirmed = False  # the last reading is still current
+        was_confirmed = False  # whether the last reading is still current
         for _ in range(_MAX_STEPS):
             records = tuple(self._records.values())
             if observed is None or not was_confirmed or needs_clock(records, observed, clock()):
@@ -229,7 +236,9 @@ class OverrideSession:
         return self._result(Outcome.WAITING, f"the override was not as wanted after {_MAX_STEPS} steps")
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
-        """Record and set an override. If the BMC refuses it, record what the BMC shows, and raise the error."""
+        """Record and set an override. If the BMC rejects the request, record the shown override, and raise the
+        error.
+        """
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.with_clock(observed, self._clock)
         record, earlier_records = structs.replace(record, marks=observed.marks), tuple(self._records.values())
@@ -237,7 +246,7 @@ class OverrideSession:
         try:
             self._bmc.set_override(record.override, observed)
         except (BmcRejected, BmcBusy) as error:
-            # A refusal is no proof, so gitboot reads the BMC.
+            # A rejected request can still have had an effect, so gitboot reads the BMC.
             self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
                 self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))
@@ -284,7 +293,7 @@ class OverrideSession:
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
                 case RequestReset(record=asked):
                     if not observed.reset_types and (shown := bmc.with_reset_types(observed)).reset_types:
-                        observed = shown  # decide again with the allowed types
+                        observed = shown  # decide again with the allowed reset types
                         continue
                     if not may_write:
                         return self._finish(power_message, f"would request {asked.type}" if not task.read_only else "")
@@ -297,9 +306,10 @@ class OverrideSession:
         return self._finish(power_message)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
-        """Store the loader's URI in the firmware settings if the BMC takes no URI. Return a text about it, and the URI.
+        """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
 
-        The setting takes effect at the reset that follows. If the BMC refuses the setting, DHCP names the loader.
+        Return a text about the setting, and the URI. The setting takes effect at the next reset. If the BMC rejects the
+        setting, DHCP names the boot loader.
         """
         uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
@@ -324,7 +334,8 @@ class OverrideSession:
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
         """Return the result of a task that has no step to do now.
 
-        ``power_message`` describes a confirmed power operation. ``power_reason`` is why there is no power operation.
+        ``power_message`` describes a confirmed power operation. ``power_reason`` explains why there is no power
+        operation.
         """
         if power_message:
             return self._result(Outcome.APPLIED, power_message)
@@ -362,7 +373,9 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read a BMC, in one request. If the next step needs slots, firmware settings or the clock, send more requests."""
+    """Read a BMC with one request, and with more requests if the next step needs slots, firmware settings or the
+    clock.
+    """
     records = tuple(records)
     observed = bmc.observe()
     if bmc.media is not None and needs_slots(wanted, records):
@@ -375,7 +388,7 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the request of a step; for IPMI only the command; () if the step sends no request."""
+    """Return the method and the request of a step, for IPMI only the command, or () if the step sends no request."""
     match step:
         case InsertMedium(slot=slot, url=url):
             return (

@@ -1,4 +1,4 @@
-"""Boot overrides as values: wanted, observed and recorded ones, and their virtual media."""
+"""Boot overrides as values: wanted, observed and recorded overrides, and their virtual media."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 IPMI: Final = "IPMI"  # `BmcObservation.quirks_name` of a BMC with IPMI
 _DISC_TYPES = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that take an ISO image
-_USB_STICK = "USBStick"  # also works for an image that the system finds by its volume label
+_USB_STICK = "USBStick"  # also suitable for an image that the system finds by its volume label
 
 
 class MediaSlot(Struct, frozen=True, kw_only=True):
     """One VirtualMedia resource of a BMC."""
 
     path: str
-    image: str | None = None  # the URL of the medium in it, as the BMC shows it
-    inserted: bool = False  # a medium is in it
-    types: frozenset[str] = frozenset()  # MediaTypes; empty: not shown
-    insert_target: str | None = None  # the target of InsertMedia; None: insert with a PATCH of the resource
+    image: str | None = None  # the URL of the inserted medium, as the BMC shows it
+    inserted: bool = False  # whether a medium is inserted
+    types: frozenset[str] = frozenset()  # MediaTypes; empty: not reported
+    # The target of InsertMedia; None: gitboot inserts a medium with a PATCH of the resource.
+    insert_target: str | None = None
     eject_target: str | None = None
     protocols: frozenset[str] = frozenset()  # the TransferProtocolType values that InsertMedia accepts
     etags: tuple[str, ...] = ()
@@ -46,25 +47,26 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     @property
     def accepts_data(self) -> bool:
-        """True if the slot accepts an image that the system reads and does not boot."""
+        """Whether the slot accepts an image that the system reads and does not boot."""
         return self.accepts_discs or _USB_STICK in self.types
 
 
 class MediumState(StrEnum):
     """The state of a recorded medium."""
 
-    INSERTED = "Inserted"  # or about to be inserted, if gitboot crashed before the request
+    INSERTED = "Inserted"  # inserted, or about to be inserted if gitboot crashed before the request
     EJECTING = "Ejecting"
-    EJECTED = "Ejected"  # or no longer there
+    EJECTED = "Ejected"  # ejected, or missing for another reason
 
 
 class Medium(Struct, frozen=True, kw_only=True):
-    """The ledger's record of a medium that was inserted for one reason."""
+    """The ledger's record of a medium that gitboot inserted for one reason."""
 
     url: str
     state: MediumState
-    at: datetime  # of the last insert or eject request
-    booted: Marks | None = None  # the first marks after its override was gone; the next reset ends its use
+    at: datetime  # the time of the last insert or eject request
+    # The first marks after the override was gone; the next reset ends the use of the medium.
+    booted: Marks | None = None
 
     @property
     def may_be_inserted(self) -> bool:
@@ -77,10 +79,10 @@ def find_slot(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
 
 
 def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
-    """Return the slots that contain these images, or free slots for them. None: there are not enough slots.
+    """Return the slots that contain these images, or free slots for them, or None if there are not enough slots.
 
-    The boot disc gets the slot with the first path, because firmware boots the first of several. User data gets another
-    slot for discs, or else a slot for USB sticks.
+    The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
+    another slot for discs, or a slot for USB sticks.
     """
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
     free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
@@ -97,10 +99,10 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
 
 
 def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
-    """Return the request body that inserts an image: for InsertMedia, or for a PATCH if there is no such action.
+    """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
 
-    The defaults of InsertMedia are Inserted and WriteProtected (DSP0268). A Supermicro X11 rejects these parameters
-    (sushy, VirtualMedia.insert_media). A PATCH needs them (the same source, about the Lenovo SD530).
+    InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
+    VirtualMedia.insert_media). A PATCH requires them (the same source, about the Lenovo SD530).
     """
     if slot.insert_target is None:
         return {"Image": url, "Inserted": True, "WriteProtected": True}
@@ -108,17 +110,18 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     return {"Image": url, **({"TransferProtocolType": protocol} if protocol in slot.protocols else {})}
 
 
-EJECT_REQUEST: Mapping[str, Any] = {"Image": None, "Inserted": False}  # the body of a PATCH if there is no EjectMedia
+# The body of a PATCH for a slot without EjectMedia.
+EJECT_REQUEST: Mapping[str, Any] = {"Image": None, "Inserted": False}
 
 
 class Override(Struct, frozen=True, kw_only=True):
     """A boot override that gitboot wants, or that a BMC shows."""
 
     enabled: OverrideEnabled
-    target: str  # an OverrideTarget, or any other value that a BMC shows
-    mode: str | None = None  # UEFI or Legacy; None: leave it, or the BMC does not show it
-    http_boot_uri: str | None = None  # None: DHCP names the loader
-    medium: str | None = None  # the URL of the image to insert before gitboot sets the override
+    target: str  # an OverrideTarget, or another value that a BMC shows
+    mode: str | None = None  # UEFI or Legacy; None: do not change the mode, or the BMC does not report it
+    http_boot_uri: str | None = None  # None: DHCP names the boot loader
+    medium: str | None = None  # the URL of the image that gitboot inserts before it sets the override
     data_medium: str | None = None  # the URL of the image with the user data, in another slot
 
     def __str__(self) -> str:
@@ -131,43 +134,45 @@ class Override(Struct, frozen=True, kw_only=True):
 
     @property
     def gets_loader_from_dhcp(self) -> bool:
-        """True if DHCP names the loader, which then requests the boot script."""
+        """Whether DHCP names the boot loader, which then requests the boot script."""
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
 class BmcObservation(Struct, frozen=True, kw_only=True):
-    """One reading of a BMC: its override, its power, and its abilities."""
+    """One reading of a BMC: its override, its power, and its capabilities."""
 
     system: str  # the path of the ComputerSystem
     override: Override
-    identity: ReportedIdentity = NO_IDENTITY  # which system the BMC belongs to
+    identity: ReportedIdentity = NO_IDENTITY  # the identity of the system to which the BMC belongs
     marks: Marks = NO_MARKS
     power: str | None = None  # PowerState
     in_post: bool = False
     runs_os: bool = False  # BootProgress.LastState is OSRunning
-    allowable_targets: frozenset[str] = frozenset()  # empty: not shown
-    allowable_enabled: frozenset[str] = frozenset()  # empty: not shown
+    allowable_targets: frozenset[str] = frozenset()  # empty: not reported
+    allowable_enabled: frozenset[str] = frozenset()  # empty: not reported
     supports_http_boot_uri: bool = False
-    mode_is_fixed: bool = False  # the mode cannot be changed
-    continuous_http: bool = True  # a Continuous UefiHttp does not change the boot order permanently
+    mode_is_fixed: bool = False  # whether the mode cannot be changed
+    continuous_http: bool = True  # whether a Continuous UefiHttp leaves the boot order unchanged
     cd_target: OverrideTarget = OverrideTarget.CD  # the override target that boots virtual media
     settings_path: str = ""  # the path of the resource with the override: the system or its Settings
-    etags: tuple[str, ...] = ()  # of that resource
+    etags: tuple[str, ...] = ()  # the ETags of that resource
     quirks_name: str = ""  # the name of its row in `gitboot.bmc.redfish.quirks`
-    manager_path: str | None = None  # of the Manager, which has the clock
+    manager_path: str | None = None  # the path of the Manager, which has the clock
     reset_action: str | None = None  # the target of ComputerSystem.Reset
-    reset_types: frozenset[str] = frozenset()  # the allowed values; empty: not shown
-    action_info_path: str | None = None  # of the resource with the reset types, if the system does not show them
-    virtual_media_path: str | None = None  # of the system's own slots; None: its Manager may have slots
-    slots: tuple[MediaSlot, ...] = ()  # gitboot reads them only if a medium is wanted or may be inserted
-    boot_order: tuple[str, ...] = ()  # names that firmware gives; empty: not shown
-    secure_boot_path: str | None = None  # of the SecureBoot resource
-    secure_boot: bool | None = None  # from the next boot on; None: not read, or not shown
-    bios_path: str | None = None  # of the firmware settings
+    reset_types: frozenset[str] = frozenset()  # the allowed values; empty: not reported
+    # The path of the resource with the reset types, if the system does not report them.
+    action_info_path: str | None = None
+    virtual_media_path: str | None = None  # the path of the system's own slots; None: the Manager may have slots
+    slots: tuple[MediaSlot, ...] = ()  # read only if a medium is wanted or may be inserted
+    boot_order: tuple[str, ...] = ()  # names that the firmware assigns; empty: not reported
+    secure_boot_path: str | None = None  # the path of the SecureBoot resource
+    secure_boot: bool | None = None  # the state from the next boot on; None: not read, or not reported
+    bios_path: str | None = None  # the path of the firmware settings
     has_uri_setting: bool = (
-        False  # firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`
+        # Whether firmware has a setting for the URI that it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`.
+        False
     )
-    firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not shown
+    firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not reported
 
 
 class OverrideState(StrEnum):
@@ -177,23 +182,23 @@ class OverrideState(StrEnum):
     CONFIRMED = "Confirmed"  # gitboot read it back from the BMC
     CLEARING = "Withdrawing"  # about to be cleared
     INSERTED = "Inserted"  # its medium is inserted or about to be, and the override is not set
-    CLEARED = "Withdrawn"  # gone, and proven not to be consumed: gitboot may set it again
-    CONSUMED = "Consumed"  # it was confirmed, then it disappeared, and the machine has reset
+    CLEARED = "Withdrawn"  # gone, and proven not to be consumed, so gitboot may set it again
+    CONSUMED = "Consumed"  # confirmed earlier, then gone after a reset of the machine
     LOST = "Lost"  # gone for an unknown reason; counts as consumed
 
-    SET_BY_ANOTHER = "SetByAnother"  # the BMC showed it before this instance set it; counts as consumed
+    SET_BY_ANOTHER = "SetByAnother"  # the BMC showed the override before this instance set it; counts as consumed
 
-    OPENED = "Opened"  # a person allowed gitboot to set it, even if the BMC shows another override
+    OPENED = "Opened"  # a person allowed gitboot to set the override, even if the BMC shows another override
     UNSENT = "Unsent"  # the first request was not sent, so the record does not count
 
     @property
     def is_open(self) -> bool:
-        """True if the BMC may have the override."""
+        """Whether the BMC may have the override."""
         return self in (OverrideState.RECORDED, OverrideState.CONFIRMED, OverrideState.CLEARING)
 
     @property
     def is_unused(self) -> bool:
-        """True if it was never set, or was certainly not consumed."""
+        """Whether the override was never set, or was certainly not consumed."""
         return self in (OverrideState.CLEARED, OverrideState.INSERTED, OverrideState.OPENED, OverrideState.UNSENT)
 
 
@@ -203,18 +208,19 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     reason: str  # gitboot sets each reason at most once: a provision key, or the name and run of a maintenance
     plan_digest: str
     override: Override
-    set_again: bool = False  # set a Once again after each reset that provably consumed it
+    set_again: bool = False  # set a Once override again after each reset that provably consumed it
     writes_disk: bool = True  # the boot writes a disk
-    needs_http_uri: bool = False  # firmware must boot the URI itself, because no loader can start an ISO
-    loader_url_prefix: str | None = None  # the URL below which gitboot's loaders are; None: the URI is not a loader
-    valid_until: datetime | None = None  # the plan may change then
-    planned_end: datetime | None = None  # the plan ends the override then, unless a commit changes that
-    only_while_off: bool = False  # set it only while the machine is off
-    is_first_install: bool = False  # the ledger is new, and has no record of this server
+    needs_http_uri: bool = False  # firmware must boot the URI itself, because no boot loader can start an ISO
+    # The URL below which gitboot's boot loaders are; None: the URI is not a boot loader.
+    loader_url_prefix: str | None = None
+    valid_until: datetime | None = None  # the time at which the plan may change
+    planned_end: datetime | None = None  # the time at which the plan ends the override, unless a commit changes that
+    only_while_off: bool = False  # set the override only while the machine is off
+    is_first_install: bool = False  # the ledger is new and has no record of this server
     may_set: bool = True  # False: only watch and clear overrides
 
     def should_set(self, record: OverrideRecord | None) -> bool:
-        """Return whether gitboot has to set it, given the ledger's record for its reason."""
+        """Return whether gitboot has to set the override, given the ledger's record for its reason."""
         return record is None or record.state.is_unused or (self.set_again and record.state is OverrideState.CONSUMED)
 
 
@@ -223,25 +229,29 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     reason: str
     plan_digest: str
-    override: Override  # as it was set, adapted to the BMC
-    marks: Marks  # from the last reading before it could be consumed
+    override: Override  # the override that gitboot set, adapted to the BMC
+    marks: Marks  # the marks of the last reading before a machine could consume the override
     state: OverrideState
-    at: datetime  # of the last request to set or clear it
-    corrections: tuple[datetime, ...] = ()  # when gitboot had to set it again, in the last hour
-    replaces: Override | None = None  # the earlier override for this reason, until the new one is confirmed
-    bmc: BmcAccess | None = None  # on which it was set, in case the document is removed
+    at: datetime  # the time of the last request to set or clear the override
+    corrections: tuple[datetime, ...] = ()  # the times of the last hour at which gitboot had to set the override again
+    replaces: Override | None = None  # the earlier override for this reason, until the new override is confirmed
+    bmc: BmcAccess | None = None  # the BMC on which it was set, in case the document is removed
     shown: ReportedIdentity = NO_IDENTITY  # the system on which it was set
     writes_disk: bool = True
-    medium: Medium | None = None  # the boot medium that was inserted for it
+    medium: Medium | None = None  # the boot medium that gitboot inserted for the override
     data_medium: Medium | None = None  # the medium with its user data
-    clears_from: datetime | None = None  # from then on, gitboot may clear it without writing to the ledger; None: never
+    # The time from which gitboot may clear it without writing to the ledger; None: never.
+    clears_from: datetime | None = None
 
     def may_be_cleared_unrecorded(self, at: datetime) -> bool:
-        """Return whether gitboot may have cleared it without writing to the ledger. Then its absence proves no boot."""
+        """Return whether gitboot may have cleared the override without writing to the ledger.
+
+        In that case, its absence does not prove a boot.
+        """
         return self.clears_from is not None and at >= self.clears_from and self.state is not OverrideState.CLEARING
 
     def ends_unrecorded(self, at: datetime) -> bool:
-        """Return whether this record only ends an override, so that gitboot may act before it writes the ledger."""
+        """Return whether this record only ends an override, so that gitboot may act before it writes to the ledger."""
         is_ending = self.state in (
             OverrideState.CLEARING,
             OverrideState.CLEARED,
@@ -251,7 +261,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether a clearing that was not written to the ledger belongs to this override, as it was set last."""
+        """Return whether a clearing that gitboot did not write to the ledger belongs to this override, as set last."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -262,17 +272,19 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def media(self) -> tuple[Medium, ...]:
-        """The media that were inserted for it, in the order of ejection: the boot medium, then the user data."""
+        """The media that gitboot inserted for the override, in the order of ejection: the boot medium, then the user
+        data.
+        """
         return tuple(each for each in (self.medium, self.data_medium) if each is not None)
 
     @property
     def has_media(self) -> bool:
-        """True if a medium of the override may be in a slot."""
+        """Whether a medium of the override may be in a slot."""
         return any(each.may_be_inserted for each in self.media)
 
     @property
     def may_be_left_on_bmc(self) -> bool:
-        """True if the BMC may still have the override or a medium of it."""
+        """Whether the BMC may still have the override or a medium of it."""
         return self.state.is_open or self.has_media
 
     def with_medium(self, medium: Medium) -> OverrideRecord:
@@ -282,19 +294,19 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
 
 class NoChange(Struct, frozen=True, kw_only=True):
-    """Change nothing."""
+    """Make no change."""
 
     why: str = ""
 
 
 class SetOverride(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then set its override, then read the BMC and decide again."""
+    """Write ``record``, set its override, read the BMC, and decide again."""
 
     record: OverrideRecord
 
 
 class InsertMedium(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then insert its medium into ``slot``, then read the BMC and decide again."""
+    """Write ``record``, insert its medium into ``slot``, read the BMC, and decide again."""
 
     record: OverrideRecord
     slot: MediaSlot
@@ -302,20 +314,20 @@ class InsertMedium(Struct, frozen=True, kw_only=True):
 
 
 class EjectMedium(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then eject the medium in ``slot``, then read the BMC and decide again."""
+    """Write ``record``, eject the medium in ``slot``, read the BMC, and decide again."""
 
     record: OverrideRecord
     slot: MediaSlot
 
 
 class ConfirmRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which describes what the BMC shows. Then decide again."""
+    """Write ``record``, which contains the observed state of the BMC, and decide again."""
 
     record: OverrideRecord
 
 
 class ClearOverride(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then clear the override, then read the BMC and decide again."""
+    """Write ``record``, clear the override, read the BMC, and decide again."""
 
     record: OverrideRecord
 
@@ -329,10 +341,10 @@ class Wait(Struct, frozen=True, kw_only=True):
 class OperatorCondition(StrEnum):
     """The reasons for which a person must act."""
 
-    NEEDS_OPERATOR = "NeedsOperator"  # only a person can find out whether the machine was installed
-    CONTENDED = "Contended"  # somebody else keeps changing the override
+    NEEDS_OPERATOR = "NeedsOperator"  # only a person can determine whether the machine was installed
+    CONTENDED = "Contended"  # another program or person keeps changing the override
     UNSUPPORTED = "Unsupported"  # the BMC does not support the override
-    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports another machine than documented, or than before
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports another machine than the document, or than before
     FOREIGN_OVERRIDE = "ForeignOverride"  # the BMC has an override that gitboot did not set
     FOREIGN_MEDIUM = "ForeignMedium"  # media that gitboot did not insert occupy the slots
 

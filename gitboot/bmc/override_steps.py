@@ -34,10 +34,11 @@ from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, as_utc, parse_t
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-MAX_CORRECTIONS = 3  # within an hour; after that, somebody else keeps changing it, and a person must decide
+# Within an hour; then another program or person probably changes the override, and a person must decide.
+MAX_CORRECTIONS = 3
 _CORRECTION_PERIOD = timedelta(hours=1)
 
-# How long a BMC may take to show a change. Without this time, gitboot would repeat the request.
+# The time that a BMC may take to show a change. Without this delay, gitboot would repeat the request.
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
 
@@ -71,10 +72,10 @@ def next_step(
 ) -> Step:
     """Return the next step for one BMC.
 
-    ``records`` are all records of the server, one for each reason. gitboot first clears overrides with another reason,
-    and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine resets.
-    gitboot leaves an override alone that it did not set. It sets no override on another machine, and clears an override
-    only on the system on which it was set.
+    ``records`` are all records of the server, one record for each reason. gitboot first clears overrides with another
+    reason, and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
+    resets. gitboot does not touch an override that it did not set. gitboot sets no override on another machine, and
+    clears an override only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
@@ -91,7 +92,7 @@ def next_step(
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
     to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
-        # Without an ejected medium, its override would boot the next device in the firmware's order, or an installer
+        # Without the ejected medium, the override would boot the next device in the firmware's order, or an installer
         # without its user data.
         loses_medium = any(record is each for each, _ in to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
@@ -130,11 +131,12 @@ def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) 
 
 
 def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
-    """Return the URI to store in the firmware settings from the next reset on. None: leave the setting alone.
+    """Return the URI to store in the firmware settings, for the next reset, or None to keep the setting.
 
-    The URI stays there after its reason ends, and firmware boots it whenever somebody chooses HTTP. So gitboot stores
-    only the URI of a loader, which requests the current boot script each time. For https, firmware would need the
-    certificate of the authority, which gitboot does not install. gitboot does not overwrite a URI of somebody else.
+    The URI stays in the settings after its reason ends, and firmware boots the URI whenever a person selects HTTP boot.
+    Therefore gitboot stores only the URI of a boot loader, which requests the current boot script each time. For https,
+    firmware would need the certificate of the authority, which gitboot does not install. gitboot does not overwrite a
+    URI that it did not store.
     """
     if wanted is None or wanted.loader_url_prefix is None or observed.firmware_uri is None:
         return None
@@ -147,7 +149,7 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether `next_step` needs the BMC's clock.
 
-    The clock shows how an override ended, and whether the time in POST is too long to be true.
+    The clock shows how an override ended, and whether the reported time in POST is too long to be true.
     """
     if observed.marks.bmc_time is not None:
         return False
@@ -161,9 +163,10 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
 
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
-    """Return the record of a `SetOverride` that the BMC refused, from a reading right after the refusal.
+    """Return the record of a `SetOverride` that the BMC rejected, from a reading right after the rejection.
 
-    A refusal is no proof: iDRAC 8 answers 400 and still sets the override (community.general, issue 5091).
+    A rejected request can have an effect: iDRAC 8 answers 400 and still sets the override (community.general, issue
+    5091).
     """
     state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
@@ -175,10 +178,10 @@ def update_overtaken_record(
     wanted: WantedOverride,
     earlier_records: Collection[OverrideRecord],
 ) -> OverrideRecord:
-    """Return the record of a `SetOverride` that was not sent, or refused, because the BMC had changed.
+    """Return the record of a `SetOverride` that was not sent, or was rejected, because the BMC had changed.
 
-    ``earlier_records`` are the server's records without that of the `SetOverride`. If they do not contain its reason,
-    another instance may have set the same override.
+    ``earlier_records`` are the server's other records. If no such record has the same reason, another instance may have
+    set the same override.
     """
     earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
     if any(each.reason == record.reason for each in earlier_records):
@@ -192,7 +195,7 @@ def update_overtaken_record(
 
 
 def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
-    """Return whether a later reading differs in a value that `next_step` uses. The clock does not count."""
+    """Return whether a later reading differs in a value that `next_step` uses. The clock is ignored."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
         after.marks.with_clock_from(before.marks),
@@ -200,7 +203,7 @@ def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
 
 
 def is_shown(override: Override, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows ``override``. Values that the BMC does not show do not count."""
+    """Return whether the BMC shows ``override``. Values that the BMC does not report are ignored."""
     current = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
         return current.enabled is OverrideEnabled.DISABLED
@@ -213,9 +216,9 @@ def is_shown(override: Override, observed: BmcObservation) -> bool:
 
 
 def adapt_override(override: Override, observed: BmcObservation) -> Override | None:
-    """Return ``override`` in the form that this BMC supports. None: the BMC does not support it.
+    """Return ``override`` in the form that this BMC supports, or None if the BMC does not support the override.
 
-    If the BMC takes no URI, DHCP names a loader, and the loader requests the server's boot script.
+    If the override cannot contain a URI, DHCP names a boot loader, which requests the server's boot script.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:
@@ -225,7 +228,8 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            if observed.firmware_uri not in (None, "", uri):  # firmware would boot this URI, which gitboot did not set
+            # Firmware would boot this URI, which gitboot did not store.
+            if observed.firmware_uri not in (None, "", uri):
                 target = OverrideTarget.PXE
             uri = None
     mode = override.mode if observed.override.mode else None
@@ -236,7 +240,9 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why this BMC needs DHCP for a boot with a URI, for example ``has no UefiHttp``. None: it does not."""
+    """Return why this BMC needs DHCP for a boot with a URI, such as ``has no UefiHttp``, or None if DHCP is not
+    needed.
+    """
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
         return None
@@ -260,7 +266,7 @@ def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
 def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> Step:
-    """Clear an override that is no longer wanted, or record how it ended."""
+    """Clear an override that is no longer wanted, or record how the override ended."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
@@ -283,14 +289,16 @@ def _clear_override(
 def _eject_medium(
     record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Eject a medium that was inserted for a record, or record that it is gone. None: the medium stays."""
-    # A medium that stays after its system stopped could boot again.
+    """Eject a medium that was inserted for a record, or record that the medium is gone. Return None to keep the
+    medium.
+    """
+    # If a medium stayed after its system has stopped, the machine could boot it again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
-        # Without the clock: later readings may lack it, and then the times could not be compared.
+        # The record has no clock, because later readings may lack the clock, and the times could not be compared.
         return ConfirmRecord(
             record=record.with_medium(structs.replace(medium, booted=observed.marks.with_clock_from(NO_MARKS)))
         )
@@ -307,17 +315,17 @@ def _eject_medium(
 
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows the override that this record replaces, which gitboot also set."""
+    """Return whether the BMC still shows the override that this record replaces and that gitboot also set."""
     if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
         return False
     return is_shown(record.replaces, observed)
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows a one-time override that is not the recorded one, because a reset consumed that.
+    """Return whether the BMC shows another one-time override than the record, whose override a reset consumed.
 
-    A machine in POST has not consumed it yet. An override that was only about to be set may have been set after the
-    reset.
+    A machine in POST has not consumed the override yet. An override that was about to be set may have been set after
+    the reset.
     """
     return (
         record.override.enabled is OverrideEnabled.ONCE
@@ -339,10 +347,10 @@ def _infer_final_state(
 ) -> OverrideState:
     """Return the state of an override that the BMC no longer shows.
 
-    For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed
-    them. During a clearing any mark counts, because no machine boots in such a short time. From
+    For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed those
+    marks. During a clearing any mark counts, because no machine boots in such a short time. From
     `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so that its
-    absence proves no boot.
+    absence does not prove a boot.
     """
     if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return OverrideState.CLEARED
@@ -359,7 +367,7 @@ def _infer_final_state(
 
 
 def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
-    """Return the observed marks. If this reading has no clock, they get the clock of the record."""
+    """Return the observed marks, with the clock of the record if this reading has no clock."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
@@ -394,7 +402,7 @@ def _apply_override(
             record=_build_record(wanted, None, override, observed, now, state=OverrideState.SET_BY_ANOTHER)
         )
     if record is None or wanted.should_set(record):
-        # gitboot does not replace an override that somebody else set.
+        # gitboot does not replace an override that it did not set.
         step = _set_override(wanted, record, override, observed, now)
         is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
         if is_free or is_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
@@ -431,7 +439,8 @@ def _apply_override(
     if record.state is OverrideState.CONFIRMED and not may_mark:
         moved = structs.replace(record, clears_from=wanted.planned_end)
         return NoChange() if moved == record else ConfirmRecord(record=moved)
-    marks = add_known_clock(observed, record)  # also if the machine has booted since, without consuming the override
+    # Even if the machine has booted since then without consuming the override.
+    marks = add_known_clock(observed, record)
     confirmed = structs.replace(
         record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
     )
@@ -446,7 +455,7 @@ def _restore_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Set a wanted override again that the BMC no longer shows, if it cannot have been consumed."""
+    """Set a wanted override again that the BMC no longer shows, if the machine cannot have consumed the override."""
     final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
@@ -519,8 +528,8 @@ def _build_record(
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
     """Return whether the BMC shows, or showed, the override that this instance is about to set for the first time.
 
-    Then another instance manages the same machine. Two new instances that share no ledger can detect each other only by
-    the BMC. It shows the override until a boot consumes it, and many BMCs show its URI after that.
+    Then another instance manages the same machine. Two new instances without a common ledger can detect each other only
+    by the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
@@ -532,10 +541,10 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
 def _insert_media(
     wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Insert the media of an override, one after the other. None: the BMC shows all of them.
+    """Insert the media of an override, one after the other. Return None if the BMC shows all of them.
 
-    gitboot inserts them before it sets the override: without its medium, the machine would boot the next device in the
-    firmware's order. It inserts the boot medium last, and only if there are slots for both, so that an
+    gitboot inserts the media before it sets the override: without its medium, the machine would boot the next device in
+    the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so that an
     installer never starts without its user data.
     """
     url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
@@ -582,13 +591,13 @@ def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
     if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
     since, now = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
-    if now is None:  # by our clock, if the BMC shows its offset from UTC
+    if now is None:  # use gitboot's clock if the BMC reports its offset from UTC
         now = at if since is not None and since.tzinfo is not None else None
     return since is None or now is None or abs(as_utc(now) - as_utc(since)) < _MAX_POST
 
 
 def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
-    return timedelta() <= now - record.at < period  # a clock that was set back does not delay a step
+    return timedelta() <= now - record.at < period  # if the clock was set back, the step is not delayed
 
 
 def _recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:

@@ -24,19 +24,19 @@ from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operat
 from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.resolve.server_decision import OverrideEnabled
 
-_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
-# How long an operating system may take to shut down: Ironic's default ([conductor]soft_power_off_timeout).
+_SHOW_DELAY: Final = timedelta(minutes=1)  # the time that a BMC may take to show a reset
+# The time that an operating system may take to shut down: Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
-# A BMC with boot progress updates its time at each boot. Some BMCs do not update LastResetTime at a reset.
+# A BMC that reports boot progress updates the time of the progress at each boot. Some BMCs do not update LastResetTime.
 _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
     """A change of a machine's power that a plan can want."""
 
-    ON = "On"  # if it is off
-    RESTART = "Restart"  # if it is on, without its operating system
-    GRACEFUL_RESTART = "GracefulRestart"  # if it is on, first by its operating system
+    ON = "On"  # if the machine is off
+    RESTART = "Restart"  # if the machine is on, without its operating system
+    GRACEFUL_RESTART = "GracefulRestart"  # if the machine is on, first through its operating system
 
 
 class ResetType(StrEnum):
@@ -65,25 +65,25 @@ class PowerRecordState(StrEnum):
 
     RECORDED = "Recorded"  # about to be requested; gitboot may have crashed before the request
     REQUESTED = "Asked"  # the BMC accepted the request
-    DONE = "Done"  # the machine has reset since, or is on
-    BACK = "Back"  # its operating system runs again
-    REFUSED = "Refused"  # it provably did not happen: gitboot may request it again
+    DONE = "Done"  # the machine has reset since the request, or is on
+    BACK = "Back"  # the operating system runs again
+    REFUSED = "Refused"  # the operation provably did not happen, so gitboot may request it again
 
     @property
     def is_open(self) -> bool:
-        """True if the machine may be down because of this operation."""
+        """Whether the machine may be down because of this operation."""
         return self in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE)
 
 
 class WantedPowerChange(Struct, frozen=True, kw_only=True):
     """The power operation that a plan wants."""
 
-    reason: str  # gitboot does the operation once for each reason: a provision key, or a run of a maintenance
+    reason: str  # gitboot requests an operation once for each reason: a provision key, or a run of a maintenance
     operation: PowerOperation
-    override_reason: str | None = None  # the reason of the override that must be set first; None: no override
-    valid_until: datetime | None = None  # the plan may change then
-    window_end: datetime | None = None  # of the maintenance window
-    may_start_now: bool = False  # the power wave allows it
+    override_reason: str | None = None  # the reason of the override that must be set first; None: no override is needed
+    valid_until: datetime | None = None  # the time at which the plan may change
+    window_end: datetime | None = None  # the end of the maintenance window
+    may_start_now: bool = False  # whether the power wave allows the operation
     may_reset: bool = True  # False: only check earlier requests
 
 
@@ -91,12 +91,12 @@ class PowerRecord(Struct, frozen=True, kw_only=True):
     """The ledger's record of the power operation for one reason on one machine."""
 
     reason: str
-    type: ResetType  # of the last request
-    marks: Marks  # before the request
+    type: ResetType  # the type of the last request
+    marks: Marks  # the marks before the request
     state: PowerRecordState
-    at: datetime  # of the last request
-    since: datetime  # of the first request
-    end: datetime | None = None  # of its maintenance window; a later window is another reason
+    at: datetime  # the time of the last request
+    since: datetime  # the time of the first request
+    end: datetime | None = None  # the end of its maintenance window; a later window is another reason
 
 
 class RequestReset(Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class RequestReset(Struct, frozen=True, kw_only=True):
 
 
 class WritePowerRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which describes what the BMC shows. Then decide again."""
+    """Write ``record``, which contains the observed state of the BMC, and decide again."""
 
     record: PowerRecord
 
@@ -160,7 +160,8 @@ def next_power_step(
     match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
         case Reset.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
-        case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:  # the BMC accepted it, so it counts as done
+        # The BMC accepted the request, so it counts as done.
+        case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:
             return NoChange(why=f"the BMC accepted {record.type}, and does not show its result")
         case Reset.UNKNOWN if just_asked:
             return not_shown_yet
@@ -169,7 +170,7 @@ def next_power_step(
                 f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
                 " reset the machine again"
             )
-    # It has not reset since: it is still shutting down, it received no request, or it ignores the request.
+    # The machine has not reset since: it is still shutting down, or it did not receive the request, or ignores it.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
             return NoChange(why=f"gitboot requested a restart by its operating system at {record.at:%H:%M:%S}")
@@ -204,14 +205,14 @@ def _explain_delay(
     now: datetime,
     identity_result: IdentityResult,
 ) -> str | None:
-    """Return why gitboot must not change the power of a machine now. None: it may."""
+    """Return why gitboot must not change the power of a machine now, or None."""
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return f"AnotherMachine: {identity_result.message}"
     if not wanted.may_start_now:
         return "its power wave has not started"
     if wanted.valid_until is not None and now >= wanted.valid_until:
         return "the plan ended, and gitboot has not made the next plan yet"
-    if observed.in_post:  # without a time limit: the machine may be updating firmware
+    if observed.in_post:  # without a time limit, because the machine may be updating its firmware
         return "the machine is in POST"
     is_set = wanted.override_reason is None or any(
         each.reason == wanted.override_reason
@@ -251,7 +252,7 @@ def _request_reset(
 
 
 def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether a machine that gitboot was to turn on did not boot, because its one-time override is still set."""
+    """Return whether a machine did not boot after it was turned on, because its one-time override is still set."""
     return any(
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
@@ -270,7 +271,7 @@ class PowerAction(StrEnum):
     RESET = "reset"
 
 
-# By action, and whether it is forced. gitboot uses the first type that the BMC allows.
+# By action, and by whether the action is forced. gitboot uses the first type that the BMC allows.
 _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
     (PowerAction.ON, False): _POWER_ON_TYPES,
     (PowerAction.ON, True): _POWER_ON_TYPES,
@@ -283,7 +284,7 @@ _RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
-    """gitboot does not carry out the action, and shows the reason."""
+    """gitboot does not carry out the action, for the reason that it shows."""
 
     why: str
 
@@ -294,10 +295,10 @@ PowerStep = ResetType | NoChange | PowerChangeRefused
 def choose_reset_type(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type to send for ``action``. ``force`` leaves out the operating system.
+    """Return the reset type to send for ``action``. With ``force``, gitboot does not involve the operating system.
 
-    gitboot does not change the power of another machine than the document's. It waits until POST is over, because some
-    BMCs lose settings otherwise.
+    gitboot changes only the power of the machine in the document. gitboot waits until POST is over, because some BMCs
+    lose settings otherwise.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")

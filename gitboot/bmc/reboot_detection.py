@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-_CLOCK_STEP = timedelta(minutes=2)  # more than drift and slow requests explain
+_CLOCK_STEP = timedelta(minutes=2)  # more than clock drift and slow requests explain
 
 # ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
 _PROGRESS: Final = (
@@ -25,7 +25,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """The result of a comparison of two readings."""
+    """The result of comparing two readings."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"
@@ -33,25 +33,25 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The values of a BMC that change when the machine resets, and the clock to read them by. Ledgers store them."""
+    """The values of a BMC that change when the machine resets, and the BMC's clock. Ledgers store these values."""
 
     last_reset_time: str | None = None  # LastResetTime
     boot_progress: str | None = None  # BootProgress.LastState
     boot_progress_time: str | None = None  # BootProgress.LastStateTime
-    settled: bool = False  # the machine was on and past POST
+    settled: bool = False  # whether the machine was on and past POST
     bmc_time: str | None = None  # the Manager's DateTime; None: not read
-    bmc_ahead_s: int | None = None  # how far the BMC's clock is ahead of ours
+    bmc_ahead_s: int | None = None  # seconds by which the BMC's clock is ahead of gitboot's clock
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
     def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
         """Return whether the machine has reset since ``earlier`` was read.
 
-        A mark proves a reset if its time is later than ``earlier``, by a clock that was not set meanwhile. The boot
-        progress of a machine that was still booting may move on without a reset.
+        A mark proves a reset if its time is later than ``earlier``, by a clock that was not set in between. The boot
+        progress of a machine that was still booting may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
-        is set meanwhile, without another reset. With ``moving_marks``, one of these marks must be shown and unchanged,
-        because some BMCs do not update LastResetTime at a reset.
+        is set during POST, without another reset. With ``moving_marks``, at least one of these marks must be reported
+        and unchanged, because some BMCs do not update LastResetTime at a reset.
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN
@@ -63,7 +63,9 @@ class Marks(Struct, frozen=True, kw_only=True):
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
     def find_later_marks(self, earlier: Marks) -> frozenset[str]:
-        """Return the names of the marks with a later time than in ``earlier``. Empty if the clock was set meanwhile."""
+        """Return the names of the marks with a later time than in ``earlier``, or an empty set if the clock was set
+        since.
+        """
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
         since = _parse_utc(earlier.bmc_time)
@@ -94,7 +96,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         )
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
-        """Yield the marks that both readings have, as (name, earlier value, value now)."""
+        """Yield the marks that both readings have, as (name, earlier value, current value)."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
@@ -104,7 +106,9 @@ class Marks(Struct, frozen=True, kw_only=True):
                 yield name, before, after
 
     def _clock_was_lost(self, earlier: Marks) -> bool:
-        """Return whether times cannot be compared: the Manager restarted, or its clock was set or is not shown."""
+        """Return whether times cannot be compared, because the Manager restarted, or its clock was set or is not
+        reported.
+        """
         if earlier.bmc_time is None:
             return False  # the BMC never had a clock
         if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
@@ -122,7 +126,9 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Return whether a Manager restarted. Some compute the time from their uptime, with an error of a second."""
+    """Return whether a Manager restarted. Some Managers compute the time from their uptime, with an error of a
+    second.
+    """
     if before is None:
         return False
     then, now = _parse_utc(before), _parse_utc(after)
@@ -130,7 +136,7 @@ def _has_moved(before: str | None, after: str | None) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return the time in a text from a BMC, with its UTC offset if it has one. None: the text is not a time."""
+    """Return the time in a BMC's text, with its UTC offset if the text has an offset, or None if it is not a time."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
     except ValueError:

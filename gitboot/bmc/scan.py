@@ -1,4 +1,4 @@
-"""Network scan for Redfish services, and comparison of the servers found with the fleet."""
+"""Network scan for Redfish services, and comparison of the found servers with the fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROOT: Final = "/redfish/v1/"
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """The result for one address. Without servers and without an error, there is no Redfish service."""
+    """The result for one address. Without servers and without an error, the address has no Redfish service."""
 
     address: str
     servers: tuple[FoundServer, ...] = ()
@@ -46,7 +46,7 @@ class Probe(Struct, frozen=True, kw_only=True):
 
 
 def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
-    """Return the base URLs of networks, addresses, host names and URLs, each once, in their order.
+    """Return the base URLs of networks, addresses, host names and URLs, in order and without duplicates.
 
     Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES``.
     """
@@ -133,7 +133,7 @@ def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resour
 
 
 def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource, or None: some BMCs do not have it, or do not show it to each role."""
+    """Return a resource, or None, because some BMCs do not have the resource or do not show it to each role."""
     if path is None:
         return None
     try:
@@ -144,23 +144,23 @@ def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
 
 class DiscrepancyKind(StrEnum):
     SWAPPED = "Swapped"  # two machines answer at each other's documented address
-    MOVED = "Moved"  # it answers at another address than the one in its document
-    MISSING = "Missing"  # no BMC answers at the address in its document
-    UNKNOWN = "Unknown"  # it has no document
-    INTERFACES = "Interfaces"  # its document has MAC addresses that its BMC does not show
+    MOVED = "Moved"  # the machine answers at another address than the document contains
+    MISSING = "Missing"  # no BMC answers at the address in the document
+    UNKNOWN = "Unknown"  # the machine has no document
+    INTERFACES = "Interfaces"  # the document has MAC addresses that the BMC does not show
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True):
-    """One difference between the documents and the network."""
+    """A difference between the documents and the network."""
 
     kind: DiscrepancyKind
-    server: str | None  # the name in its document; None: it has no document
+    server: str | None  # the name in the document; None: there is no document
     address: str
     message: str
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The names of the servers found, and the differences from their documents."""
+    """The names of the found servers, and the differences from their documents."""
 
     servers: Mapping[FoundServer, str]  # the names of the servers that have a document
     differences: tuple[Discrepancy, ...]
@@ -171,7 +171,7 @@ def compare(
 ) -> Comparison:
     """Compare the servers found at the ``scanned`` addresses with all machines in documents.
 
-    At the ``unread`` addresses, a BMC answered that gitboot could not read. They are not compared.
+    BMCs at the ``unread`` addresses answered, but gitboot could not read them, so they are not compared.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -206,7 +206,7 @@ def compare(
 def _match_servers(
     servers: Iterable[FoundServer], documents: Iterable[Machine]
 ) -> Iterator[tuple[FoundServer, Machine]]:
-    """Yield each server found with its documented machine: same UUID, in either byte order, or same serial number."""
+    """Yield each found server with its documented machine, by UUID in either byte order, or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in documents:
         identity = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
@@ -240,7 +240,7 @@ def _list_discrepancies(
             message=f"no document matches {server.identity}{instead}",
         )
         return
-    if here is not machine:  # it answers at another address than documented
+    if here is not machine:  # the machine answers at another address than documented
         document_address = machine.bmc.address if machine.bmc is not None else None
         other = server_by_name.get(here.name) if here is not None else None
         is_swapped = other is not None and machine.bmc is not None and machine.bmc.normalized_address in other.places
@@ -288,31 +288,31 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     address: str
     system: str  # the path of its ComputerSystem
-    is_only_system: bool = True  # its BMC has no other system
+    is_only_system: bool = True  # the BMC has no other system
     identity: ReportedIdentity
     maker: str = ""
     model: str = ""
     bios: str = ""
-    bmc: str = ""  # the BMC's firmware
+    bmc: str = ""  # the firmware of the BMC
     nics: tuple[FoundNic, ...] = ()
-    architecture: Architecture | None = None  # None: not shown
+    architecture: Architecture | None = None  # None: not reported
     firmware: Firmware = Firmware.UEFI
 
     @property
     def places(self) -> tuple[tuple[str, str | None], ...]:
-        """The places by which a document may refer to its BMC."""
+        """The places by which a document may refer to the machine's BMC."""
         named = normalize_bmc_address(self.address, self.system)
         return (named, normalize_bmc_address(self.address, None)) if self.is_only_system else (named,)
 
     @property
     def serial(self) -> str | None:
-        """The serial number as in SMBIOS. On Dell servers it is the service tag, which the BMC reports as SKU."""
+        """The serial number as in SMBIOS. On Dell servers this is the service tag, which the BMC reports as SKU."""
         shown = self.identity.sku if self.maker.lower().startswith("dell") else self.identity.serial
         return shown if shown is not None and not is_placeholder_serial(shown) else None
 
     @property
     def missing_identity(self) -> str | None:
-        """Return what a document needs and the BMC does not report. None: it reports all."""
+        """A text that names a value which a document needs and the BMC does not report, or None."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
             return "it reports no UUID"
         return None if self.nics else "it reports no MAC address"
@@ -332,7 +332,7 @@ def build_found_server(
     architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
     shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
     for each in nics:
-        if each.link("Links", "HostInterface") is not None:  # between the machine and its BMC
+        if each.link("Links", "HostInterface") is not None:  # an interface between the machine and its BMC
             continue
         try:
             mac = parse_lookup_mac(
@@ -357,7 +357,7 @@ def build_found_server(
 
 
 def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
-    """Return an unused name for the document of a server, from its serial number or else its UUID."""
+    """Return an unused name for the document of a server, from its serial number or its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
@@ -367,7 +367,9 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return a Server document for a new machine. It is Parked, so that gitboot does not boot it or set its BMC."""
+    """Return a Server document for a new machine, Parked so that gitboot does not boot the machine or change its
+    BMC.
+    """
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
     assumed = "" if found.architecture else "  # not reported by its BMC: check it"
@@ -399,5 +401,5 @@ def _quote(text: str) -> str:
 
 
 def _to_line(value: Any) -> str:
-    """Return a text from a BMC as one line that is safe in a comment; "" for any other value."""
+    """Return a BMC's text as one line that is safe in a comment, or "" for any other value."""
     return one_line(value) if isinstance(value, str) else ""

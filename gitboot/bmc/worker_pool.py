@@ -37,18 +37,19 @@ _Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
-    """One open connection for each machine. A change of its document, credentials or `Trust` makes a new connection."""
+    """One open connection for each machine. A change of its document, credentials or `Trust` opens a new connection."""
 
     def __init__(
         self,
         directory: CredentialDirectory,
         fence: Callable[[], None] = lambda: None,  # raises if this instance may no longer change a BMC
-        ending_fence: Callable[[], None] | None = None,  # the same for requests that only end something; None: `fence`
+        # Like `fence`, for requests that only end something; None: `fence`.
+        ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
         self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
         self._last_used_s: dict[SystemUuid, float] = {}  # the time of the last use, oldest first
-        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first guards _last_used_s
+        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s
 
     def connect(
         self,
@@ -59,16 +60,18 @@ class ConnectionCache:
         is_in_ledger: bool = False,
         pinned: PinnedIdentity | None = None,
     ) -> Driver:
-        """Return the connection to a machine's BMC. Raises `UsageError` if there are no credentials that it may get.
+        """Return the connection to a machine's BMC. Raises `UsageError` if there are no credentials that the BMC may
+        get.
 
-        ``is_in_ledger``: the ledger allows the BMC its credentials. ``pinned``: what the BMC reported before.
+        ``is_in_ledger``: the ledger allows gitboot to send the BMC its credentials. ``pinned``: the identity that the
+        BMC reported before.
         """
         trusted = self._directory.read(bmc.credentials)
         access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
         if cached is not None and cached[0] == access:
             connection = cached[1]
             if connection.login is not None:
-                connection.login.keeps_session = True  # a second task means that more will follow
+                connection.login.keeps_session = True  # after a second task, gitboot expects more tasks
         else:
             if cached is not None:
                 cached[1].close()
@@ -76,13 +79,13 @@ class ConnectionCache:
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
-            self._last_used_s[uuid] = time.monotonic()  # at the end of the order
+            self._last_used_s[uuid] = time.monotonic()  # moves the machine to the end
         pinned = find_pin_at(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
     def _open(self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool) -> Driver:
-        # Imported here: the modules load slowly, and many fleets have no BMC.
+        # Imported here, because the modules load slowly, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
         from gitboot.bmc.redfish.transport import ConnectionPolicy
@@ -124,7 +127,10 @@ class ConnectionCache:
         return found
 
     def close(self) -> None:
-        """Log out and close all connections, in parallel. After a time limit, sessions are left to time out."""
+        """Log out and close all connections, in parallel.
+
+        After a time limit, the remaining sessions end by their timeout.
+        """
         until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
             for _, connection in self._cached.values():
@@ -134,7 +140,7 @@ class ConnectionCache:
 
 @contextmanager
 def open_connections(directory: Path | None) -> Iterator[ConnectionCache]:
-    """Yield connections, and close them when the block ends."""
+    """Yield a connection cache, and close its connections when the block ends."""
     cache = ConnectionCache(CredentialDirectory(directory))
     try:
         yield cache
@@ -149,9 +155,9 @@ MAX_PER_SITE: Final = 128
 class BmcPool:
     """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` at one site, and one at each machine.
 
-    A newer task of a machine replaces one that has not started. ``on_finished`` is called once for all tasks that end
-    at about the same time. ``fence`` raises if another instance may change the BMCs. ``ending_fence`` does so for
-    requests that only end something; None: `fence`.
+    A newer task of a machine replaces a task that has not started. ``on_finished`` is called once for all tasks that
+    end at about the same time. ``fence`` raises if another instance may change the BMCs. ``ending_fence`` replaces
+    ``fence`` for requests that only end something.
     """
 
     def __init__(
@@ -176,7 +182,7 @@ class BmcPool:
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
         """Queue tasks, and return the machines whose task was queued.
 
-        It skips machines whose last task is running, or has a result that `take_results` did not return yet.
+        Skip machines whose last task is running, or has a result that `take_results` has not returned yet.
         """
         made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
         return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
@@ -199,7 +205,9 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """Return a text that changes with the credentials of a BMC, so that gitboot tries refused ones again."""
+        """Return a text that changes with the credentials of a BMC, so that gitboot tries rejected credentials
+        again.
+        """
         return self._credentials.fingerprint(bmc.credentials)
 
     def _run(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
@@ -209,7 +217,8 @@ class BmcPool:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        except UsageError as error:  # the fingerprint is from before, so that a later change of the credentials counts
+        # The fingerprint is an earlier one, so that a later change of the credentials has an effect.
+        except UsageError as error:
             result = TaskResult(
                 server=task.server,
                 uuid=task.uuid,
@@ -229,7 +238,7 @@ class BmcPool:
         return replace(result, credentials_fingerprint=credentials, was_power_allowed=granted, took_s=took_s), sign
 
 
-_NOTIFY_DELAY_S: Final = 0.2  # wait this long for more results before the notification
+_NOTIFY_DELAY_S: Final = 0.2  # the time to wait for more results before the notification
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Later = Callable[[float, Callable[[], None]], None]
@@ -267,7 +276,7 @@ class TaskRunner(Generic[Key, Value]):
         self._max_parallel, self._max_per_site, self._on_ended, self._later = most, most_of_site, on_ended, later
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards the fields below
-        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # by site
+        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # waiting tasks by site
         self._busy: Counter[str | None] = Counter()  # the number of running tasks at each site
         self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
@@ -278,8 +287,8 @@ class TaskRunner(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Queue tasks, and return the keys whose task was queued.
 
-        It skips keys whose last task is running, or has a result that `take_results` did not return yet, because such a
-        task was made without that result. A newer task of a key replaces one that has not started.
+        Skip keys whose last task is running, or has a result that `take_results` has not returned yet, because the new
+        task does not include that result. A newer task of a key replaces a task that has not started.
         """
         taken = set()
         with self._changed:
@@ -306,13 +315,13 @@ class TaskRunner(Generic[Key, Value]):
             return ended
 
     def wait_for_results(self) -> dict[Key, Value]:
-        """Wait until a task has ended, and return the new results. Empty if there are no tasks."""
+        """Wait until a task has ended, and return the new results. Return an empty mapping if there are no tasks."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
             return self.take_results()
 
     def close(self) -> None:
-        """Wait for the running tasks, and start no more."""
+        """Start no more tasks, and wait for the running tasks."""
         with self._changed:
             self._waiting.clear()
         self._threads.shutdown(wait=True)
@@ -338,7 +347,7 @@ class TaskRunner(Generic[Key, Value]):
             tasks = self._waiting.pop(site)
             _, task = tasks.popitem(last=False)
             if tasks:
-                self._waiting[site] = tasks  # behind the other sites
+                self._waiting[site] = tasks  # after the other sites
             self._busy[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._run_task, task)
@@ -376,28 +385,28 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # growth in each round, after the first one that was too much
-_SLOW_FACTOR: Final = 2  # a latency this many times the best one means that the network or this machine is overloaded
-_LATENCY_TOLERANCE_S: Final = 0.1  # allowed on top, for BMCs that answer immediately
-_MAX_LOST_SHARE: Final = 0.1  # of the BMCs that responded the last time
+_STEP: Final = 8  # growth in each round, after the limit was too high for the first time
+_SLOW_FACTOR: Final = 2  # if the latency is this many times the best latency, the network or this machine is overloaded
+_LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that answer immediately
+_MAX_LOST_SHARE: Final = 0.1  # the tolerated share of the BMCs that responded the last time
 _BEST_LATENCY_GROWTH: Final = (
     1.1  # the best latency grows by this factor in each round, because a network may become slower permanently
 )
 
 
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
-    """The number of tasks that may run at one site, from the response times of its BMCs.
+    """The number of tasks that may run at one site, computed from the response times of its BMCs.
 
     Each sample returns a new value. A round has as many samples as the limit. BMCs that never responded do not count,
-    so that a rack without power does not slow the others.
+    so that a rack without power does not slow down the others.
     """
 
     maximum: int
     limit: int
-    is_probing: bool = True  # the limit was never too high, so it doubles
+    is_probing: bool = True  # whether the limit was never too high, so that it doubles
     best_latency_s: float = math.inf  # the median latency of the fastest round
-    latencies_s: tuple[float, ...] = ()  # of this round
-    lost_count: int = 0  # of this round
+    latencies_s: tuple[float, ...] = ()  # the latencies of this round
+    lost_count: int = 0  # the lost responses of this round
 
     @classmethod
     def start(cls, most: int) -> ConcurrencyLimit:

@@ -1,1 +1,1 @@
-"""Parse the command line and the configuration file, run commands, and print their results."""
+"""Command line: options and configuration file, the commands, and their output."""

@@ -35,18 +35,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class AccessSettings(Struct, frozen=True, kw_only=True):
-    """Settings that decide which clients may read what from an endpoint."""
+    """Settings that decide which clients may read from an endpoint."""
 
-    operators: tuple[str, ...]  # networks; none: this machine
+    operators: tuple[str, ...]  # networks; (): only this machine
     operators_hosts: tuple[str, ...]
     operators_tokens: Path | None
-    operators_listen: str | None  # HOST:PORT; None: where machines ask
-    operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: what is asked there is not encrypted
+    operators_listen: str | None  # HOST:PORT; None: the address for machines
+    operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: the connection is not encrypted
     trusted_proxies: tuple[str, ...]  # networks
-    idle_connections: int  # of one address
+    idle_connections: int  # the number of idle connections from one address
 
 
-# Who may ask an endpoint for what.
+# The options that control which clients may send which requests to an endpoint.
 access_options = combine_options(
     click.option(
         "--operators",
@@ -106,7 +106,7 @@ access_options = combine_options(
 
 
 def take_access_settings(options: dict[str, Any]) -> AccessSettings:
-    """Remove the access options from ``options`` and return them."""
+    """Remove the access options from ``options``, and return these options as settings."""
     return AccessSettings(**{name: options.pop(name) for name in AccessSettings.__struct_fields__})
 
 
@@ -122,8 +122,8 @@ def check_access_settings(access: AccessSettings) -> None:
 
 
 def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """Return the access settings in the form that an endpoint takes. ``operators`` is the socket for operators, if
-    there is one.
+    """Return the access settings in the form that an endpoint takes. ``operators`` is the operators' socket, or
+    None.
     """
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
@@ -154,7 +154,7 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
 
 
 def build_certificate(access: AccessSettings) -> Certificate | None:
-    """Return the certificate of the socket for operators, or None if that socket is not encrypted."""
+    """Return the certificate of the socket for operators, or None if that socket uses no encryption."""
     from gitboot.endpoint.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
@@ -182,12 +182,13 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
 
 
 def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
-    """Return the age keys in a file, or None without a file. Raises `UsageError` if the file has none, unless
-    ``skip_check``.
+    """Return the age keys in a file, or None without a file. Raises `UsageError` for a file without keys.
+
+    ``skip_check`` allows a file without keys.
     """
     if file is None:
         return None
-    from gitboot.endpoint.age_encryption import AgeKeys  # few give one
+    from gitboot.endpoint.age_encryption import AgeKeys  # imported here, because few users have keys
 
     keys = AgeKeys(file)
     if not skip_check:
@@ -196,7 +197,7 @@ def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys 
 
 
 def open_operators_socket(access: AccessSettings) -> socket.socket | None:
-    """Listen for operators at a separate address, if the settings have one."""
+    """Listen for operators at a separate address, or return None if the settings have no such address."""
     from gitboot.endpoint.server import build_url, open_listening_socket
 
     if access.operators_listen is None:
@@ -208,7 +209,7 @@ def open_operators_socket(access: AccessSettings) -> socket.socket | None:
 
 
 def create_spool(spool: Path) -> None:
-    """Create the directory of the fetch log if it does not exist."""
+    """Create the directory of the fetch log if it is missing."""
     with convert_os_errors(spool, "made"):
         spool.mkdir(mode=0o750, parents=True, exist_ok=True)
 

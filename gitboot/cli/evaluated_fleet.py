@@ -49,8 +49,8 @@ from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names
 
-_ENCODING_BATCH: Final = 1000  # results that gitboot encodes at once
-MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
+_ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
+MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet; gitboot evaluates a smaller fleet faster than it looks up results
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
@@ -62,22 +62,22 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
-    """Evaluate the fleet at a path at a time. Raises `InvalidRepository`."""
+    """Evaluate the fleet at a path for a given time. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
-    """An evaluator for snapshots of one fleet at one time. Equal parts of two snapshots are evaluated once."""
+    """An evaluator for snapshots of one fleet at one time. Parts that are equal in two snapshots are evaluated once."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
-        self._last_valid: Revision | None = None  # that was valid
+        self._last_valid: Revision | None = None  # the last valid revision
         self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
-        """Evaluate a snapshot, and compare it with the previous valid one. Raises `InvalidRepository`.
+        """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
 
         ``set_limits`` gets the number of files. With ``is_base``, the checks for new commits are skipped, because an
         earlier version of gitboot may have accepted the snapshot.
@@ -113,7 +113,7 @@ class HistoryEvaluator:
         """Evaluate a commit, and compare it with ``base``. Raises `InvalidRepository`."""
         pair = self._evaluator.evaluate(revision, base)
         if base is None and len(pair.head.loaded.snapshot.blobs) >= MIN_FILES_FOR_CACHE:
-            _store_results(self._evaluator, self._cache)  # the next command most likely reads this commit, too
+            _store_results(self._evaluator, self._cache)  # the next command probably reads this commit too
         return pair
 
 
@@ -132,7 +132,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     records: Mapping[SystemUuid, Record]
 
     def find_decision(self, server: str) -> Decision:
-        """Return the decision for a server. Raises `UsageError` with a similar name if there is no such server."""
+        """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
         if (found := self.decisions.servers.get(server)) is None:
             hint = did_you_mean(server, self.decisions.servers, "`gitboot plan` lists the servers")
             raise UsageError(f"there is no server {server!r}; {hint}")
@@ -187,15 +187,17 @@ def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -
         known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
-            known_records = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
+            # A server that the file does not contain is unknown, as in `gitboot run`.
+            known_records = read_records(Path(records))
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
     return PlannedFleet(repository=evaluated.repository, decisions=evaluated.decisions, at=at, records=known_records)
 
 
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Print which one-time maintenances are complete, and how to repeat them. ``finished_runs`` has times by server and
-    maintenance.
+    """Print which one-time maintenances are complete, and how to repeat such a maintenance.
+
+    ``finished_runs`` has times by server and maintenance.
     """
     servers: dict[tuple[str, str], list[str]] = {}
     for server, runs in finished_runs.items():
@@ -210,7 +212,7 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
 
 
 def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
-    """Print how many servers boot their local disk only because gitboot does not know if they are installed."""
+    """Print how many servers boot their local disk only because their installation is unknown."""
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
         text = (
@@ -258,15 +260,15 @@ NO_TRUST: Final = TrustSettings()
 
 
 class ComparedRange(Struct, frozen=True, kw_only=True):
-    """Both sides of a range of commits, and the messages of the commits between them."""
+    """Both sides of a range of commits, and the messages of the commits between these sides."""
 
     base: Side
     head: Side
     messages: tuple[Message, ...]
-    base_acknowledgements: frozenset[str] = frozenset()  # as `gitboot.git.history.Range` has it
-    changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
+    base_acknowledgements: frozenset[str] = frozenset()  # the same as in `gitboot.git.history.Range`
+    changes: Callable[[], Changes] | None = None  # changes from BASE to HEAD, if known
     commits: tuple[CommitBetween, ...] = ()
-    signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
+    signers: tuple[tuple[str, Signer], ...] = ()  # signers of commits that must be signed
     writer: Callable[[str, int], str | None] | None = None  # commit and author of a line of HEAD; None: not committed
 
 
@@ -282,7 +284,7 @@ def compare_range(
     """Evaluate both sides of a range at a time. An invalid side has problems instead of decisions.
 
     With ``accepted``, that commit is BASE. A commit without a required signature is a problem of HEAD. The result of a
-    merge has no signature yet, and needs none.
+    merge has no signature yet, and does not need a signature.
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
@@ -292,13 +294,13 @@ def compare_range(
         with limit_evaluation():
             opened_range = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
-        # They do not merge, so there is no HEAD to look at.
+        # The two sides cannot be merged, so there is no HEAD to compare.
         return ComparedRange(
             base=_build_empty_side(base, base), head=_build_empty_side(head, head, error.problems), messages=()
         )
     merges = [each.merge for each in opened_range.commits]
     revisions = [each.revision for each in merges] or [opened_range.head.revision]
-    commits = [each for each in revisions if re.fullmatch("[0-9a-f]{40}", each)]  # a merge that is tried out is none
+    commits = [each for each in revisions if re.fullmatch("[0-9a-f]{40}", each)]  # a trial merge is not a commit
     with TemporaryDirectory(prefix="gitboot-keys-") as folder:
         keys = SignatureKeys(trust.keys, Path(folder, "keys"))
         keys.fingerprint()
@@ -337,9 +339,9 @@ def compare_range(
 
 
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
-    """Return the commit and the author of a line of HEAD, or None if the line is not committed. ``number`` is 1-based.
+    """Return the commit and the author of a line of HEAD, or None for an uncommitted line. ``number`` is 1-based.
 
-    The result of a merge is not a commit. Its lines are looked up in the branch, if the merge does not change the file.
+    The result of a merge is not a commit. If the merge does not change the file, its lines are looked up in the branch.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:

@@ -1,4 +1,4 @@
-"""Evaluation of commits by a command: in a child process with limits, whose parent has the cache open."""
+"""Evaluation of commits by a command, in a child process with limits, whose parent opens the cache."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 SetLimits = Callable[[int], None]
 
-OWN_PROCESS: Final = object()  # the context of a command that is a process of its own, and no test's
+OWN_PROCESS: Final = object()  # the context of a command in a process of its own, not in a test
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _LIMIT_BY_EXIT_STATUS: Final = {
     -signal.SIGXCPU: "it takes more time",
-    -signal.SIGABRT: "it takes more memory",  # some libraries end so if they get no memory
-    -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
+    -signal.SIGABRT: "it takes more memory",  # some libraries abort if they cannot allocate memory
+    -signal.SIGSEGV: "it takes more memory, as it seems,",  # some libraries do not check whether an allocation failed
 }
-_SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
+_SI_KERNEL: Final = 0x80  # sigaction(2): a signal of a terminal, which the child received too
 
 
 class _EvaluationSettings(Struct, frozen=True, kw_only=True):
-    workers: int | None = None  # None: one for each processor
+    workers: int | None = None  # None: one worker for each processor
     cache: Cache | None = None  # None: with --no-cache
     set_limits: SetLimits | None = (
-        None  # is called with the number of files, and sets the limits; None: no limits (in tests)
+        None  # a function that gets the number of files and sets the limits; None: no limits (in tests)
     )
 
 
@@ -53,9 +53,9 @@ _settings = _EvaluationSettings()
 
 
 def evaluator_command(command: Command) -> Command:
-    """Let a command evaluate commits in a child process with limits.
+    """Make a command evaluate commits in a child process with limits.
 
-    The parent process has the cache open, because a commit must not be able to damage it. Adds the options for the
+    The parent process opens the cache, because a commit must not be able to damage the cache. Adds the options for the
     limits, and --no-cache.
     """
 
@@ -106,8 +106,8 @@ def count_evaluation_workers() -> Workers:
 def limit_evaluation() -> Iterator[SetLimits]:
     """Limit the resources of this process while it reads and evaluates a commit.
 
-    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the memory is not
-    enough. If the CPU time is not enough, the kernel ends this process.
+    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the memory is too small.
+    If the CPU time is too short, the kernel ends this process.
     """
     from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
@@ -119,9 +119,11 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
     set_limits(0)
     try:
-        with pause_garbage_collection():  # nearly all of a fleet stays: it would only be looked at again and again
+        # Most objects of a fleet stay, so the collector would examine them again and again.
+        with pause_garbage_collection():
             yield set_limits
-    except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
+    # Modules and libraries raise these errors.
+    except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:
         lift_memory_limit()
         from gitboot.git.repository import lacks_memory
 
@@ -141,8 +143,8 @@ def _limit(allowance: EvaluationLimits, files: int) -> None:
 def open_cache(state: Path | None) -> DiskCache:
     """Return the cache of the instance with this state directory, for reading, or the cache of the user.
 
-    The cache of the user stays empty without a home directory. It also stays empty on a network file system, because
-    there SQLite locks take a time that depends on the server.
+    The cache of the user stays empty without a home directory, and on a network file system, where the time of SQLite
+    locks depends on the server.
     """
     from gitboot.disk_cache import DiskCache
 
@@ -151,7 +153,7 @@ def open_cache(state: Path | None) -> DiskCache:
 
         return state_directory.open_cache(
             state, lambda _: None, writes=False
-        )  # the instance reports a fault of its cache
+        )  # the instance itself reports an error of its cache
     path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
@@ -159,7 +161,7 @@ def open_cache(state: Path | None) -> DiskCache:
 
 
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
-    """Continue as a child of this process. The parent serves the cache, waits, and exits as the child does."""
+    """Continue as a child of this process. The parent serves the cache, waits, and exits with the child's status."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache
@@ -173,7 +175,7 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
         theirs.close()
         code = _accompany(child, ours, opens)
         sys.stderr.flush()
-        os._exit(code & 0xFF)  # to take down all modules would take 0.02 s
+        os._exit(code & 0xFF)  # the normal exit would need 0.02 s to clean up all modules
     end_with_parent(parent)
     ours.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -181,12 +183,15 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
-    """Serve the cache to a child until it ends. Return its exit code, or end by the signal that ended the child."""
+    """Serve the cache to a child until the child ends.
+
+    Return its exit code, or end by the same signal as the child.
+    """
     serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
     try:
         if serving is not None:
             serving.start()
-    except RuntimeError:  # the system has no room for a thread; the child evaluates without a cache
+    except RuntimeError:  # the system cannot start a thread, so the child evaluates without a cache
         channel.close()
         serving = None
     code = _wait_for_child(child)

@@ -25,7 +25,8 @@ SHARED_SECTIONS: Final[Sections] = {
     ),
     "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
 }
-_HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")  # as click writes it: no one meets such a limit
+# In the notation of click; such a large limit is not useful to show.
+_HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
 _MIN_SHARED: Final = 3  # a section with fewer options is not worth a heading
 
 
@@ -70,7 +71,7 @@ class _Page:
 class Command(_Page, click.Command):
     """A command whose help page has an example, sections of options, and exit codes.
 
-    ``sections`` has the names of parameters by heading. Options that no section has are in the first section.
+    ``sections`` has the names of parameters by heading. Options without a section are in the first section.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
-# Conditions without which nothing is proven by what records say, or nothing is offered that would be.
+# If one of these conditions is false, the records prove nothing, or gitboot does not offer the planned boots.
 _REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",
@@ -62,7 +62,7 @@ _REQUIRED_CONDITIONS: Final = (
     "RecordsVerified",
 )
 _SERVER_REASON: Final = (
-    "UnverifiedServers"  # of RecordsVerified: it is about some servers, each of which says it by itself
+    "UnverifiedServers"  # of RecordsVerified: it concerns some servers, and each of these servers has its own state
 )
 
 
@@ -81,7 +81,7 @@ def read_proof(
 ) -> tuple[AppliedRollout, InstanceReport]:
     """Return a rollout in the commit that an instance has applied, and the evidence for the machines that it reaches.
 
-    Raises `HostUnreachable` if the instance applies another commit meanwhile, and the errors of ``reader``.
+    Raises `HostUnreachable` if the instance applies another commit at the same time, and the errors of ``informant``.
     """
 
     def commit_in(status: Mapping[str, Any]) -> Revision:
@@ -108,7 +108,7 @@ def read_proof(
 
 
 class TreeReader(Struct, frozen=True):
-    """The output tree of an instance, or its records with the status next to them."""
+    """The output tree of an instance, or its records with the status beside the records."""
 
     folder: Path
 
@@ -129,7 +129,7 @@ class ApiReader(Struct, frozen=True):
     url: str
     client: HttpClient
     credentials: Mapping[str, str]  # headers
-    deadline_s: float  # of each request
+    deadline_s: float  # for each request
 
     def status(self) -> Mapping[str, Any]:
         status = self._fetch_json("status")
@@ -203,9 +203,9 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """Return the machine of a server, and machines with this name that left the fleet while they had an override.
+    """Return the machine of a server, and machines with this name that left the fleet with an override.
 
-    Raises `UsageError` if there is none.
+    Raises `UsageError` if there is no such machine.
     """
     knowledge, described = look.knowledge, look.commit.machines
     departed = tuple(
@@ -220,25 +220,25 @@ def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
 
 
 def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
-    """Return the names of servers that are in the fleet or have a record, or None for all servers if ``names`` is
-    empty.
+    """Return the names of servers that are in the fleet or have a record, or None for all servers.
 
-    With a selector, return the servers that also have these labels. Raises `UsageError` if no server has them.
+    Without ``names``, all servers are selected. With a selector, return the servers that also have these labels. Raises
+    `UsageError` if no server has these labels.
     """
     if selector is not None:
         return frozenset(select_servers(look, tuple(names), selector))
     named, known_names = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
     for name in sorted(named - known_names):
-        find_decision(look, name)  # says that it is not there
+        find_decision(look, name)  # raises an error if the server does not exist
     return named or None
 
 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
-    """Leave a request for the instance with this state directory, and return the outcome. Carry it out if no instance
-    runs.
+    """Send a request to the instance with this state directory, and return the outcome.
 
-    ``commit`` is the accepted commit, for requests that need it. Raises `UsageError` if the request is rejected,
-    `NotYetDone` if the instance has not processed it in time, `HeldByAnother` if another host is active.
+    If no instance is running, carry out the request in this process. ``commit`` is the accepted commit, for requests
+    that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not processed the
+    request in time, and `HeldByAnother` if another host is active.
     """
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -249,7 +249,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             stack.enter_context(lock(state))
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
-            ledger.database.take_lease(Holder.load(state))  # another may come to act meanwhile
+            ledger.database.take_lease(Holder.load(state))  # another instance could become active at the same time
         number = instance_tables.add_request(ledger, datetime.now(UTC), read_operator_name(), kind, facts)
         if process is None:
             carry_out_offline(ledger, commit, datetime.now(UTC), read_held_change(state))
@@ -272,7 +272,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
 
 
 def read_held_change(state: Path) -> Held | None:
-    """Return the change that the instance held when it last wrote its status. None if it held none, or never ran."""
+    """Return the change that the instance held when it last wrote its status, or None."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
         if (held := attempted.get("held")) is not None:
@@ -296,7 +296,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     for name in servers:
-        find_decision(instance, name)  # says that it is not there
+        find_decision(instance, name)  # raises an error if the server does not exist
     labels, chosen = instance.commit.labels, parse_selector(selector)
     found = {
         name: decision
@@ -324,7 +324,7 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     """Return the commit that an instance has accepted last. ``place`` is a URL or a directory.
 
     An endpoint has a status. A mirror has only the output tree, whose manifest names the commit. Raises
-    `HostUnreachable` if the host does not respond, `UsageError` if there is no such commit.
+    `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
     for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
         if isinstance(document, dict):
@@ -381,7 +381,7 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 
 
 def resolve_active_state(state: Path) -> Path:
-    """Return the state directory of the active instance on this host, if the one with ``state`` is a standby of it."""
+    """Return the state directory of the active instance on this host, if ``state`` belongs to its standby."""
     if (active := find_acting_directory(state)) != state:
         notice = f"{state}: this instance is a standby; the command goes to the active one, --state {active}"
         click.echo(f"gitboot: {notice}", err=True)

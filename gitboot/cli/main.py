@@ -33,8 +33,9 @@ from gitboot.errors import (
 from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
-# By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
-# command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.
+# By heading of `gitboot --help`. ADR 0065 lists the user and the occasion of each command. The module of a command has
+# the command's name, with underscores for dashes, unless `_HOMES` has another module. The module is imported when the
+# command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
         "new": "Write the document of a new server.",
@@ -103,7 +104,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "suspend": "instance_control:suspend_command",
     "unknown-machines": "status:unknown_machines_command",
 }
-_REPLACED: Final = {  # what earlier versions had, and what to type now
+_REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "gitboot artifacts",
     "entry": "gitboot boot-script",
     "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/monitoring.md",
@@ -116,7 +117,7 @@ _REPLACED: Final = {  # what earlier versions had, and what to type now
     "timeline": "gitboot plan --timeline SERVER",
     "version": "gitboot --version",
 }
-_REPLACED_OPTIONS: Final = {  # what earlier versions had; to replace one by a near name could mean another thing
+_REPLACED_OPTIONS: Final = {  # options of earlier versions; the name of a similar option could have another meaning
     "--armed": ("--consumed",),
     "--forge-token": ("--forge KIND=URL TOKEN",),
     "--forward-to": ("--ledger",),
@@ -131,7 +132,7 @@ _REPLACED_OPTIONS: Final = {  # what earlier versions had; to replace one by a n
     "--spool-tokens": ("--ledger",),
     "--ssh-key": ("--git-ssh",),
 }
-_OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
+_OWN: Final = frozenset({"prepare"})  # commands that gitboot itself starts
 
 
 class _Commands(click.Group):
@@ -142,7 +143,7 @@ class _Commands(click.Group):
         if name not in _COMMANDS and name not in _OWN:
             return None
         module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
-        with pause_garbage_collection():  # what modules make stays
+        with pause_garbage_collection():  # the objects of imported modules stay in memory
             command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
         return command
 
@@ -170,7 +171,7 @@ def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -
         return
     import platform
 
-    from gitboot.git.repository import LIBGIT2_VERSION  # its library takes time to load
+    from gitboot.git.repository import LIBGIT2_VERSION  # imported here, because the library loads slowly
 
     click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})")
     context.exit()
@@ -206,11 +207,11 @@ def program() -> NoReturn:
             sys.exit(ended.code or Exit.PARTIAL)
         raise
     finally:
-        gc.freeze()  # the memory goes with the process: to look through it for garbage first would take time
+        gc.freeze()  # the process ends now, so a search for garbage would only take time
 
 
 def _suggest_replacement(error: click.UsageError) -> click.UsageError:
-    """Return the error, with the replacement if it is about an option of an earlier version."""
+    """Return the error, with the replacement if the error is about an option of an earlier version."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
@@ -228,7 +229,7 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.options import name_value_source  # only here: it takes its time
+        from gitboot.cli.options import name_value_source  # imported here, because the import takes time
 
         name_value_source(error)
         _suggest_replacement(error).show()
@@ -313,5 +314,5 @@ def command(shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    if kind is not None:  # as each of the choices is
+    if kind is not None:  # true for each of the choices
         click.echo(kind(cli, {}, "gitboot", "_GITBOOT_COMPLETE").source())

@@ -32,7 +32,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 REFERENCE: Final = "docs/reference/configuration.md"
 VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option has a variable
-_CONFIG: Final = "gitboot.config"  # in a context: the path of the configuration file
+_CONFIG: Final = "gitboot.config"  # key in a context for the path of the configuration file
 
 
 class Setting(click.Option):
@@ -46,7 +46,7 @@ class Setting(click.Option):
         super().__init__(param_decls, hidden=True, **attributes)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        """Return the value and its source; raise `click.UsageError` if the command line has the setting."""
+        """Return the value and its source. Raises `click.UsageError` if the command line has the setting."""
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
             key = format_key(self)
@@ -66,7 +66,7 @@ def format_key(parameter: click.Parameter) -> str:
 
 
 def list_variables(parameter: click.Parameter) -> list[str]:
-    """Return the environment variables of a parameter of a command whose variables begin with GITBOOT_."""
+    """Return the environment variables of a parameter, if the variables of its command begin with GITBOOT_."""
     variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
     return [variables] if isinstance(variables, str) else list(variables)
 
@@ -94,7 +94,7 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
             **(list_keys(import_module(f"gitboot.cli.commands.{command_name}").command) if command_name else {}),
             **keys,
         }
-        import tomllib  # few give one
+        import tomllib  # imported here, because few users have a configuration file
 
         try:
             given = tomllib.loads(path.read_text())
@@ -121,7 +121,8 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
     )
 
 
-# Add --config: a TOML file with the options and settings of the command. The command line and variables win over it.
+# Add --config: a TOML file with the options and settings of the command. The command line and environment variables
+# have precedence.
 config_option = build_config_option(None)
 
 
@@ -142,7 +143,7 @@ def _load_inherited_settings(context: click.Context, _: click.Parameter, text: s
         context.default_map = json.loads(text)
 
 
-# The hidden option by which a process hands its settings to the processes that it starts.
+# The hidden option by which a process passes its settings to the processes that it starts.
 inherited_settings_option = click.option(
     "--settings",
     hidden=True,
@@ -171,8 +172,8 @@ rev_option = click.option(
     help="The Git revision to read, or WORKTREE for the files in the work tree, committed or not. Default: "
     "WORKTREE in a work tree, HEAD in a bare repository.",
 )
-_PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
-_SUBPATH: Final = "gitboot.subpath"  # and its folder below that
+_PATH: Final = "gitboot.path"  # key in a context for the fleet that the command's argument names
+_SUBPATH: Final = "gitboot.subpath"  # key in a context for the folder below that fleet
 
 
 def _remember_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -209,7 +210,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Comma
     return add
 
 
-# --path and --subpath, for commands whose argument is something in the fleet.
+# --path and --subpath, for commands whose argument is a part of the fleet.
 path_option = combine_options(
     click.option(
         "--path",
@@ -222,14 +223,14 @@ path_option = combine_options(
         "--subpath",
         envvar="GITBOOT_SUBPATH",
         metavar="FOLDER",
-        is_eager=True,  # before the path, which it goes into
+        is_eager=True,  # processed before the path, which contains it
         expose_value=False,
         callback=_remember_subpath,
         help="The folder of the fleet in the repository, for example infra/boot. Default: the top folder.",
     ),
 )
 fleet_options = combine_options(path_option, rev_option)  # the fleet that a command reads
-# The same, with the path as the command's last argument: for commands that say otherwise which commits they read.
+# --subpath with the path as the command's last argument, for commands with another way to choose commits.
 path_argument = combine_options(
     click.argument(
         "fleet",
@@ -348,7 +349,7 @@ at_option = click.option(
 
 
 def current_time() -> datetime:
-    """Return the current time. Exact, because events of an instance must not have a later time."""
+    """Return the current time, with fractions of a second, because events of an instance must not have a later time."""
     return datetime.now(UTC)
 
 
@@ -360,7 +361,8 @@ def current_second() -> datetime:
 def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Command]:
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
-        whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
+        # Also for seconds, because the kernel does not count fractions of a second.
+        whole_numbers = click.IntRange(min=1, max=most)
         return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
 
     return combine_options(
@@ -397,28 +399,26 @@ evaluation_options = combine_options(
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Return a file in the cache directory of the user (XDG Base Directory Specification). None without a home
-    directory.
-    """
+    """Return a file in the user's cache directory (XDG Base Directory Specification), or None without a home."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 
 class OutputOption(Struct, frozen=True):
-    """One ``-o FORMAT[=FILE]``."""
+    """One ``-o FORMAT[=FILE]`` option."""
 
     format: str
     file: Path | None
 
     def write(self, text: str) -> None:
-        """Write a document to the file, which may be empty afterwards, or to standard output."""
+        """Write a document, which may be empty, to the file or to standard output."""
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write lines as they arrive. Escape all of them except commands for a CI system. A file gets no colours.
 
-        A file is replaced after the last line. Raises `UsageError`.
+        A file is replaced after the last line was written. Raises `UsageError`.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)
@@ -451,7 +451,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
-        # Two documents would come out as none. Lines for a CI system may stand beside what is read.
+        # Two documents in one stream cannot be read. Lines for a CI system may be beside other output.
         shown = [each.format for each in outputs if each.file is None]
         alone = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
         if len(shown) > 1 and alone is not None:
@@ -475,9 +475,10 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-_COMMAND_FORMATS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
-_DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
-# For commands that send a token, each under this one name.
+# Formats that a CI system interprets, and that escape their own content.
+_COMMAND_FORMATS: Final = frozenset({"github"})
+_DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # formats that programs read as a whole
+# For commands that send a token, under one common name.
 token_over_http_option = click.option(
     "--allow-token-over-http",
     is_flag=True,
@@ -623,7 +624,7 @@ def parse_trust_settings(
     forge_keys: tuple[str, ...],
     reinstalls_need: str | None,
 ) -> TrustSettings:
-    """Return the signature options as settings. Raises `UsageError` if they do not fit together."""
+    """Return the signature options as settings. Raises `UsageError` if the options contradict each other."""
     from gitboot.controller.instance.settings import TrustSettings
     from gitboot.git.signatures import TrustedKeys
 
@@ -646,5 +647,5 @@ def read_operator_name() -> str:
     """Return the name of the user. A user without a name, as in a container, is ``uid 65532``."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an OSError since Python 3.13
+    except (KeyError, OSError):  # raises an OSError since Python 3.13
         return f"uid {os.getuid()}"

@@ -23,7 +23,7 @@ from gitboot.text import format_count, printable
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 _CODES: Final = {code.value: code for code in Code}
-_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a message names
+_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a place such as fleet.yaml:12 in a message
 
 
 def format_sarif(problems: Sequence[Problem]) -> str:
@@ -35,7 +35,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
     ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
     rules, results = [], []
-    for code in map(_CODES.__getitem__, numbers):  # as `gitboot explain CODE` describes them
+    for code in map(_CODES.__getitem__, numbers):  # the same texts as `gitboot explain CODE`
         rules.append(
             {
                 "id": code.value,
@@ -69,7 +69,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result although its line may move. ``counts`` numbers results with the same text.
+    """Return a text that identifies a result even if its line moves. ``counts`` numbers results with the same text.
 
     GitHub reads primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
     """
@@ -109,7 +109,7 @@ def format_junit(problems: Sequence[Problem]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-MAX_ANNOTATIONS: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
+MAX_ANNOTATIONS: Final = 10  # annotations of each level that GitHub shows for a step; it drops the rest silently
 
 
 def format_github(problems: Sequence[Problem]) -> str:
@@ -145,7 +145,7 @@ _PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"
 
 
 def count_problems(problems: Sequence[Problem]) -> str:
-    """Return the numbers of errors and warnings in words."""
+    """Format the numbers of errors and warnings."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
     parts = [format_count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
@@ -172,7 +172,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
 def _relative_to_current_directory(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
-    """Return a format whose paths are relative to the current directory, as code hosts and CI systems need them."""
+    """Return a format whose paths are relative to the current directory, which code hosts and CI systems require."""
 
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")

@@ -60,13 +60,13 @@ def format_table(
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
-    """Return left-aligned columns with two spaces between them. ``below`` has text for the line below each row.
+    """Return left-aligned columns with two spaces between the columns. ``below`` has text for the line below each row.
 
     Each cell is escaped, so that it stays on its line.
 
     If the table is wider than the terminal, the columns ``shrinkable`` are cut, in this order, but not below the width
-    of their headers. If that is not enough, the widest columns are folded into several lines. A table whose header is
-    empty has no header line.
+    of their headers. If the table is still too wide, the widest columns are folded into several lines. A table whose
+    header is empty has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
     widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
@@ -118,7 +118,7 @@ def _fold_cell(cell: str, width: int) -> list[str]:
     return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
 
 
-_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next line after a slash
+_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next line after a slash
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
@@ -169,8 +169,8 @@ def log_format_option(command: _Command) -> _Command:
     )(command)
 
 
-_MIN_MESSAGE_COLUMNS: Final = 20  # columns for a message, on however narrow a terminal
-# ECMA-48. EL: the rest of the line that is written over. CHA: back to the first column.
+_MIN_MESSAGE_COLUMNS: Final = 20  # minimum columns for a message, even on a narrow terminal
+# ECMA-48. EL: clear the rest of the overwritten line. CHA: go to the first column.
 _CLEAR, _BACK = build_control_sequence("K"), build_control_sequence("G")
 _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
 
@@ -179,10 +179,10 @@ def print_event(event: Event) -> None:
     """Print an event to standard error. Safe to call from any thread."""
     with _lock:
         is_progress = event.type == "Progress" and _is_terminal()
-        after = _BACK if is_progress else "\n"  # the next line takes its place
+        after = _BACK if is_progress else "\n"  # the next line replaces this one
         sys.stderr.write(
             f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}"
-        )  # at once: others write, too
+        )  # written in one call, because other threads write too
         sys.stderr.flush()
 
 
@@ -210,8 +210,9 @@ def _format_event(event: Event) -> str:
         required = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
         return json.dumps({**event.facts, **required}, sort_keys=True)
     at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
-    message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")  # or a colour shows it
-    if is_seen:  # as much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it
+    # On a terminal, a colour marks a warning.
+    message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")
+    if is_seen:  # cut to one line, because a terminal would wrap it; `gitboot events` shows the whole message
         width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
         room = max(width, _MIN_MESSAGE_COLUMNS)
         message = message if len(message) <= room else f"{message[: room - 1]}…"
@@ -232,13 +233,14 @@ def show_progress(description: str, total: int) -> Iterator[Callable[[int], None
 
 @contextmanager
 def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show a progress bar whose total may grow. Yields a function that sets the total, and one that adds finished
-    items.
+    """Show a progress bar whose total may grow.
+
+    Yields a function that sets the total, and a function that adds finished items.
     """
     if not sys.stderr.isatty():
         yield _ignore_number, _ignore_number
         return
-    from rich.console import Console  # only where somebody looks: it takes a tenth of a second
+    from rich.console import Console  # imported here, because the import takes a tenth of a second
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -248,7 +250,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
             *columns,
             console=Console(file=terminal),
             transient=True,
-            redirect_stdout=False,  # what others write is escaped by their own streams
+            redirect_stdout=False,  # the standard streams escape the output of other code
             redirect_stderr=False,
         ) as shown,
     ):
@@ -257,7 +259,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 def _ignore_number(_: int) -> None:
-    """Accept progress that no terminal shows."""
+    """Accept progress reports when no terminal shows progress."""
 
 
 class StopRequest:
@@ -273,14 +275,14 @@ class StopRequest:
         self._requests.put(True)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the request for at most ``timeout_s``, and return if it was made."""
+        """Wait for the request for at most ``timeout_s``. Return whether there was a request."""
         if not self.is_set and self._requests.get(timeout_s):
-            self._requests.put(True)  # others may wait, too
+            self._requests.put(True)  # other threads may wait too
         return self.is_set
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """Return a stop request that these signals make from now on. Default: SIGINT and SIGTERM."""
+    """Return a stop request that these signals trigger from now on."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -289,7 +291,9 @@ def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
 
 @contextmanager
 def stop_on_signal_within() -> Iterator[StopRequest]:
-    """Yield a stop request that SIGINT and SIGTERM make until the block ends. Ignore SIGHUP and SIGUSR1 until then."""
+    """Yield a stop request that SIGINT and SIGTERM trigger until the block ends. Ignore SIGHUP and SIGUSR1 until
+    then.
+    """
     stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}
@@ -308,6 +312,7 @@ def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
         stop()
 
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # later Python has no handler any more: it would be killed
+    # Python has no signal handler later, so the timer would kill the process.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)

@@ -1,1 +1,1 @@
-"""Run one instance: accept commits, learn from fetches and BMCs, plan, publish boot files, set BMCs, and report."""
+"""Controller: run one instance, which accepts commits, evaluates fetches, plans, publishes files and sets BMCs."""

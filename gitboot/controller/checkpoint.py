@@ -40,13 +40,13 @@ from gitboot.resolve.server_plan import (
 )
 
 T = TypeVar("T")
-MIN_SERVERS: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
-_MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
+MIN_SERVERS: Final = 500  # servers; a smaller fleet is planned faster than a checkpoint is read
+_MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in this number again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
-_CACHE_SHARE: Final = 4  # a checkpoint takes at most one part in this many of the cache
-_CHUNK_ROWS: Final = 256  # of a chunk on average
+_CACHE_SHARE: Final = 4  # a checkpoint takes at most one part in this number of the cache
+_CHUNK_ROWS: Final = 256  # the average number of rows in a chunk
 _MAX_CHUNK_ROWS: Final = 1024
-_BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
+_BATCH: Final = 8  # chunks in one transaction, because an evaluation waits for the transaction
 
 
 class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
@@ -65,15 +65,15 @@ class _StoredState(msgspec.Struct, frozen=True, array_like=True):
 
     at: datetime | None  # when gitboot last updated the tree
     terms: bytes
-    shared: str | None  # of the tree's `Inventory`
+    shared: str | None  # the digest in the tree's `Inventory`
     unseen: frozenset[SystemUuid]
-    commit: Commit  # without servers
-    plans: Plans  # without the states of servers and their transitions
+    commit: Commit  # the accepted commit without servers
+    plans: Plans  # the plans without the states of servers and their transitions
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     standing: bytes
-    tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
+    tables: dict[str, list[bytes]]  # the rows of each table, by its name
 
     @property
     def keys(self) -> frozenset[bytes]:
@@ -95,7 +95,10 @@ class ResumableTree(Protocol):
         """Return the states and files of the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Take over the files of the tree. Return the servers whose files may differ. None: publish all files."""
+        """Take over the files of the output tree, and return the servers whose files may differ.
+
+        Return None if all files must be published.
+        """
 
 
 class Checkpoint:
@@ -118,7 +121,7 @@ class Checkpoint:
     def resume(self, fresh: InstanceState) -> InstanceState:
         """Return the state from which a starting instance continues.
 
-        ``fresh`` is the state from the ledger alone. Without a usable checkpoint, return ``fresh``.
+        ``fresh`` is the state from the ledger without a checkpoint. Without a usable checkpoint, return ``fresh``.
         """
         if not fresh.knowledge.is_trusted:
             return fresh
@@ -154,7 +157,8 @@ class Checkpoint:
         )
 
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
-        """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
+        """Write a checkpoint if it makes the next start sufficiently faster, or if the cache has lost the last
+        checkpoint.
 
         ``planned_count`` is the number of servers that this reconcile planned. The first call starts the damage search.
         """
@@ -219,7 +223,7 @@ class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
         self.exceed_cache = (
-            False  # whether the chunks are too large for the cache; if so, this process writes no further checkpoint
+            False  # whether the chunks are too large for the cache; then this process writes no further checkpoint
         )
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
@@ -244,7 +248,7 @@ class _Chunks:
         return found
 
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
-        """Replace a manifest and its chunks, if the cache has room for them."""
+        """Replace a manifest and its chunks, if the cache has enough room."""
         left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
         owner = blake2b(
             key, digest_size=32
@@ -308,7 +312,7 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
-    """Return the key of a manifest, computed only from values that a start has before it reads the cache."""
+    """Return the key of a manifest, from values that are available at a start before the cache is read."""
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
@@ -440,11 +444,13 @@ _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
     "done": build_decoder(dict[str, bytes]),
 }
 _SERVERS_PER_PAUSE: Final = 20  # servers
-_PAUSE_S: Final = 0.01  # so that the search takes at most a quarter of one processor
+_PAUSE_S: Final = 0.01  # limits the search to a quarter of one processor
 
 
 class DamageSearch:
-    """A thread that searches the tree at ``root`` once for damaged files, and calls ``wake`` if it finds any."""
+    """A thread that searches the output tree at ``root`` once for damaged files, and calls ``wake`` if there are
+    any.
+    """
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -454,11 +460,11 @@ class DamageSearch:
         self._thread = BackgroundThread(self._search, name="verify")
 
     def start(self) -> None:
-        """Start the thread. It waits for `release`."""
+        """Start the thread, which waits for `release`."""
         self._thread.start()
 
     def release(self) -> None:
-        """Let the search begin. Call this once more urgent work is done."""
+        """Start the search. Call this after more urgent work."""
         self._released.set()
 
     def close(self) -> None:
@@ -467,7 +473,7 @@ class DamageSearch:
         self._thread.join()
 
     def take_damaged(self) -> frozenset[str]:
-        """Return the servers whose files are damaged, and forget them. `ALL` means all servers."""
+        """Return the servers whose files are damaged, and clear the result. `ALL` means all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)

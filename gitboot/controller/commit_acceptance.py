@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Authority(Struct, frozen=True, kw_only=True):
-    """The settings that decide who may acknowledge changes."""
+    """The settings that decide which people may acknowledge changes."""
 
-    signatures: SignatureChecker | None = None  # None: no keys are given
-    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
+    signatures: SignatureChecker | None = None  # None: no keys are configured
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
 
 
 NO_AUTHORITY: Final = Authority()
@@ -58,24 +58,24 @@ class MissingCommit(NamedTuple):
     """A commit that removed boots and that the branch does not have any more. gitboot withholds these boots."""
 
     commit: Revision
-    servers: int  # servers of the accepted commit whose boots only this commit withholds
+    servers: int  # number of servers of the accepted commit whose boots only this commit withholds
     is_here: bool  # whether the clone has the commit, so that gitboot can compare a newer commit with it
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """The accepted commit, and the result of judging the newest commit."""
+    """The accepted commit, and the judgement of the newest commit."""
 
     accepted: Commit | None = None
     steps: Advance = field(
         default_factory=Advance
     )  # the advance to the accepted commit since the start, without commits
-    searched: Revision | None = None  # the accepted commit, if this pass searched its history for acknowledgements
+    searched: Revision | None = None  # the accepted commit, if this reconcile searched its history for acknowledgements
     met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
     attempted: Revision | None = None  # the newest commit that was judged
-    problems: tuple[Problem, ...] = ()  # of the attempted commit
-    problems_until: datetime | None = None  # when a problem begins or ends next; None: never
-    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
-    candidate: Candidate | None = None  # the attempted commit, if a guard holds it
+    problems: tuple[Problem, ...] = ()  # the problems of the newest commit
+    problems_until: datetime | None = None  # the next time at which a problem begins or ends; None: never
+    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
+    candidate: Candidate | None = None  # the commit that a guard holds
     passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
     waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
     is_adopted: bool = False  # whether the clone records the accepted commit
@@ -83,15 +83,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
     committed_at: datetime | None = None  # the committer time of the accepted commit; None: gitboot could not read it
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
     acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # what the steps to the accepted commit changed
+    changed: tuple[ChangedArea, ...] = ()  # the changes of the steps to the accepted commit
     keys: str = ""  # a value that changes with the result of verifying signatures
-    retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
+    retry_at: datetime | None = None  # when gitboot repeats an unfinished evaluation; None: never
     retries: int = 0  # evaluations of the newest commit that did not end
     withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without the boots in `withheld`
     evaluated: Revision | None = None  # the newest commit that `withheld` considers
     stands: Revision | None = None  # the value of `evaluated` at the last complete publication
-    read: Revision | None = None  # the value of `stands`, once gitboot has learned all fetches before that publication
+    read: Revision | None = None  # the value of `stands`, after gitboot has read all fetches before that publication
     is_log_unread: bool = False  # whether gitboot could not read the fetch log to its end the last time
     awaits_records: bool = False  # whether gitboot may accept more commits once it has learned these fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
@@ -99,7 +99,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether gitboot repeats the evaluation of the newest commit, because the last evaluation did not end."""
+        """Whether gitboot will repeat the evaluation of the newest commit, because the last evaluation did not end."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -108,7 +108,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Whether gitboot judges the held commit again, by records, once it has learned the fetches up to now."""
+        """Whether gitboot will judge the held commit again, with the records, after it has processed all current
+        fetches.
+        """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
         if candidate is not None and self.waits:
             return True
@@ -132,9 +134,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
 
-_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each further wait is twice as long
+_FIRST_RETRY: Final = timedelta(minutes=1)  # after an unfinished evaluation; each further pause is twice as long
 _LONGEST_RETRY: Final = timedelta(minutes=30)
-_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message: one line of the page has room for these
+_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message that fit into one line of the page
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
@@ -186,7 +188,7 @@ class CommitAcceptor:
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if (
             knowledge.recorded_commit is None and knowledge.is_trusted
-        ):  # at a start: the records are from before the start
+        ):  # at a start, because the records are from before the start
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,
@@ -203,7 +205,7 @@ class CommitAcceptor:
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
         """Return the attempt with the commit that was accepted before a start, while the ledger cannot be written.
 
-        A later `accept` begins with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
+        A later `accept` starts with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
         """
         kept = self._kept
         try:
@@ -384,7 +386,7 @@ class CommitAcceptor:
         """Return the attempt with the boots that newer commits withhold, and with the boots withheld ``before``.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
-        of ``before`` may be newer than that, because its evaluation did not end or the clone lacks it. ``is_gone`` is
+        of ``before`` may be newer, because its evaluation did not end or the clone lacks the commit. ``is_gone`` is
         true if the branch does not have the commit of ``before``. Then an operator decides, unless ``evaluated``
         descends from that commit.
         """
@@ -442,9 +444,10 @@ class CommitAcceptor:
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
-        """Find the acknowledgements in the history of the accepted commit, because each counts only once.
+        """Find the acknowledgements in the history of the accepted commit, because each acknowledgement counts only
+        once.
 
-        After a start, search the history of each commit that is known as accepted: the ledger may come from an earlier
+        After a start, search the history of each accepted commit that is recorded: the ledger may come from an earlier
         version that did not record acknowledgements, or from a backup.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
@@ -543,7 +546,7 @@ class CommitAcceptor:
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Add to the commits ahead which of them have no trusted signature, and who signed acknowledgements."""
+    """Add two facts to the commits ahead: whether they have a trusted signature, and who signed acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -558,8 +561,9 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
 def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     """Return which steps to the newest commit wait until gitboot has read all fetches.
 
-    They wait until gitboot has published without the boots that they remove, and has then read the fetch log. They do
-    not wait if gitboot could not publish or cannot read the log, because later evidence starts no installation.
+    A step waits until gitboot has published without the boots that the step removes, and has then read the fetch log. A
+    step does not wait if gitboot could not publish or cannot read the log, because later evidence starts no
+    installation.
     """
     is_new = attempt.evaluated != latest
     if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
@@ -587,7 +591,7 @@ def _reject(
 
 
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return the objects that decide whether a server is installed. A change to one of them replaces the object."""
+    """Return the objects that determine whether a server is installed. A change replaces the changed object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
 
@@ -613,7 +617,7 @@ _MAX_INHERITED: Final = 3  # identities in one message
 
 
 def format_held(candidate: Candidate) -> str:
-    """Return a message that states which guards hold the commit, by which numbers, and how to acknowledge it."""
+    """Return a message with the guards that hold the commit, their numbers, and the way to acknowledge the commit."""
     verdict = candidate.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
@@ -651,7 +655,7 @@ def format_held(candidate: Candidate) -> str:
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it. Empty: lines cannot acknowledge it."""
+    """Return the lines that acknowledge a commit for all guards that hold it, or () if lines cannot do that."""
     found = tuple(text for _, text in format_ack_lines(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 

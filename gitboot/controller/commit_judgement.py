@@ -1,4 +1,4 @@
-"""Commit judgement: how far the guards let gitboot accept the commits after the accepted one."""
+"""Commit judgement: how far the guards let gitboot accept the commits after the accepted commit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class EvaluationUnfinished(Exception):
 
 
 class Wait(Enum):
-    """Which steps wait until gitboot has read all fetches.
+    """The steps that wait until gitboot has read all fetches.
 
-    Only steps wait that reinstall fewer servers by the records than by the two commits.
+    A step waits only if it reinstalls fewer servers according to the records than according to the two commits.
     """
 
     NONE = auto()  # no step waits: gitboot cannot withhold the boots, or cannot read the fetch log
@@ -51,9 +51,9 @@ class Wait(Enum):
 
 
 class CommitsAhead(Struct, frozen=True, kw_only=True):
-    """The commits after the accepted one, up to the newest."""
+    """The commits after the accepted commit, up to the newest commit."""
 
-    accepted: Commit | None  # None: there is no accepted commit to compare with
+    accepted: Commit | None  # None: there is no accepted commit
     merges: Merges  # the oldest first
     leaves_out: Revision | None = None  # an accepted commit from which the newest commit does not descend
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that gitboot does not trust, and why
@@ -76,13 +76,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Advance(Struct, frozen=True, kw_only=True):
-    """How far the newest commit can be accepted."""
+    """The result of judging the commits after the accepted commit."""
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # provision numbers of machines new in `hops`
     moves: Moves = NO_MOVES  # moves of machines by `hops`
-    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
+    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, the oldest first
     rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show that `reached` is installed
     used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used; they do not count again
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
@@ -90,7 +90,7 @@ class Advance(Struct, frozen=True, kw_only=True):
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
-    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
     passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether an evaluation did not end; that commit counts as invalid until then
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
@@ -117,7 +117,7 @@ class _CommitWalk(Struct, kw_only=True):
     problems_until: datetime | None = None  # see `Advance`
 
     def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
-        """Return the newest commit whose evaluation ended, or the accepted commit. None: neither exists."""
+        """Return the newest commit whose evaluation ended, or the accepted commit, or None if neither exists."""
         for position in range(len(ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
                 return ahead.merges[position - 1][0]
@@ -134,7 +134,9 @@ class _CommitWalk(Struct, kw_only=True):
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines had before a position, if each step up to the position is accepted."""
+        """Return the identities that machines had before a position, assuming that each step up to the position is
+        accepted.
+        """
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent
@@ -144,7 +146,10 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites up to a position. A machine that came and left has departed."""
+        """Return the machines that moved between sites up to a position.
+
+        A machine that arrived and left counts as departed.
+        """
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
             if position <= reached:
@@ -158,7 +163,7 @@ class _CommitWalk(Struct, kw_only=True):
 
 
 class CommitJudge:
-    """The judge of the commits after the accepted one. It remembers their evaluations."""
+    """Judges the commits after the accepted commit, and caches the evaluations of these commits."""
 
     def __init__(
         self,
@@ -183,9 +188,9 @@ class CommitJudge:
         """Return how far gitboot can accept the commits ahead at ``at``.
 
         Acknowledgements in ``used_acknowledgements`` and in ``knowledge`` do not count again. With ``reads_records``,
-        gitboot judges by the records of servers. Before that, the caller must withhold all boots that the newest commit
+        gitboot also uses the records of servers. Before that, the caller must withhold all boots that the newest commit
         removes, and read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
-        yet, even if no guard holds them.
+        yet, even if no guard holds the steps.
 
         Raises `EvaluationUnfinished` and `SourceError`.
         """
@@ -327,7 +332,8 @@ class CommitJudge:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
                     walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
-        if walk.invalid is not None:  # judge the commits up to the last valid one, and ignore the invalid ones after it
+        # Judge the commits up to the last valid commit, and ignore the invalid commits after it.
+        if walk.invalid is not None:
             del walk.legs[max(walk.commits) :]
         walk.problems_until = min(changes, default=None)
         return walk
@@ -379,12 +385,12 @@ class CommitJudge:
         """Return the verdict of the guards on one step, before acknowledgements.
 
         ``lost`` are the identities that machines had before ``base``. ``introduced`` has the provision numbers of the
-        machines that are new since the accepted commit. ``installed`` are servers that the step would reinstall, and
-        whose records show that they have what the commit wants.
+        machines that are new since the accepted commit. ``installed`` are servers that the step would reinstall,
+        although their records show that they already have the wanted installation.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)
-        if base is not None:  # a commit that loosens the fleet's guards is judged by the old ones
+        if base is not None:  # the old guards judge a commit that loosens the fleet's guards
             limits = limits.tighten(base.fleet.guards)
         else:
             arrivals = find_new_or_reinstalled(knowledge, arrivals)
@@ -445,18 +451,18 @@ def _list_passed(
 
 
 def describe_accepted(by: Iterable[str]) -> str:
-    """Return a few words that describe an accepted commit and who acknowledged it."""
+    """Return a short description of an accepted commit and of the person who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def describe_held(guards: Iterable[str]) -> str:
-    """Return a few words that describe a held commit."""
+    """Return a short description of a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def describe_invalid(problems: Iterable[Problem]) -> str:
-    """Return a few words that describe an invalid commit."""
+    """Return a short description of an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: not signed by a trusted key"

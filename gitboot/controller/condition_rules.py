@@ -69,8 +69,9 @@ _NEW_LOGS: Final = (
 _LATE: Final = timedelta(minutes=5)
 _OVERDUE: Final = timedelta(minutes=2)  # verify-mirror also accepts the version before a transition for this long
 _ROOT_WARNING: Final = timedelta(days=60)  # an operator has to fetch the root key from its safe place
-_MAX_NAMED: Final = 20  # servers in one remedy; after these are done, the next remedy names further servers
-_MAX_SECRETS: Final = 3  # named in one message
+# Servers that one remedy names; after the operator has handled these, the next remedy names further servers.
+_MAX_NAMED: Final = 20
+_MAX_SECRETS: Final = 3  # secrets that one message names
 
 
 _Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
@@ -348,7 +349,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the missing files that withhold boots, each with the number of servers that need it."""
+    """Return the missing files that withhold boots, each with the number of servers that need the file."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {
@@ -380,7 +381,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return a text about the request to which a boot was perhaps served, by server."""
+    """Return a text about the request in response to which a boot was perhaps served, by server."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:
@@ -584,7 +585,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 def announcements(
     before: Iterable[Condition], now: Iterable[Condition], state: InstanceState, at: datetime
 ) -> Iterator[Event]:
-    """Yield an event for each false condition that changed and whose type declares an event."""
+    """Yield an event for each false condition that has changed, if the type of the condition declares an event."""
     known = {each.type: each for each in before}
     for each in now:
         if each.status or each == known.get(each.type):

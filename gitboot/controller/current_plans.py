@@ -36,7 +36,7 @@ from gitboot.text import format_count
 
 
 class ImageFile(NamedTuple):
-    """A file that the boots of an image need."""
+    """A file that an image's boots need."""
 
     image: str
     file: BootFile
@@ -46,13 +46,13 @@ Key = TypeVar("Key", bound=str)
 
 
 class Agenda(Struct, Generic[Key], frozen=True):
-    """The times at which keys are due. An agenda does not change: `reschedule` returns a new one."""
+    """The times at which keys are due. An agenda is immutable: `reschedule` returns a new agenda."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
-        """Return the agenda with these keys due at other times. None: the key is not due any more."""
+        """Return the agenda with new due times for these keys. A key whose time is None is not due any more."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
@@ -94,7 +94,8 @@ class Plans(Struct, frozen=True, kw_only=True):
     lost: frozenset[str] = frozenset()  # servers whose override is lost
     unknown_outcomes: frozenset[str] = frozenset()  # servers to which an endpoint may have served their boot
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # servers with an installation that has not ended
-    sightings: Mapping[BootFile, Sighting] | None = None  # of the artifacts; None: gitboot does not check artifacts
+    # The results of artifact checks; None: gitboot does not check artifacts.
+    sightings: Mapping[BootFile, Sighting] | None = None
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # servers by the file that their boots need
     installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers during an installation
     given: Mapping[str, tuple[str, Run]] = field(
@@ -102,7 +103,7 @@ class Plans(Struct, frozen=True, kw_only=True):
     )  # servers whose maintenance was served and has not started
 
     def is_due(self, at: datetime) -> bool:
-        """Return whether a plan changes by the clock alone, or whether there are no plans yet."""
+        """Return whether the clock changes a plan, or whether there are no plans yet."""
         due = self.transitions.next_due
         return self.planned_at is None or (due is not None and due <= at)
 
@@ -122,7 +123,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The missing files that withhold boots, sorted, each with the number of servers that need it."""
+        """The missing files that withhold boots, sorted, each with the number of servers that need the file."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -174,7 +175,7 @@ def replan(
             describe_server(commit, name),
         )
         if not anew and was is not None and was.is_current(decision, record, at, said, absent=absent):
-            # The new decision is equal. Keep the new object, so that the older one can be freed.
+            # The new decision is equal. Keep the new object, so that Python can free the older object.
             states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
         else:
             different.add(name)
@@ -210,7 +211,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         recorded = knowledge.stored_record(uuid)
         if recorded is None or is_overwritten(
             recorded, decision.provision
-        ):  # the ledger does not record what is installed
+        ):  # the ledger has no record of what is installed
             unknown.add(name)
         if uuid in knowledge.unobservable:
             unseen.add(name)
@@ -254,7 +255,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
 def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
-    """Return the servers with a boot that is now withheld because of a missing file, or is not withheld any more."""
+    """Return the servers with a boot that a missing file newly withholds or no longer withholds."""
     if sightings is before.sightings:
         return frozenset()
     needed = {each.file for each in before.needs}  # with their sources, which sightings lack
@@ -299,7 +300,7 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
 
 
 def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
-    """Return the machines that a commit does not have any more. None: the earlier commit is unknown."""
+    """Return the machines that a commit does not have any more, or None if the earlier commit is unknown."""
     if before is None:
         return None
     were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
@@ -307,7 +308,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
-    """Return what a commit contains about a server besides its decision."""
+    """Return the details of a server that a commit contains but its decision does not."""
     host = commit.decisions.networks[name]
     return ServerDetails(
         site=commit.sites.get(name),
@@ -328,7 +329,7 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the kinds and values by which a server is counted."""
+    """Yield the kinds and values under which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:
@@ -340,7 +341,7 @@ def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
 
 
-_RESORT_SHARE: Final = 16  # if more than one key in this many has moved, sort all keys again
+_RESORT_SHARE: Final = 16  # if more than one key in this number has moved, sort all keys again
 _RETRY: Final = timedelta(seconds=5)
 
 
@@ -355,7 +356,7 @@ class WindowWatch:
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
         """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
 
-        If this fails, call it again at `next_end`. An event reports a repeated failure once.
+        After a failure, call this again at `next_end`. A repeated failure causes only one event.
         """
         try:
             servers, self.next_end = self._end_windows(at)

@@ -1,4 +1,4 @@
-"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read how many changes of the ledger they name."""
+"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read the ledger's change numbers from commit statuses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gitboot.ledger.store import Store
 from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
 
-_MAX_DESCRIPTION: Final = 140  # characters of a description: the limit of GitHub; GitLab and Gitea accept 255
+_MAX_DESCRIPTION: Final = 140  # characters in a description: the limit of GitHub; GitLab and Gitea accept 255
 _WITNESS: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
-_MAX_PAGES: Final = 10  # of the statuses of one commit; GitHub accepts 1000 statuses with one name
+_MAX_PAGES: Final = 10  # pages of statuses of one commit; GitHub accepts 1000 statuses with one name
 _RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
@@ -57,14 +57,14 @@ class _Api(NamedTuple):
 
     post: str  # the path to which gitboot posts a status of a commit, below the URL of the API
     listing: str  # the path of the statuses of a commit: at least the newest status of each name
-    page_size: int  # of `listing`
+    page_size: int  # the number of statuses on a page of `listing`
     name_key: str  # the key of a status's name
     credentials: tuple[str, str]  # the header with the token, and its text before the token
     states: Mapping[Judgement, str]
     headers: Mapping[str, str]
 
 
-# GitLab rejects a second `pending`, so a held commit is `failed` until it is accepted.
+# GitLab rejects a second `pending`, so a held commit is `failed` until gitboot accepts it.
 _APIS: Final = {
     ForgeKind.GITHUB: _Api(
         post="repos/{path}/statuses/{commit}",
@@ -118,21 +118,25 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """The text of the commit status, at most 140 characters long. If it is too long, gitboot shortens `says`."""
+        """The text of the commit status, at most 140 characters long. If the text is too long, gitboot shortens
+        `says`.
+        """
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
 
 
-_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little more room
+_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little space for more
 
 
 class KnownChanges(NamedTuple):
-    """The newest change numbers of a ledger in the commit statuses of a forge. None: there is no such status."""
+    """The newest change numbers of a ledger in the commit statuses of a forge. A number is None without such a
+    status.
+    """
 
-    proven: int | None = None  # in statuses with a proof
-    claimed: int | None = None  # in statuses without a proof, which anyone may have written
+    proven: int | None = None  # the number in statuses with a proof
+    claimed: int | None = None  # the number in statuses without a proof, which anyone may have written
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -145,7 +149,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``, where URL is the page of the project. ``api`` is the URL of an API at another place.
+        """Parse ``KIND=URL``. URL is the page of the project, and ``api`` is the URL of an API at another place.
 
         Raises `UsageError`.
         """
@@ -188,7 +192,9 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class Forge:
-    """One project at a forge. gitboot reads the token before each request, and sends it only to the project's host."""
+    """A project at a forge. gitboot reads the token before each request, and sends the token only to the project's
+    host.
+    """
 
     def __init__(
         self,
@@ -215,7 +221,7 @@ class Forge:
         self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has a verdict. None: there is no verdict.
+        """Return the newest verdict on the first of these commits that has a verdict, or None without a verdict.
 
         With a ``ledger``, ignore verdicts of other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -229,8 +235,8 @@ class Forge:
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
         """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
 
-        This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. It may miss a
-        later change number if a commit has more statuses than gitboot reads.
+        This reads all statuses of a commit, because anyone who may write statuses can repeat an old status. It may miss
+        a later change number if a commit has more statuses than gitboot reads.
 
         Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -301,7 +307,7 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
 
 
 def parse_judgement(says: str) -> Judgement:
-    """Return the judgement that a text begins with. Raises ValueError."""
+    """Return the judgement at the start of a text. Raises ValueError."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
@@ -313,13 +319,14 @@ def _pages_prefix(api: str, scheme: str, host: str) -> str:
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-_PROGRESS_PAUSE_S: Final = 300.0  # without a further change of the ledger, before gitboot reports its change number
+# The time without a further change of the ledger, after which gitboot reports its change number.
+_PROGRESS_PAUSE_S: Final = 300.0
 _MAX_PAUSES: Final = 12  # after this many pauses, gitboot reports the change number in any case
-_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops older ones
+_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops the verdicts of older commits
 
 
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
-    """Return the verdicts of an instance on the newest commits, the oldest first. Empty if another ledger is named.
+    """Return the verdicts of an instance on the newest commits, the oldest first, or () if it names another ledger.
 
     The newest commit has no verdict before gitboot has judged it.
     """
@@ -343,9 +350,9 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 class VerdictSender(RetryingSender):
     """A thread that reports verdicts to a forge. `note` does not wait for the forge.
 
-    Each report includes the change number of the ledger. A later start compares it with the ledger, and so notices an
-    older copy of the ledger. Changes without a new verdict are reported after a pause. With ``asks``, gitboot reports
-    nothing before `read_known_changes` has succeeded.
+    Each report contains the change number of the ledger. At its next start, the instance compares this number with the
+    ledger, and so detects an older copy of the ledger. Changes without a new verdict are reported after a pause. With
+    ``asks``, gitboot reports nothing before `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -359,11 +366,11 @@ class VerdictSender(RetryingSender):
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
-        self._waiting: dict[str, CommitVerdict] = {}  # by commit, the oldest first
-        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last verdict that was noted
-        self._last_noted: CommitVerdict | None = None  # of these verdicts
+        self._waiting: dict[str, CommitVerdict] = {}  # waiting verdicts by commit, the oldest first
+        self._noted: dict[str, CommitVerdict] = {}  # the last verdict by commit
+        self._last_noted: CommitVerdict | None = None  # the last of these verdicts
         self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
-        self._key = b""  # of the ledger; set by `read_known_changes`
+        self._key = b""  # the key of the ledger; set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks
         self.start()
@@ -377,10 +384,10 @@ class VerdictSender(RetryingSender):
         return not self._waiting or not self._may_tell
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
-        """Read the change numbers of a ledger from the statuses of these commits, until it has succeeded once.
+        """Read the change numbers of a ledger from the statuses of these commits. After a success, do nothing.
 
-        Proofs are computed with the ``key`` of the ledger. Later reports have a proof too. This waits for the forge, so
-        do not call it in the thread that reconciles. Without ``commits``, it counts as a failed attempt.
+        Proofs are computed with the ``key`` of the ledger, also for later reports. This method waits for the forge, so
+        do not call it in the thread that reconciles. A call without ``commits`` counts as a failed attempt.
         """
         if self._may_tell:
             return
@@ -396,7 +403,7 @@ class VerdictSender(RetryingSender):
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
-        """Report each verdict that differs from the last one of its commit."""
+        """Report each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
                 before, newest = self._noted.pop(verdict.commit, None), self._last_noted
@@ -425,7 +432,7 @@ class VerdictSender(RetryingSender):
             del self._waiting[next(iter(self._waiting))]
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
-        """Enqueue a report of the change number if it is due. Otherwise return in how many seconds it is due."""
+        """Add a report of the change number to the queue if it is due. Otherwise return the seconds until it is due."""
         if self._progress_times is None or self._last_noted is None:
             return None
         first, last = self._progress_times
@@ -457,9 +464,10 @@ class VerdictSender(RetryingSender):
         self._update_telling(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
-        """Write the verdict unless the forge has it already, for example after a restart.
+        """Write the verdict unless the forge has the same verdict already, for example after a restart.
 
-        GitHub accepts 1000 statuses for a commit. Ignore its error if only the change number is new.
+        GitHub accepts 1000 statuses for a commit. The error for a further status is ignored if only the change number
+        is new.
         """
         verdict = verdict.with_proof(self._key)
         known = self._forge.find_latest([verdict.commit], verdict.ledger)
@@ -484,7 +492,7 @@ class ForgeReader:
         return self._verdicts.telling
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
-        """Read the change number from the statuses of the newest commits, unless that has succeeded before."""
+        """Read the change number from the statuses of the newest commits. After a success, do nothing."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()
@@ -497,7 +505,7 @@ def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) ->
 
 
 def list_first_parents(source: Source) -> tuple[Revision, ...]:
-    """Return the first parents from the newest fetched commit back to the accepted one, the newest first."""
+    """Return the first parents from the newest fetched commit back to the accepted commit, the newest first."""
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
         return ()
@@ -516,7 +524,10 @@ def find_project(settings: Settings) -> Project | None:
 def send_verdicts(
     settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
 ) -> Iterator[VerdictSender | None]:
-    """Yield the sender of verdicts. At the end of the block, wait at most ``patience_s`` for waiting reports."""
+    """Yield an object that sends verdicts to the forge.
+
+    At the end of the block, wait at most ``patience_s`` for reports.
+    """
     told, project = settings.forge, find_project(settings)
     if told is None or project is None:
         yield None

@@ -59,19 +59,19 @@ class LimitedFiles(NamedTuple):
     """The published files of a server whose offers the ledger could not record."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when these files become out of date by the clock alone; None: never
+    until: datetime | None  # the time at which these files become outdated by the clock; None: never
     stop: StopScope  # the stop at the time of rendering
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
-    """The state of the target: which of the plans it has."""
+    """The state of the target: which of the planned files are published there."""
 
     applied: Revision | None = None  # the commit of its files
     at: datetime | None = None  # when gitboot last published, or tried to
     complete: bool = False  # whether this process has published all files
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
     in_doubt: bool = False  # whether its records may be from before the ledger became unverified
-    recorded: Members | None = None  # the machines whose records it has; None: all machines in ``plans``
+    recorded: Members | None = None  # the machines whose records were published; None: all machines in ``plans``
     terms: ServingTerms | None = None  # the terms under which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
@@ -112,21 +112,23 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     schedule: Schedule = msgspec.field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines that changed since their last plan
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    longest_step: timedelta = timedelta(minutes=30)  # of an installation; after that, an operator should look
+    # The longest step of an installation. After this time, an operator should check the machine.
+    longest_step: timedelta = timedelta(minutes=30)
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
     unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
     thread_failures: tuple[ThreadFailure, ...] = ()  # of this process; gitboot starts the threads again
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
-    opened: int | None = None  # the change number of the ledger at its opening; None: not compared any more
+    opened: int | None = None  # the change number of the ledger at its opening; None: no longer compared
     was_left: bool = False  # whether the ledger was unused for a long time before its opening
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
-    is_upgraded: bool = False  # whether the ledger is from a version that left one-time boots in OUTPUT
+    is_upgraded: bool = False  # whether the ledger comes from a version that left one-time boots in OUTPUT
     keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
-    next_window_end: datetime | None = None  # in OUTPUT, before the first publication since the start
-    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: it is done
+    # The next end of a window in OUTPUT, before the first publication since the start.
+    next_window_end: datetime | None = None
+    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: already published
     before_resume: InstanceState | None = None  # the state at the start, while the ledger cannot be written
     unread: str | None = None  # why the fetch log could not be read
     refused: tuple[Denial, ...] = ()  # boots that endpoints did not serve within the last hour
@@ -137,7 +139,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def commit(self) -> Commit | None:
         """The accepted commit without the install boots that newer commits remove.
 
-        None if the Fleet names another ledger and this instance never acted.
+        The value is None if the Fleet names another ledger and this instance never acted.
         """
         accepted = self.attempt.accepted
         if accepted is None or not plans_by(self.knowledge, accepted):
@@ -157,8 +159,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        It names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest secret
-        fetches. Of the installations, it names those whose last step is the oldest.
+        The summary names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest
+        secret fetches. Installations are sorted by the time of their last step, the oldest first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -200,7 +202,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield each server with withheld install boots, and what it boots instead, sorted by name."""
+        """Yield each server with withheld install boots, and the boot that replaces them, sorted by name."""
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
         named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
@@ -216,9 +218,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                 )
 
     def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
-        """Return the installations without evidence for too long, by server.
+        """Return the installations that have had no evidence for too long, by server.
 
-        If only a commit can declare the end of installations, an installation is not overdue once gitboot has evidence
+        If only a commit can declare the end of installations, an installation is not overdue after gitboot has evidence
         of its other steps.
         """
         found: dict[str, InstallAttempt] = {}
@@ -240,7 +242,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return the next time after ``at`` at which the clock alone makes another reconcile necessary.
+        """Return the next time after ``at`` at which the clock makes another reconcile necessary.
 
         Before the first evaluation after a start there are no plans, but windows that an earlier process published end.
         """
@@ -272,6 +274,6 @@ _MAX_SHOWN: Final = (
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance with this ledger plans and publishes a commit.
 
-    An instance that another instance has replaced goes on: it ends its windows and clears the overrides that it set.
+    An instance that another instance has replaced continues to end its windows and to clear its overrides.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gitboot.controller.forge import ForgeReader
     from gitboot.controller.notifications import Notices
 
-_JITTER: Final = 0.1  # of the poll interval, so that instances do not all contact one server at the same time
+_JITTER: Final = 0.1  # share of the poll interval, so that instances do not all contact one server at the same time
 SLOW_S: Final = 120.0  # a fetch that runs for longer sets `SourceReady` to false
 STALLED_S: Final = 120.0  # a stage without progress for longer hangs
 _LOOK_EVERY_S: Final = 10.0  # between two checks for a stage that hangs
@@ -41,11 +41,11 @@ class WakeCause(Enum):
     """The cause of a wake-up."""
 
     ANYTHING = auto()
-    COMMIT = auto()  # there may be a new commit, and nothing else has happened
+    COMMIT = auto()  # there may be a new commit, and no other event happened
 
 
 class WakeSignal:
-    """A signal that any thread or signal handler may send. Signals before the next `wait` count as one."""
+    """A signal that any thread or signal handler may send. All signals before the next `wait` count as one signal."""
 
     def __init__(self) -> None:
         self._rung: SignalQueue[WakeCause] = SignalQueue()
@@ -67,7 +67,7 @@ class WakeSignal:
 
 
 class Loop:
-    """Reconciles in the calling thread and fetches in another one, so that a slow Git server delays no window."""
+    """Reconciles in the calling thread and fetches in another thread, so that a slow Git server delays no window."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Loop:
         self._wakes.wake()
 
     def fetch_now(self) -> None:
-        """Request a fetch now, and a reconcile after it. Any thread or signal handler may call this."""
+        """Request a fetch now, and a reconcile after the fetch. Any thread or signal handler may call this."""
         self._fetches.wake()
 
     def stop(self) -> None:
@@ -106,7 +106,7 @@ class Loop:
         self._fetches.wake()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `run` has ended, at most ``timeout_s``. Return whether it has ended."""
+        """Wait until `run` has ended, for at most ``timeout_s``. Return whether `run` has ended."""
         return self._stopped.wait(timeout_s)
 
     def run_once(self) -> None:
@@ -139,8 +139,8 @@ class Loop:
         """Wait until a reconcile is useful.
 
         If there is a new commit, start its evaluation, and wait a short time for the result. After that, a reconcile
-        reports a slow evaluation in the status. The status is also written at its own interval if the poll interval is
-        longer, so that readers notice a status that is out of date.
+        reports a slow evaluation in the status. If the poll interval is long, the status is also written at its own
+        interval, so that readers can detect an outdated status.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         has_come = heard == {WakeCause.COMMIT} and not self._stopping
@@ -230,7 +230,7 @@ class Loop:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
-        """Report a stage that hangs, once. The next reconcile that ends withdraws the report."""
+        """Report a stage that hangs, once. The next reconcile that ends removes the report."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
             stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)

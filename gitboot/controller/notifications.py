@@ -40,10 +40,10 @@ _MOST_READ: Final = 500  # events at a time
 
 
 class Bookmarks:
-    """The last delivered event of each receiver, in a file. gitboot updates the file after each delivery.
+    """The last delivered event of each receiver, in a file that gitboot updates after each delivery.
 
-    A new receiver starts at the end of the ledger. All receivers start there if the ledger is an older copy, so that
-    their positions are after its end.
+    A new receiver starts at the end of the ledger. If the ledger is an older copy, so that the stored positions are
+    after its end, all receivers start at the end.
     """
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
@@ -65,12 +65,12 @@ class Bookmarks:
                 return
             self._places[receiver] = place
             content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
-            with suppress(OSError):  # then a restart delivers the event again
+            with suppress(OSError):  # in this case, the event is delivered again after a restart
                 files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
 class _Pile(Struct):
-    due: float  # by the monotonic clock
+    due: float  # the due time on the monotonic clock
     first: int
     shown: list[NotedEvent] = msgspec.field(default_factory=list)
     number: int = 0
@@ -86,9 +86,10 @@ class _Pile(Struct):
 
 
 class Messenger(RetryingSender):
-    """A thread that sends one receiver the events that it wants, in the order of the ledger. It retries until delivery.
+    """A thread that sends events to one receiver, in the order of the ledger, and retries until delivery.
 
-    It sends the first event of a type at once, and later events of the type within `Receiver.fold` in one notice.
+    The first event of a type is sent without delay. Later events of the type within `Receiver.fold` are sent in one
+    notice.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Yield the sender of notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
+    """Yield an object that sends notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
     if settings.notify is None:
         yield None
         return
@@ -231,7 +232,7 @@ def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
     return found
 
 
-_APPRISE_S: Final = 60.0  # for one notice; apprise contacts a service several times, with a timeout for each request
+_APPRISE_S: Final = 60.0  # per notice; apprise contacts a service several times, with a timeout for each request
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -239,8 +240,8 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     ledger: str  # the identity of the instance's ledger
     type: str
-    events: tuple[NotedEvent, ...]  # the first ones, at most `MOST`
-    number: int  # of all events
+    events: tuple[NotedEvent, ...]  # the first events, at most `MOST`
+    number: int  # the number of all events in the notice
     level: Level  # the highest level of the events
 
     @property
@@ -298,7 +299,7 @@ class NotedEvent(Struct, frozen=True, kw_only=True):
     message: str
     level: Level
     servers: tuple[str, ...]
-    site: str | None  # of the server; None: the event concerns no single server
+    site: str | None  # the site of the server; None: the event concerns no single server
     commit: str | None
 
     def facts(self) -> dict[str, Any]:
@@ -323,7 +324,7 @@ def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
 
 
 class RereadingSender:
-    """Sends notices, and reads the receiver again before each one, because its URL and secret may change.
+    """Sends notices, and reads the receiver's file before each notice, because its URL and secret may change.
 
     ``read`` raises `UsageError` if the file cannot be used.
     """
@@ -359,12 +360,12 @@ class _Webhook:
 
 
 class _ByApprise:
-    """Sends notices with apprise, in a thread that it abandons at a deadline. apprise has no timeout for a request."""
+    """Sends notices with apprise, which has no timeout for a request, in a thread that is abandoned at a deadline."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._apprise: Any = None
-        self._sending: threading.Thread | None = None  # the last one
+        self._sending: threading.Thread | None = None  # the last thread
         if find_spec("apprise") is None:
             raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
 
@@ -408,14 +409,14 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """A receiver of notices, and which events it wants."""
+    """A receiver of notices, and the events that the receiver wants."""
 
     name: str
     url: str = field(repr=False)
     secret: bytes | None = field(repr=False)  # signs the requests to a webhook; None: the URL is for apprise
-    level: Level = Level.WARNING  # the lowest level that it wants
-    sites: frozenset[str] = frozenset()  # it wants only events of servers of these sites; empty: all events
-    fold: timedelta = timedelta(minutes=10)  # events of one type within this time go into one notice
+    level: Level = Level.WARNING  # the lowest level that the receiver wants
+    sites: frozenset[str] = frozenset()  # the receiver wants only events of servers at these sites; empty: all events
+    fold: timedelta = timedelta(minutes=10)  # events of one type within this time are sent in one notice
 
     def wants(self, event: NotedEvent) -> bool:
         return event.level >= self.level and (not self.sites or event.site in self.sites)
@@ -434,7 +435,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
-    """Return a receiver as the file describes it now. Raises `UsageError`."""
+    """Return a receiver with the current content of its file. Raises `UsageError`."""
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
@@ -493,7 +494,7 @@ class _Table(Struct, frozen=True):
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
-        """Return the secret of a webhook. Check that it is private, long enough, and sent to a safe URL."""
+        """Return the secret of a webhook. Check that the secret is private, long enough, and sent to a safe URL."""
         if "secret-file" not in self.given:
             raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
         secret = self._in_file("secret-file").strip()

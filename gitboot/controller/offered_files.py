@@ -62,11 +62,11 @@ class Target(Protocol):
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish the files of ``servers``, and the shared files. None instead of files: the server has left the fleet.
+        """Publish the files of ``servers``, and the shared files. The files of a server that left the fleet are None.
 
-        This reads the items of ``servers`` once to publish them. It may read single servers before. If ``complete``, it
-        deletes the files of all other servers. If ``shared`` is None, the shared files stay. Files that are missing in
-        ``parts`` stay too. Raises `PublishError`.
+        The items of ``servers`` are read once for the publication. Single servers may be read before. If ``complete``,
+        the files of all other servers are deleted. If ``shared`` is None, the shared files stay. Files that are missing
+        in ``parts`` stay too. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
@@ -77,7 +77,7 @@ class Target(Protocol):
 
 
 class DatedPath(NamedTuple):
-    """A path of a server, its plan or report, and its modification time once it is published."""
+    """A path of a server, its plan or report, and its modification time after the publication."""
 
     path: str
     modified: int  # seconds since 1970
@@ -85,7 +85,7 @@ class DatedPath(NamedTuple):
 
 
 class OfferRecorder(Protocol):
-    """Records which boots gitboot offers, before a machine can fetch them."""
+    """Records the boots that gitboot offers, before a machine can fetch them."""
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
@@ -103,7 +103,9 @@ class LedgerOfferRecorder:
     """Records offers in the ledger, with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is the reason if this reconcile could not write the ledger. Then recording fails at once."""
+        """``unwritable`` is the reason why this reconcile could not write the ledger. With a reason, recording
+        fails.
+        """
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(
@@ -148,7 +150,7 @@ def publish_plans(
     begins. After that, gitboot publishes the server without the boots that the ledger lacks. The server stays in
     `TargetState.owed` until the ledger has the remaining offers.
 
-    gitboot renders files while it publishes them, because all files of a large fleet would take too much memory.
+    gitboot renders files during the publication, because all files of a large fleet would take too much memory.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
@@ -221,9 +223,10 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 def _select_records(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Return the machines whose records to publish, and the machines whose records changed. None: all records.
+    """Return the machines whose records to publish, and the machines whose records changed.
 
-    While the ledger is unverified, the published records stay.
+    The changed machines are None if all records must be published. While the ledger is unverified, the published
+    records stay.
     """
     in_doubt = knowledge.recorded_commit is None
     if in_doubt:
@@ -272,7 +275,7 @@ def _render_parts(
 
 
 def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """Return what gitboot offers to unknown machines. None: they boot their disks."""
+    """Return the boots that gitboot offers to unknown machines, or None if they boot their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
     if plans.sightings is None:
@@ -314,7 +317,8 @@ def _offered_versions(state: RenderedState) -> dict[str, Digest]:
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
 
-_BATCH: Final = 500  # servers whose offers are recorded in one transaction, and whose files are in memory together
+# Servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
+_BATCH: Final = 500
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -322,7 +326,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
     """The files of servers by name, rendered on demand. `items` records the offers before it returns the files.
 
     An access log of a web server shows only the modification time of the file that was sent, so the ledger needs this
-    time before a machine can fetch the file. If a publication fails, the next one records its own times.
+    time before a machine can fetch the file. After a failed publication, the next publication records its own times.
     """
 
     names: Sequence[str]
@@ -353,7 +357,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return _BatchedItems(self)
 
     def render_batch(self, names: Iterable[str]) -> dict[str, Files | None]:
-        """Record the offers of these servers, and return their files. None: the server has left the fleet."""
+        """Record the offers of these servers, and return their files.
+
+        The files of a server that left the fleet are None.
+        """
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._render(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
@@ -395,14 +402,14 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return render_server(state, self.decisions, self.token_keys)
 
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Return the published files of a server. None: they are unknown."""
+        """Return the published files of a server, or None if they are unknown."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that the ledger certainly has. These are the offers of the published files.
+        """Return the offers of a server that the ledger certainly has, which are the offers of the published files.
 
         A new record gives the offers new numbers, so after a new record the ledger has no current offer.
         """
@@ -414,7 +421,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Return a server without the boots that the ledger lacks. If dates are missing even then, halt the server."""
+        """Return a server without the boots that the ledger lacks.
+
+        If dates are missing even after that, halt the server.
+        """
 
         def is_noted(plan: BootPlan) -> bool:
             offer = build_offer(state.decision, plan, state.record)

@@ -79,7 +79,7 @@ def carry_out(
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
-    """Record a stop from the files that endpoints read, unless the ledger has the same or a wider stop."""
+    """Record a stop from the files that endpoints read, unless the ledger has the same stop or a wider stop."""
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -193,7 +193,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """Return whether the override has an unknown state, is at another BMC, or is closed and still wanted."""
+        """Return whether the override has an unknown state, is at another BMC, or is closed but still wanted."""
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
@@ -234,7 +234,7 @@ def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Pin the machine that a BMC shows, if it still is the machine that the operator saw."""
+    """Pin the machine that a BMC shows, if it is still the machine that the operator saw."""
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
@@ -254,7 +254,7 @@ def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, 
 
 
 def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Allow gitboot to replace an override that it did not set by the override of the plan."""
+    """Allow gitboot to replace a foreign override by the override of the plan."""
     key = facts["key"]
     own = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
     if key is None or (
@@ -281,10 +281,10 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 def _set_override_states(
     update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
 ) -> int:
-    """Record the outcome of overrides as an operator states it, and return the number of these overrides.
+    """Record the outcome of overrides that an operator states, and return the number of changed overrides.
 
-    ``WITHDRAWN`` means not consumed: gitboot may set an override for the same reason again. ``LOST`` means consumed:
-    gitboot does not set it again.
+    ``WITHDRAWN`` means not consumed, so gitboot may set an override for the same reason again. ``LOST`` means consumed,
+    so gitboot does not set the override again.
     """
     meant = [each for each in update.overrides.list_records(uuid) if each.state is not state and which(each)]
     for each in meant:
@@ -308,13 +308,13 @@ def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | 
 
 
 def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
-    """Return the reason of a stop in the newest Fleet or in the accepted Fleet. None: neither has a stop."""
+    """Return the reason of a stop in the newest Fleet or in the accepted Fleet, or None without a stop."""
     said = (each.stopped for each in _orders(accepted, orders))
     return next((each for each in said if each is not None), None)
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
-    """Return whether this instance may act: neither the newest nor the accepted Fleet names another ledger."""
+    """Return whether this instance may act, because neither the newest nor the accepted Fleet names another ledger."""
     return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
 
 
@@ -325,7 +325,7 @@ def _orders(accepted: Commit | None, orders: Orders | None) -> list[Orders]:
 def find_released_servers(
     commit: Commit, knowledge: Knowledge, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
 ) -> tuple[str, ...]:
-    """Return the servers that boot from the network at once when the stop ``before`` becomes ``after``, by name."""
+    """Return the servers that can boot from the network again when the stop ``before`` becomes ``after``, by name."""
     now = ((each, _planned_boot(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(
         each.server for each, boot in now if boot is not None and boot != _planned_boot(each, knowledge, at, before)

@@ -25,7 +25,7 @@ from gitboot.status.instance_status import Endpoints, ForgeReport, Status, Threa
 from gitboot.status.work_progress import Stage, StageTimes, Stopwatch
 from gitboot.system_clock import ClockState
 
-# One pass
+# One reconcile
 
 _Stages = tuple[tuple[Stage, Callable[[InstanceState, Pass], InstanceState]], ...]
 
@@ -48,7 +48,8 @@ class Reconciler:
     """The state of one instance, which `reconcile` updates.
 
     A bad commit, a lost Git server, a full disk or a failing BMC does not make `reconcile` raise. `reconcile` reports
-    each of them as a condition, and goes on with the last accepted commit, so that windows end while Git is down.
+    each of these faults as a condition, and continues with the last accepted commit, so that windows end while Git is
+    down.
     """
 
     def __init__(self, standing: InstanceState, components: Components) -> None:
@@ -86,7 +87,7 @@ class Reconciler:
         - ``thread_failures``: threads that failed
         - ``wait``: whether to wait for artifacts and BMC tasks
 
-        If the ledger cannot be written, gitboot plans by the records in memory, so that windows end in time.
+        If the ledger cannot be written, gitboot plans with the records in memory, so that windows end in time.
         """
         components, lap = self._components, self.laps.start(Stage.TAKE_IN)
         began = components.clock()
@@ -121,9 +122,9 @@ class Reconciler:
         return this.due
 
     def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
-        """Start the evaluation of a new commit. Return whether a reconcile has nothing to do until the evaluation ends.
+        """Start the evaluation of a new commit. Return whether a reconcile has to wait for its end.
 
-        A reconcile is needed if ``fetched`` differs from the last reported fetch.
+        A reconcile is needed earlier if ``fetched`` differs from the last reported fetch.
         """
         before = self.state
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
@@ -131,11 +132,11 @@ class Reconciler:
         return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
 
     def retry_targets(self) -> None:
-        """Make targets that failed retry now. Any thread may call this."""
+        """Retry the targets that failed, without a pause. Any thread may call this."""
         self._components.target.followers.retry_now()
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
-        """Report a stage that hangs. Another thread calls this. The next reconcile that ends withdraws the report."""
+        """Report a stage that hangs. Another thread calls this. The next reconcile that ends removes the report."""
         message = (
             f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, "
             "publish or change BMCs. Endpoints still open and end published windows"

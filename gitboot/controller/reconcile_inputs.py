@@ -1,4 +1,4 @@
-"""Reconcile inputs: fetches, BMC results, requests and unknown machines until a pass takes them."""
+"""Reconcile inputs: fetches, BMC results, requests and unknown machines that wait for a reconcile."""
 
 from __future__ import annotations
 
@@ -66,14 +66,15 @@ class Intake(Struct, frozen=True, kw_only=True):
 
 
 class NotedWithdrawals:
-    """The newest record of each cleared override that the ledger lacks. Any thread may use it.
+    """The newest record of each cleared override that the ledger lacks. Any thread may use the object.
 
     A file keeps the records for a restart. If the file cannot be written, the records are only in memory. After a
-    restart, gitboot then cannot tell whether the overrides were cleared: `OverrideRecord.may_be_cleared_unrecorded`.
+    restart, gitboot then cannot determine whether the overrides were cleared:
+    `OverrideRecord.may_be_cleared_unrecorded`.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
-        """``path`` is the file; None: keep the records in memory. ``ledger`` is the identity of the ledger."""
+        """``path`` is the file, or None to keep the records in memory. ``ledger`` is the identity of the ledger."""
         self._path, self._ledger, self._lock = path, ledger, Lock()
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
@@ -100,7 +101,7 @@ class NotedWithdrawals:
     def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
-        """Return the overrides of a ledger, updated with the records here."""
+        """Return the overrides of a ledger, updated with the records in this object."""
         found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
         for uuid, record, _ in self:
             known = found.get(uuid, overrides.get(uuid, {}))
@@ -176,7 +177,7 @@ class Inbox:
 
     @property
     def giver(self) -> str | None:
-        """The identity of the fetch log, with which endpoints may serve one-time boots. None: they may not."""
+        """The identity of the fetch log with which endpoints may serve one-time boots, or None if they may not."""
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
         return None
@@ -188,15 +189,15 @@ class Inbox:
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
-        """Claims of 2fefe59: other hosts may have served boots that this instance did not learn of."""
+        """Claims of 2fefe59: other hosts that may have served boots without a fetch in this instance's fetch log."""
         return read_claims(self._claimed, self._folder) if self._folder is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
-        """Return what the endpoints reported within the last hour: withheld boots, and proxies without a name."""
+        """Return the reports of endpoints of the last hour: withheld boots, and proxies that are not configured."""
         return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
-        """Store what a BMC task is about to do or has done, before the task goes on. Raises `LedgerError`.
+        """Store the next or last action of a BMC task before the task continues. Raises `LedgerError`.
 
         A record that only clears an override goes to a file, and the next reconcile writes it to the ledger. The task
         does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may have
@@ -227,12 +228,14 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make BMC tasks wait with their records until the block ends, so that the taken inputs stay the newest."""
+        """Make BMC tasks wait with their records until the block ends, so that the inputs of the reconcile stay the
+        newest.
+        """
         with self._lock:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
-        """Return all waiting inputs. ``offsets`` are the offsets up to which the ledger has the fetch log."""
+        """Return all waiting inputs. ``offsets`` are the positions up to which the ledger contains the fetch log."""
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
@@ -269,7 +272,7 @@ class Inbox:
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
         """Return the overrides with the newer records of BMC tasks, and the machines of these records.
 
-        A reconcile that cannot write the ledger has not learned these records, and still has to clear overrides.
+        A reconcile that cannot write the ledger has not processed these records, and still has to clear overrides.
         """
         with self._lock:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
@@ -280,7 +283,10 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return how often entries of the fetch log will have been deleted. The next output tree states the number."""
+        """Return the number of deletions in the fetch log after the next deletion.
+
+        The next output tree contains the number.
+        """
         if self._spool is None:
             return 0
         with suppress(OSError, LedgerError):
@@ -289,7 +295,7 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the entries of the fetch log that the output tree considers. ``times`` is the number in the tree."""
+        """Delete the entries of the fetch log that the output tree reflects. ``times`` is the number in the tree."""
         if self._spool is None:
             return
         try:
@@ -303,7 +309,7 @@ class Inbox:
 
 
 class FolderFetchLog:
-    """The fetch log of the endpoints on this host, in a folder. Its methods raise OSError if it cannot be read."""
+    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError for an unreadable log."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -325,7 +331,7 @@ class FolderFetchLog:
 class SharedFetchLog:
     """The fetch log in a database that hosts share, for the host with the lease.
 
-    Its methods raise `LedgerError` if the database cannot be read.
+    Methods raise `LedgerError` if the database cannot be read.
     """
 
     def __init__(self, fetches: RecordedFetches, lease: Lease) -> None:
@@ -359,7 +365,7 @@ class UnknownMachineFile:
         self._applied: str | None = None  # the commit with which the file was last updated
 
     def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
-        """Update the file. Return its new content and the events, or None if it is unchanged.
+        """Update the file. Return its new content and the events, or None if the file is unchanged.
 
         If the file cannot be written, the files of the endpoints stay for the next update.
         """

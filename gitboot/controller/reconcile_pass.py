@@ -21,7 +21,7 @@ from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 
 
 def ignore(*_: object) -> None:
-    """Ignore an event, a status, or the end of a BMC task. Used by dry runs and tests."""
+    """Ignore an event, a status, or the end of a BMC task, for dry runs and tests."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Components:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One reconcile. The stages set the fields after ``time``, in this order."""
+    """One reconcile. The stages set the fields after ``time``, in the order of the fields."""
 
     components: Components
     before: InstanceState  # the state after the last reconcile
@@ -68,8 +68,8 @@ class Pass:
     is_approval_left: bool = False  # whether an approval waits for the next reconcile
     requested: BatchResult = field(init=False)  # the ledger changes by operator requests
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
-    events: tuple[Event, ...] = ()  # of the attempt
-    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile learns
+    events: tuple[Event, ...] = ()  # the events of the attempt
+    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
     learnt: BatchResult = field(init=False)  # the ledger changes by the attempt and by ``ready``
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -1,4 +1,4 @@
-"""Targets of an instance: OUTPUT, its signed list, and the targets that follow it."""
+"""Targets of an instance: OUTPUT, its signed list, and the targets that follow OUTPUT."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class ListedTarget(Target, Protocol):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the target still is the tree that gitboot published last, and was not replaced."""
+        """Whether the target is still the tree that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over in the files of an earlier process. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list to the published files, or renew it if it is due. Return when it expires.
+        """Update the signed list to the published files, or renew a list that is due. Return when the list expires.
 
-        None: there is no list yet. Raises `PublishError`.
+        Return None if there is no list yet. Raises `PublishError`.
         """
 
 
 class FollowedTarget:
-    """A target that other targets follow. `publish` starts their updates, and does not wait for them."""
+    """A target that other targets follow. `publish` starts their updates without waiting for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
-        """``list_keys`` is the folder of the keys that sign the list. None: gitboot writes an unsigned list."""
+        """``list_keys`` is the folder with the keys that sign the list. With None, the list is unsigned."""
         self.followers = followers
         self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
-        self._has_published = False  # by this process
+        self._has_published = False  # whether this process has published
 
     @property
     def is_unchanged(self) -> bool:
@@ -91,9 +91,9 @@ class FollowedTarget:
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
-        """Write the signed list if it is due or its keys changed, and return the state of the list.
+        """Write the signed list if it is due or if its keys changed, and return the state of the list.
 
-        The other targets do not follow before this process has published, because OUTPUT may be older than they are.
+        Before this process has published, the other targets do not follow, because OUTPUT may be older than they are.
         """
         before = self._signed_list.expires
         self._update_list(at)
@@ -204,7 +204,7 @@ def _build_branch_target(
 
 
 def _repository_place(url: str) -> tuple[str | None, str]:
-    """Return the host and path of a repository. They are equal for all URLs of one repository."""
+    """Return the host and path of a repository, which are equal for all URLs of one repository."""
     parts = parse_git_url(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")

@@ -1,1 +1,1 @@
-"""Serve boot files, one-time boots, the API and metrics to machines and operators over HTTP."""
+"""Endpoint: serves boot files, one-time boots, the API and metrics to machines and operators over HTTP."""

@@ -19,14 +19,15 @@ from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
+# RFC 7239, and the older header that RFC 7239 replaces.
+FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """Return a predicate: whether an address is in one of ``networks``. It returns False for None."""
+    """Return a predicate that is True for addresses in one of ``networks``, and False for None."""
     ranges = tuple(networks)
 
-    @lru_cache(maxsize=4096)  # to parse an address takes as long as to answer a request
+    @lru_cache(maxsize=4096)  # parsing an address takes as long as a response
     def contains(address: str | None) -> bool:
         found = _parse_address(address) if address else None
         return found is not None and any(found in network for network in ranges)
@@ -35,11 +36,11 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
 
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of the client of a request, in its shortest spelling. None: the address is not known.
+    """Return the address of the client of a request in its shortest form, or None if it is unknown.
 
     Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
-    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. An
-    address that is not trusted is the client itself, also a loopback address.
+    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. The
+    first untrusted address is the client, even if it is a loopback address.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -56,7 +57,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of a client that sends a forwarding header and is not a trusted proxy. None: there is none."""
+    """Return the address of a client that sends a forwarding header and is not a trusted proxy, or None."""
     peer = scope["client"]
     address = (
         _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
@@ -86,7 +87,7 @@ _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded
 
 
 class OperatorDenial(StrEnum):
-    """Why gitboot does not accept a request as an operator's."""
+    """The reason why gitboot does not accept a request as an operator's request."""
 
     NETWORK = "Network"  # the address is in no network of operators
     PROXY = "Proxy"  # the proxy is not trusted, or it does not name its client
@@ -97,7 +98,7 @@ class OperatorDenial(StrEnum):
 
 
 class Tokens:
-    """The tokens with which programs read what operators may read: one on each line of a file.
+    """The tokens for programs that may read the same as operators. The file has one token on each line.
 
     gitboot reads the file for each request.
     """
@@ -106,7 +107,7 @@ class Tokens:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if the file cannot be read, or a token is so short that a client could guess it."""
+        """Raise `UsageError` if the file cannot be read, or if it has a token that is short enough to be guessed."""
         try:
             tokens = self._read()
         except OSError as error:
@@ -126,7 +127,7 @@ class Tokens:
 
 
 class OperatorAccess:
-    """Decides whether a request is an operator's."""
+    """Decides whether a request comes from an operator."""
 
     def __init__(
         self,
@@ -150,11 +151,13 @@ class OperatorAccess:
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether operators have a socket of their own, and this is not that socket."""
+        """Return whether operators have a socket of their own, and this is another socket."""
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Return why a request is not an operator's. None: it is. ``client`` is the address that proxies state."""
+        """Return why a request does not come from an operator, or None if it does. ``client`` is the client's
+        address.
+        """
         if self.is_machines_only(scope.get("server")):
             return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -165,7 +168,7 @@ class OperatorAccess:
         names = {name for name, _ in headers}
         if self._is_proxy(scope["client"][0] if scope["client"] else None):
             is_hidden = b"x-forwarded-for" not in names
-        else:  # without configuration nginx before 1.29.7 sends HTTP/1.0 (proxy_http_version)
+        else:  # nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
             is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
         if is_hidden:
             return OperatorDenial.PROXY
@@ -175,9 +178,9 @@ class OperatorAccess:
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header has a name of this endpoint, or an address.
+        """Return whether a Host header has a name of this endpoint, or an IP address.
 
-        An address is safe: an attacker's name server can redirect a name, but not an address.
+        An IP address is safe: an attacker's name server can redirect a name, but not an address.
         """
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         name = name.lower().removesuffix(".")
@@ -190,12 +193,12 @@ class OperatorAccess:
 class CredentialFiles:
     """The credential files that an endpoint reads for each request.
 
-    ``checks`` has a function for each option. It raises `UsageError` if the option's file cannot be used.
+    ``checks`` maps each option to a function that raises `UsageError` if the option's file cannot be used.
     """
 
     def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
         self._checks = checks
-        self._failures: tuple[str, ...] = ()  # at the last check
+        self._failures: tuple[str, ...] = ()  # the failures at the last check
 
     def find_failures(self) -> tuple[str, ...]:
         """Return a message for each file that cannot be used now, with its option, file and cause."""

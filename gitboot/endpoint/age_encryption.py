@@ -15,7 +15,7 @@ _COMMENT = "#"
 
 
 class DecryptionError(Exception):
-    """A file could not be decrypted. The message has nothing of its content."""
+    """A file could not be decrypted. The message does not contain its content."""
 
 
 class AgeKeys:
@@ -30,7 +30,7 @@ class AgeKeys:
             return pyrage.decrypt(encrypted, self._read_keys())
         except (OSError, ValueError) as error:
             raise DecryptionError(f"the key file cannot be read: {getattr(error, 'strerror', error)}") from None
-        except pyrage.DecryptError:  # its text adds nothing: no key fits, or the file is damaged
+        except pyrage.DecryptError:  # the text of the error adds no information: no key fits, or the file is damaged
             raise DecryptionError("no key in the key file decrypts it") from None
 
     def check(self) -> None:

@@ -48,7 +48,10 @@ _ITEM_KEYS: Final = (
 
 
 class Api:
-    """The routes below /api/v1/. They are not async: Starlette runs them in threads, so they block no other request."""
+    """The routes below /api/v1/.
+
+    The routes are not async, so Starlette runs them in threads, where they do not block others.
+    """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
         self._tree, self._root, self._clock = tree, str(root), clock
@@ -108,7 +111,7 @@ class Api:
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
-        """Return the names of all servers, sorted. The folder is read again when it has changed."""
+        """Return the names of all servers, sorted. The folder is read again after it has changed."""
         folder = f"{self._root}/ops/servers"
         now = read_signature(folder)
         if self._names[0] != now or now is None:
@@ -183,7 +186,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page
-    fields: tuple[tuple[str, str], ...] = ()  # each name with the value that it must have
+    fields: tuple[tuple[str, str], ...] = ()  # names and the values that they must have
     labels: tuple[tuple[str, str], ...] = ()
 
     def matches(self, item: _Item) -> bool:
@@ -214,7 +217,7 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
 
 
 class _Item(Struct, frozen=True):
-    # One server of the list: its JSON, and what filters compare.
+    # A server of the list: its JSON, and the values that filters compare.
     signature: Signature
     content: bytes
     fields: Mapping[str, str | None]
@@ -245,7 +248,7 @@ _HEADERS: Final = {
 
 
 def build_page_routes(tree: PublishedTree) -> list[Route]:
-    """Return the routes of the page, its scripts and styles, and its data. Its data needs the output `pages`."""
+    """Return the routes of the page, its scripts and styles, and its data. The data requires the output `pages`."""
 
     def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
@@ -259,7 +262,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         return Response(found.content, headers=headers)
 
     def redirect_to_page(_: Request) -> Response:
-        """Redirect to the page if it is published, else explain how to publish it."""
+        """Redirect to the page if it is published, otherwise explain how to publish the page."""
         if not tree.is_ready:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:

@@ -123,10 +123,10 @@ _MOVING_POLLS: Final = 50
 
 
 class Endpoint:
-    """The ASGI application. It answers each request from one state of one server, for one time.
+    """The ASGI application. Each response uses one state of one server, at one time.
 
-    Without a ``recorder`` gitboot records no fetch, and so withholds one-time boots. Without ``keys`` it withholds
-    secrets.
+    Without a ``recorder``, gitboot does not record fetches, so it withholds one-time boots. Without ``keys``, it
+    withholds secrets.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Endpoint:
         tree: PublishedTree,
         clock: Callable[[], datetime],
         recorder: Recorder | None = None,
-        clients: ClientRules | None = None,  # None: the defaults
+        clients: ClientRules | None = None,  # None: default rules
         assets: Path | None = None,
         keys: AgeKeys | None = None,
     ) -> None:
@@ -156,7 +156,7 @@ class Endpoint:
         self._bodies = RequestBodies()
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate = clients.certificate
-        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # by kind and status
+        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # requests by kind and status
         self.operator_denials: Counter[OperatorDenial] = Counter()  # requests for operators' pages
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
@@ -180,7 +180,7 @@ class Endpoint:
     # Answers without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
-        """Return a response that is cached, valid and for every client. None: there is none."""
+        """Return a valid, cached response that does not depend on the client, or None."""
         if not self._tree.can_answer or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
@@ -205,7 +205,7 @@ class Endpoint:
         )  # a client that has gone gets neither, but uvicorn needs a response
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
-        """Return the response to a GET or HEAD request. None: the client has gone."""
+        """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
         path = scope["path"]
         if scope["method"] not in _METHODS:
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
@@ -245,7 +245,7 @@ class Endpoint:
         return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
 
     async def _handle_post(self, scope: Scope, receive: Receive) -> Reply | None:
-        """Return the response to a POST request: a webhook, an inventory or an installer's report. None: 404."""
+        """Return the response to a webhook, an inventory or an installer's report, or None for 404."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
         if path == WEBHOOK_PATH and self._webhooks is not None and not self.door.is_machines_only(server):
@@ -271,7 +271,7 @@ class Endpoint:
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response of a path. None: no such path. Raises `ServerMoving` if a server moves for too long."""
+        """Return the response of a path, or None for 404. Raises `ServerMoving` if a server moves for too long."""
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
@@ -299,7 +299,10 @@ class Endpoint:
     async def _serve_guarded(
         self, answer: BootResponse, guarded: GuardedPath, scope: Scope, at: datetime
     ) -> ASGIApp | None:
-        """Return the boot if the gate allows it and the fetch is recorded, else a fallback. None: client has gone."""
+        """Return the boot if the gate allows it and the fetch is recorded, otherwise a fallback.
+
+        Return None if the client has closed the connection.
+        """
         if await _has_left(scope):
             return None
         request = _parse_client_request(scope, self._find_client(scope), at)
@@ -318,7 +321,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a response. Record that it was served once the client has received all of it."""
+        """Send a response. When the client has received all of it, record that the boot was served."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
@@ -416,7 +419,7 @@ async def _has_left(scope: Scope) -> bool:
 
 
 async def _has_received(scope: Scope) -> bool:
-    """Wait until the client has received all data. Return False if it closes the connection or takes too long."""
+    """Wait until the client has received all data. Return False if the client closes the connection or is too slow."""
     has_received, loop = scope.get("extensions", {}).get(CLIENT_RECEIVED, lambda: True), asyncio.get_running_loop()
     ends_s = loop.time() + PATIENCE_S
     while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - there is no event for it
@@ -439,7 +442,7 @@ class ServedFiles:
         return self.serve_file(request.path_params["path"], request)
 
     def serve_file(self, path: str, request: Request) -> Response:
-        """Return the file at ``path`` below the folder, whatever path was requested."""
+        """Return the file at ``path`` below the folder, regardless of the requested path."""
         try:
             found = find_file_below(self._root.resolve(), path)
         except OSError:
@@ -456,7 +459,7 @@ class ServedFiles:
 
 
 def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
-    """Return why a file that a boot needs is unusable. None: it is usable, or this endpoint does not serve it."""
+    """Return why a file that a boot needs is unusable, or None if it is usable or is not served by this endpoint."""
     asset = need.path.removeprefix("assets/")
     folder = root / "boot" if asset == need.path else assets
     if folder is None:
@@ -479,7 +482,7 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
 
 
 def _build_withheld_reply(refusal: GateDenial) -> Reply:
-    """Return the response in place of withheld data. 503 if another endpoint, or this one later, may serve it."""
+    """Return the response that replaces withheld data, with 503 if an endpoint may serve the data later."""
     return RETRY_LATER if refusal.reason in _TEMPORARY_REASONS else NOT_FOUND
 
 
@@ -495,7 +498,7 @@ def _text_response(status: int, text: str) -> Response:
 
 
 INVENTORY_PATH: Final = "/v1/inventory"
-MAX_INVENTORIES_PER_ADDRESS: Final = 60  # a minute from one address, behind which a rack may boot
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # per minute from one address, which a whole rack may share
 _MAX_INVENTORIES: Final = 600  # a minute from all addresses
 _MINUTE: Final = timedelta(minutes=1)
 
@@ -503,13 +506,13 @@ _MINUTE: Final = timedelta(minutes=1)
 class UnknownMachineIntake:
     """Records the requests and inventories of unknown machines.
 
-    It ignores people, monitors, and machines that a document describes.
+    Requests of people, of monitors, and of machines with a document are ignored.
     """
 
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
         self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
         self._minute: int | None = None  # the minute in which these inventories were sent
-        self._sent_inventories: Counter[str] = Counter()  # by network
+        self._sent_inventories: Counter[str] = Counter()  # sent inventories by network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
         """Record a request that got 404 or a boot script for unknown machines."""
@@ -517,11 +520,13 @@ class UnknownMachineIntake:
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
     async def record_inventory(self, read: ReadBody, request: ClientRequest) -> Reply:
-        """Record an inventory and return the response. It is the same if a document describes the machine."""
+        """Record an inventory and return the response. The response does not reveal whether the machine has a
+        document.
+        """
         if request.client is None or not self._is_counted(request, Role.DATA):
             return NOT_FOUND
         if not self.recorder.is_forwarded:
-            return RETRY_LATER  # gitboot would lose it
+            return RETRY_LATER  # otherwise gitboot would lose the inventory
         if not self._reserve_inventory(request):
             return TOO_MANY_REQUESTS
         content = bytearray()
@@ -555,16 +560,16 @@ class UnknownMachineIntake:
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
-    """The rights of clients: proxies may name their client, operators may read plans."""
+    """The rights of clients: which proxies may name their client, and which operators may read plans."""
 
     trusted_proxies: Iterable[Network] = ()  # gitboot reads their X-Forwarded-For header
     operators: Iterable[Network] = LOOPBACK
     names: tuple[str, ...] = ()  # host names that operators may use, besides addresses
-    tokens: Tokens | None = None  # for programs, which may read what operators may, from any address
-    operators_socket: tuple[str, int] | None = None  # a socket that only operators use; None: one socket for all
-    certificate: Certificate | None = None  # for that socket; None: no TLS
+    tokens: Tokens | None = None  # for programs, which may read the same as operators, from any address
+    operators_socket: tuple[str, int] | None = None  # a separate socket for operators; None: one socket for all clients
+    certificate: Certificate | None = None  # for the socket for operators; None: no TLS
     max_idle: int = MAX_IDLE  # idle connections of one address
-    webhooks: Webhooks | None = None  # of forges; None: none are accepted
+    webhooks: Webhooks | None = None  # webhooks of forges; None: webhooks are rejected
     unknown_recorder: UnknownMachineRecorder = field(
         default_factory=UnknownMachineRecorder
     )  # records the unknown machines

@@ -45,21 +45,23 @@ from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placehold
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
 from gitboot.render.paths import HOP, Role, find_token
 
-# Which fetches count: those of machines, not those of people, monitors and this host
+# Which fetches count: fetches of machines, not those of people, monitors and this host
 
 
 class FetchFilter:
-    """Decides whether a fetch counts, by the terms that the tree has now."""
+    """Decides whether a fetch counts, by the current terms of the tree."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
         self._is_monitor = self._is_boot_client = build_network_matcher(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
-        """Return whether the machine's own system fetches user data by a UUID. Every client can send such a request.
+        """Return whether the machine's own system fetches user data by a UUID, although any client could send the
+        request.
 
-        ``served_to`` is the client to which gitboot served the boot. None: gitboot did not serve it. Addresses and
-        checks are the job of `find_reason_to_ignore`. If the Fleet names clients, all their fetches count.
+        ``served_to`` is the client to which gitboot served the boot, or None if gitboot did not serve the boot.
+        `find_reason_to_ignore` checks addresses and monitoring requests. If the Fleet names clients, all their fetches
+        count.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -67,7 +69,9 @@ class FetchFilter:
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count. None: it counts. If the Fleet names clients, all their fetches count."""
+        """Return why a fetch does not count, or None if it counts. If the Fleet names clients, all their fetches
+        count.
+        """
         if is_check(agent, query):
             return "the request is a check by gitboot"
         if self._terms != (terms := self._tree.terms):
@@ -96,7 +100,7 @@ _is_loopback: Final = build_network_matcher(LOOPBACK)
 
 @lru_cache(maxsize=4096)
 def _is_own_address(client: str) -> bool:
-    """Return whether an address is one of this host's. A socket can be bound only to those."""
+    """Return whether an address belongs to this host. A socket can be bound only to such an address."""
     if _is_loopback(client):
         return True
     address = ip_address(client)
@@ -119,14 +123,14 @@ _PROXY_INTERVAL: Final = timedelta(minutes=10)
 
 
 class GateDenial(NamedTuple):
-    """Why gitboot withholds a boot."""
+    """The reason why gitboot withholds a boot."""
 
     reason: DenialReason
     words: str
 
 
 class DenialLog:
-    """The recent denials: the last one of each server and reason. For any thread."""
+    """The recent denials: the last denial of each server and reason. Any thread may use the object."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()
@@ -146,7 +150,7 @@ class DenialLog:
                 last.popitem(last=False)
 
     def clear(self, server: str) -> None:
-        """Remove the denials of a server whose boot was served."""
+        """Remove the denials of a server after its boot was served."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
@@ -172,7 +176,7 @@ class DenialLog:
 
 @contextmanager
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
-    """Return a function that writes a report to the spool if it has changed. The report is removed at the end."""
+    """Yield a function that writes a report to the spool if the report has changed. Remove the report at the end."""
     name = f"{os.getpid()}-{token_hex(8)}"
     written = EndpointReport()
 
@@ -213,34 +217,34 @@ _OTHER_ENDPOINT_REASONS: Final = (
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):
-    """A path that the boot gate checks before the endpoint serves it, and whose fetches it records."""
+    """A path that the boot gate checks before the endpoint serves it, and whose fetches the endpoint records."""
 
     server: str
     path: str  # below the output directory
     role: Role
-    digest: str | None  # what a recorded fetch names; None: fetches are not recorded
+    digest: str | None  # the digest that a recorded fetch contains; None: fetches are not recorded
     identity_values: Mapping[str, tuple[str, ...]]  # the UUIDs and serial numbers that the machine may send
     disk_write: DiskWrite | None = None  # None: the boot writes no disk
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """The client of a request, and the time. The client can send any agent and query."""
+    """The client of a request, and the time. The client can send any User-Agent and query."""
 
     client: str | None
     agent: str
     query: Mapping[str, str]
     at: datetime
     is_head: bool  # a HEAD request consumes no boot
-    intents: list[str] = field(default_factory=list)  # the ids of intents whose outcomes are to be recorded
+    intents: list[str] = field(default_factory=list)  # ids of intents without a recorded outcome
 
     @property
     def is_check(self) -> bool:
-        """Return whether gitboot sent the request. It consumes no boot, and its denials are not reported."""
+        """Whether gitboot sent the request. Such a request consumes no boot, and its denials are not reported."""
         return is_check(self.agent, self.query)
 
 
 class BootGate:
-    """Decides whether a path is served: by the tree's terms, the files that are there, and the spool. Logs denials."""
+    """Decides whether a path is served, by the tree's terms, the existing files, and the spool. Logs denials."""
 
     def __init__(
         self,
@@ -260,10 +264,10 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Return why a path is not served. None: it may be served, and its fetch is recorded if it has to be.
+        """Return why a path is not served, or None if it may be served and its fetch is recorded, if required.
 
-        A boot that writes no disk is served even if its fetch could not be recorded. A report is different: its sender
-        has to send it again if gitboot could not record it.
+        A boot that writes no disk is served even if its fetch could not be recorded. For a report, the sender has to
+        repeat the request if gitboot could not record the report.
         """
         if (disk_write := guarded.disk_write) is None:
             if guarded.digest is None:
@@ -366,7 +370,8 @@ class BootGate:
         if guarded.role is Role.DATA:
             served_to = None if served is None or served.first.is_start else served.first.client
             is_own = self._is_own_system(guarded, request, served_to)
-            is_shown = is_own or served_to is None  # a boot that was served is consumed, whichever client asks for data
+            # A boot that was served is consumed, regardless of the client that asks for its data.
+            is_shown = is_own or served_to is None
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:
                 self.conclude(request, None)  # perhaps the client is not the machine
@@ -379,7 +384,10 @@ class BootGate:
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
-        """Return whether only another endpoint may serve one-time boots. The spool's identity is of the last check."""
+        """Return whether only another endpoint may serve one-time boots.
+
+        The spool's identity comes from the last check.
+        """
         return (
             self._tree.is_foreign
             or recorder.serving_identity is None
@@ -393,13 +401,16 @@ class BootGate:
     async def record_fetch(
         self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
-        """Record a fetch or an installer's report, with the end of its log if it failed. Return whether that worked."""
+        """Record a fetch or an installer's report, with the end of the log of a failure.
+
+        Return whether it was recorded.
+        """
         recorder = self._recorder
         if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
             return False
         is_counted = guarded.role is not Role.DATA or self._find_reason_to_ignore(guarded, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report counts whatever the response is
+        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report counts regardless of the response
         offer = guarded.disk_write.offer if guarded.disk_write is not None else None
         observation = Observation(
             server=guarded.server,
@@ -418,7 +429,7 @@ class BootGate:
         return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
     def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
-        """Record the outcome of the intents of a request. None: the outcome stays unknown."""
+        """Record the outcome of the intents of a request. With None, the outcome stays unknown."""
         while request.intents and self._recorder is not None:
             self._recorder.intents.conclude(request.intents.pop(), outcome)
 
@@ -433,7 +444,7 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Return whether the script sends the client to another endpoint. A client is sent on only once."""
+    """Return whether the script sends the client to another endpoint. A client is redirected only once."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 
@@ -453,7 +464,9 @@ def escape_comment(words: str) -> str:
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
-    """Return how the identity that a client sends differs from the expected one. None: no difference is proven."""
+    """Return how the identity that a client sends differs from the expected identity, or None without a proven
+    difference.
+    """
     sent: dict[str, str] = {}
     with suppress(Malformed):
         if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):

@@ -72,7 +72,7 @@ MAX_CACHED_BYTES: Final = 1024 * 1024  # a larger file is an artifact, which is 
 
 
 class RequestKind(StrEnum):
-    """What a request fetched or sent."""
+    """The kind of data that a request fetched or sent."""
 
     ENTRY = "boot_script"  # a boot of one server, or a report: its fetches are recorded
     FILE = "file"  # any other file of boot/
@@ -83,7 +83,7 @@ class RequestKind(StrEnum):
 
 
 class BootScript(NamedTuple):
-    """A boot script, and the machine that boots with it."""
+    """A boot script, and the machine that boots with the script."""
 
     path: str
     machine: str
@@ -91,23 +91,23 @@ class BootScript(NamedTuple):
 
 
 class BootResponse(Struct, frozen=True, kw_only=True):
-    """The response of a path. It is valid while a file is unchanged, and from ``since`` until before ``until``."""
+    """The response of a path, which is valid while its file is unchanged and the time is in [since, until)."""
 
     request_kind: RequestKind
     reply: Reply
     etag: bytes | None = None
     not_modified: Reply | None = None  # for a client that has the content
     allows_ranges: bool = False  # BMCs read a disc in parts
-    guarded: GuardedPath | None = None  # None: every client gets it, and fetches are not recorded
-    fallback: bytes | None = None  # served if the boot is withheld; None: 404
+    guarded: GuardedPath | None = None  # None: all clients may fetch the path, and fetches are not recorded
+    fallback: bytes | None = None  # the response if the boot is withheld; None: 404
     hop: bytes | None = None  # a script that sends the client to the endpoint that serves the boot
     content_type: str = ContentType.TEXT
     boot_script: BootScript | None = None  # None: not a boot script
-    file: str  # the file from which the response was made
+    file: str  # the source file of the response
     signature: Signature
     since: datetime | None = None  # None: before the first transition
     until: datetime | None = None  # None: no transition is planned
-    in_window: bool = False  # of a maintenance, which must end even if the clock was set back
+    in_window: bool = False  # whether this is the boot of a maintenance, which must end even if the clock was set back
 
     def is_valid(self, at: datetime) -> bool:
         return (
@@ -118,7 +118,7 @@ class BootResponse(Struct, frozen=True, kw_only=True):
 
 
 class BootResponses:
-    """The boot responses of one tree. Those that were used last are cached."""
+    """The boot responses of one output tree, with a cache of recently used responses."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree = tree
@@ -126,7 +126,7 @@ class BootResponses:
         self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
-        """Return the response of a path if it is cached and still valid."""
+        """Return the cached response of a path if the response is still valid."""
         clock = self._tree.clock
         if clock.problem is None and (self._latest is None or self._latest < at):
             self._latest = at
@@ -142,7 +142,7 @@ class BootResponses:
         return answer
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response of a path as requested. None: there is no such path.
+        """Return the response of a path as requested, or None for 404.
 
         Raises `ServerMoving` if a server is being published, and ValueError for a damaged file.
         """
@@ -220,9 +220,9 @@ class BootResponses:
         )
 
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
-        """Return the response for data or a report of an installation whose plan a commit or a window has replaced.
+        """Return the response for data or a report of an installation whose plan was replaced by a commit or a window.
 
-        The installation goes on. gitboot accepts its token as long as the data that the token names is in the tree.
+        The installation continues. gitboot accepts its token as long as the output tree contains the token's data.
         """
         if lookup.kind is DATA:
             if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
@@ -242,9 +242,10 @@ class BootResponses:
     def _find_version(
         self, versions: tuple[PathVersion, ...], at: datetime
     ) -> tuple[PathVersion | None, datetime | None]:
-        """Return the version at a time, and the time of the next one.
+        """Return the version at a time, and the time of the next version.
 
-        A clock that was set back opens no window that has ended. A clock that may be wrong opens no window at all.
+        A clock that was set back does not open a window that has ended. A clock that may be wrong opens no window at
+        all.
         """
         version, until = find_version(versions, at)
         latest = _find_time_past(until, self._latest, self._tree.clock.latest_time)
@@ -265,7 +266,7 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return what boot-operator serves to the server with this address: the program that its firmware boots."""
+        """Return the program that firmware boots for the server with this address, as boot-operator serves it."""
         if client is None:
             return None
         answer = None
@@ -291,14 +292,14 @@ class BootResponses:
     # All other paths
 
     def _build_shared(self, path: str) -> BootResponse | None:
-        """Return a file that belongs to no server. A new version is served before the manifest lists it."""
+        """Return a file that belongs to no server. A new version is served even before the manifest lists it."""
         if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
             return None
         answer = self._build_file(found, find_content_type(path), find_delivery(path))
         return structs.replace(answer, boot_script=BootScript(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _build_immutable(self, path: str) -> BootResponse | None:
-        """Return a file whose digest is in its path. None: there is none, or it is too large for the cache."""
+        """Return a file whose digest is in its path, or None if it does not exist or is too large for the cache."""
         parts = path.split("/")
         if len(parts) != 4 or not all(parts) or any(part.startswith(".") for part in parts):
             return None
@@ -315,7 +316,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Return whether a file's folder is named by the file's digest, or by the digest of its bundle."""
+        """Return whether the name of a file's folder is the digest of the file, or the digest of its bundle."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -341,7 +342,7 @@ class BootResponses:
 def _build_unplanned(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
-    """Return a response to an installation whose plan was replaced. Its fetches are recorded."""
+    """Return a response to an installation whose plan was replaced. The endpoint records its fetches."""
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
@@ -358,7 +359,7 @@ def _build_unplanned(
 
 
 def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
-    """Return the latest of several times if it is at or after ``until``."""
+    """Return the latest of several times if that time is at or after ``until``."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
 
@@ -371,14 +372,14 @@ _WITHOUT_SLASH: Final = "/ipxe"  # iPXE of boot-operator's users requests it wit
 
 
 class AliasResponses:
-    """Boot responses by gitboot's own paths and by the paths of other systems that the Fleet's outputs name."""
+    """Boot responses for gitboot's own paths, and for the paths of other systems that the Fleet's outputs name."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
         self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())  # as of the last read
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response of a path, or of the path that an alias means. Raises as `BootResponses.find` does."""
+        """Return the response of a path, or of the path behind an alias. Raises the errors of `BootResponses.find`."""
         below, outputs = path.removeprefix("/"), self.read_outputs()
         parameters = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
         alias = find_alias(below, outputs) if outputs else None
@@ -395,7 +396,7 @@ class AliasResponses:
         )
 
     def read_outputs(self) -> frozenset[str]:
-        """Return the outputs whose paths the endpoint serves. The set is empty if the file of aliases is unusable."""
+        """Return the outputs whose paths the endpoint serves, or an empty set if the file of aliases is unusable."""
         file_signature = read_signature(f"{self._tree.root}/{ALIASES}")
         if file_signature != self._cached_outputs[0]:
             found = self._tree.read(ALIASES)
@@ -410,7 +411,7 @@ class AliasResponses:
     ) -> BootResponse | None:
         for by in parse_query_identities(alias, parameters):
             located = self._tree.find_server(format_identity(by.kind, by.value))
-            if located is None and by.kind is IdentityKind.TOKEN:  # an installer whose plan has been replaced
+            if located is None and by.kind is IdentityKind.TOKEN:  # an installer whose plan was replaced
                 located = self._locate_by_address(client)
             if located is None:
                 continue
@@ -443,13 +444,15 @@ class AliasResponses:
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
-    """Return a text made for one request. Its fetches are not recorded."""
+    """Return a text that gitboot built for one request. Fetches of such a text are not recorded."""
     reply = file_reply(text.encode(), ContentType.TEXT, UNCACHED)
     return BootResponse(request_kind=RequestKind.FILE, reply=reply, file=located.file, signature=located.signature)
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Return labels and query parameters as matchbox's metadata: shell variables, one a line (docs/api-http.md)."""
+    """Format labels and query parameters like matchbox's metadata, as one shell variable on each line
+    (docs/api-http.md).
+    """
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

@@ -64,10 +64,11 @@ T = TypeVar("T")
 class ClientQuota(Generic[T]):
     """Items of clients, such as connections, by network and in the order in which they were added.
 
-    One network has at most ``limit_per_address`` items. If it adds another one, its oldest item is closed. All networks
-    together have at most ``limit`` items. If another one is added, the oldest item of the network with the most items
-    is closed. So a client with few items always gets another one. ``close`` returns False for an item that cannot be
-    closed yet. ``limit_per_address`` does not apply to ``is_exempt`` addresses, such as proxies.
+    A network has at most ``limit_per_address`` items, and all networks together have at most ``limit`` items. If an
+    item exceeds the limit of its network, the oldest item of the network is closed. If an item exceeds the total limit,
+    the oldest item of the largest network is closed, so that a client with few items can always add an item. ``close``
+    returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to ``is_exempt``
+    addresses, such as proxies.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ClientQuota(Generic[T]):
         self.closed_count = 0
 
     def add(self, item: T, address: str | None) -> None:
-        """Add an item as the newest one of a client. Another item may be closed for it."""
+        """Add an item as the newest item of a client. This may close another item."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
         own = self._items_by_network.setdefault(network, {})
@@ -102,7 +103,7 @@ class ClientQuota(Generic[T]):
                 del self._items_by_network[network]
 
     def make_room(self) -> bool:
-        """Close the oldest item of the network that has the most. Return False if no item can be closed."""
+        """Close the oldest item of the network with the most items. Return False if no item can be closed."""
         return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
@@ -118,9 +119,9 @@ class ClosableConnection(Protocol):
     """A connection that can be closed."""
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection at once.
+        """Close the connection.
 
-        Return False if the endpoint prepares a response, or sends one and ``if_sending`` is false.
+        Return False if the endpoint prepares a response, or sends a response and ``if_sending`` is false.
         """
 
 
@@ -128,7 +129,8 @@ class ClosableConnection(Protocol):
 def most_connections() -> int:
     """Return a third of the number of files that this process may open.
 
-    A client that downloads an asset uses two files: its connection and the asset. One third is for everything else.
+    A client that downloads an asset uses two files, the connection and the asset. The last third is for all other
+    files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
@@ -151,11 +153,12 @@ class _TitleCaseTransport:
         self._awaits_head = True
 
     def write(self, data: bytes) -> None:
-        if self._transport.is_closing():  # the client has gone; uvloop would raise, and uvicorn would log that
+        # The client has closed the connection; uvloop would raise an error, which uvicorn would log.
+        if self._transport.is_closing():
             return
         if (
             self._awaits_head and self._cycle.response_started
-        ):  # uvicorn writes the head in one call, after a 100 if there is one
+        ):  # uvicorn writes the head in one call, after a response 100 if there is one
             self._awaits_head = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
             if self._cycle.more_body and self._cycle.keep_alive:
@@ -168,7 +171,9 @@ class _TitleCaseTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn with limits. uvicorn has none for the size of heads and bodies, and for waiting."""
+    """A connection of uvicorn with limits for the size of heads and bodies and for waiting, which uvicorn does not
+    have.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
@@ -181,7 +186,7 @@ class Connection(HttpToolsProtocol):
         self._had_received = False  # as of the end of the connection
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application got a request of this connection
-        self._is_answered = False  # whether this class answered the current request by itself
+        self._is_answered = False  # whether this class itself answered the current request
         door: OperatorAccess | None = getattr(self.app, "door", None)
         if door is not None and door.is_operators_only(self.server):
             self._quickly = None
@@ -203,7 +208,8 @@ class Connection(HttpToolsProtocol):
         super().eof_received()
 
     def _has_received(self) -> bool | None:
-        """Return whether the client's system has acknowledged all sent data. None: it may still do so.
+        """Return whether the client's system has acknowledged all sent data, or None if the acknowledgement may still
+        come.
 
         Linux counts the bytes that are not acknowledged (tcp(7), SIOCOUTQ). A client that closes its connection before
         it has read all data resets the connection, and the response is lost.
@@ -251,7 +257,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _find_quick_reply(self) -> Reply | None:
-        is_busy = self._has_cycle and not self.cycle.response_complete  # of pipelined requests, the last one
+        is_busy = self._has_cycle and not self.cycle.response_complete  # the last one of pipelined requests
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
@@ -262,7 +268,7 @@ class Connection(HttpToolsProtocol):
         return self._quickly(path.decode(), self.headers)
 
     def _send_reply(self, reply: Reply) -> None:
-        # This writes what uvicorn's RequestResponseCycle would write.
+        # Writes the same as uvicorn's RequestResponseCycle.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
@@ -282,7 +288,7 @@ class Connection(HttpToolsProtocol):
     def abort_if_stuck(self, late_s: float) -> None:
         """Abort the connection of a client that is too slow. Call this every few seconds.
 
-        ``late_s`` is the delay of this call. The event loop has not read yet what clients sent in that time.
+        ``late_s`` is the delay of this call. The event loop has not read data that clients sent in that time.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
@@ -295,7 +301,7 @@ class Connection(HttpToolsProtocol):
             self._client.abort()
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection at once. Return False if the endpoint prepares or sends a response."""
+        """Close the connection. Return False if the endpoint prepares or sends a response."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
         if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
@@ -305,11 +311,11 @@ class Connection(HttpToolsProtocol):
 MAX_IDLE: Final = 32
 BODY_S: Final = 20  # for the whole body, from the end of the head
 MAX_BODIES: Final = 128
-MAX_BODIES_PER_ADDRESS: Final = 16  # from one address
+MAX_BODIES_PER_ADDRESS: Final = 16  # request bodies from one address
 
 
 class Reply(Response):
-    """A response that is cheap to create, for boot files."""
+    """A response that is fast to create, for boot files."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
         # Response.__init__ is not called: it computes the headers.
@@ -323,16 +329,16 @@ class Reply(Response):
 
 
 Header = tuple[bytes, bytes]
-# A function that passes a body to its second argument, part by part. It returns an error response if the body has more
-# bytes than its first argument or exceeds another limit. None: the body was read to its end.
+# A function that passes a body to its second argument, part by part. It returns an error response if the body is larger
+# than its first argument or exceeds another limit, and None after it has read the body to its end.
 ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]
 
 
 class RequestBodies:
-    """The request bodies that one endpoint is reading. Every route with a body reads it here.
+    """The request bodies that one endpoint is reading. Every route reads its body through this class.
 
-    If one address sends too many bodies at once, gitboot refuses its oldest one. If all addresses together send too
-    many, gitboot refuses the oldest one of the address that sends the most.
+    If one address sends too many bodies at the same time, gitboot rejects the oldest of these bodies. If all addresses
+    together send too many, gitboot rejects the oldest body of the address that sends the most.
     """
 
     def __init__(self) -> None:
@@ -362,7 +368,7 @@ class RequestBodies:
 
 
 def _expire(deadline: asyncio.Timeout) -> bool:
-    """Let the deadline of a body expire now, by setting it to 0. Return False if it has already expired."""
+    """Make the deadline of a body expire now, by setting it to 0. Return False if the deadline has already expired."""
     if deadline.expired():
         return False
     deadline.reschedule(0)
@@ -377,7 +383,7 @@ UNCACHED: Final = paths.UNCACHED.encode()
 def file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
-    """Return a response with a whole file. Without an entity tag, a client that has the file gets it again."""
+    """Return a response with a whole file. Without an entity tag, a client that already has the file gets it again."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
@@ -392,7 +398,7 @@ def allow_ranges(reply: Reply) -> Reply:
 def select_range(reply: Reply, range_header: bytes) -> Reply:
     """Return the part that a Range header selects (RFC 9110, 14.2).
 
-    If the header selects several parts or is malformed, return the whole.
+    If the header selects several parts or is malformed, return the whole response.
     """
     if (found := _RANGE.fullmatch(range_header)) is None or found[1] == found[2] == b"":
         return reply

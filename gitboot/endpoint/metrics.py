@@ -36,9 +36,9 @@ class MetricKind(StrEnum):
 
 
 class Family(Struct, frozen=True):
-    """One metric. The number of values of a label must not grow with the number of servers."""
+    """A metric. The number of label values must not grow with the number of servers."""
 
-    name: str  # without the suffix of its kind
+    name: str  # the name without the suffix of its kind
     kind: MetricKind
     help_text: str
     labels: tuple[str, ...] = ()
@@ -46,14 +46,14 @@ class Family(Struct, frozen=True):
 
     @property
     def sample_name(self) -> str:
-        """The name in queries."""
+        """The name of the metric in queries."""
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
 
 _SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
 _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.INFO
 FAMILIES: Final = (
-    # Of this endpoint
+    # Metrics of this endpoint
     Family("gitboot_build", _INFO, "The version of gitboot that serves this page.", ("version",)),
     Family("gitboot_ready", _GAUGE, "1 if the endpoint is ready: it serves every boot that machines may get."),
     Family("gitboot_fetch_log_writable", _GAUGE, "1 if fetches can be recorded in the spool; absent without a spool."),
@@ -95,7 +95,7 @@ FAMILIES: Final = (
         _GAUGE,
         "When the certificate for operators expires; absent without TLS.",
     ),
-    # Of the instance, by its status in the tree
+    # Metrics of the instance, from its status in the tree
     Family(
         "gitboot_status_timestamp_seconds",
         _GAUGE,
@@ -220,7 +220,9 @@ class Exposition(Collector):
         self._records, self._unready_reason = records, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type: OpenMetrics if the client accepts it, else Prometheus text."""
+        """Return the page and its content type: OpenMetrics if the client accepts that format, otherwise Prometheus
+        text.
+        """
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
@@ -231,7 +233,8 @@ class Exposition(Collector):
             yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
         off = self._tree.clock.offset
         yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
-        faults = {(kind, "500"): 0 for kind in RequestKind}  # so that the first error is an increase
+        # The series start at 0, so that the first error is an increase.
+        faults = {(kind, "500"): 0 for kind in RequestKind}
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _build_metric("gitboot_http_requests", faults | requests)
         yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})

@@ -74,15 +74,15 @@ class SpoolRecorder:
         self.serving_identity: str | None = None  # the identity of the spool at the last check
         self.withheld_reason: str | None = None  # why no install boot may be served, as of the last check
         self.deletion_count = 0  # how often the spool had deleted fetches by the last check
-        self.failure: str | None = None  # why fetches cannot be recorded; None: no problem is known
+        self.failure: str | None = None  # why fetches cannot be recorded; None: no known problem
 
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
-        """Record a fetch, and return whether that succeeded in time.
+        """Record a fetch, and return whether the write succeeded in time.
 
-        ``serving_identity`` is the spool or lease that the tree names. If it is not this spool, the instance of the
-        tree does not read this spool, and the result is False. If an intent may have been recorded although the result
-        is False, `OpenIntents.withhold` follows. Repeated fetches of a secret by one client are counted, and recorded
-        within a minute.
+        ``serving_identity`` is the spool or lease that the output tree names. If this is another spool, the instance of
+        the tree does not read this spool, so the result is False. If an intent may have been recorded although the
+        result is False, `OpenIntents.withhold` is called. Repeated fetches of a secret by one client are counted, and
+        recorded within a minute.
         """
         if serving_identity is not None and self.serving_identity is None:  # the spool was not checked yet
             with suppress(TimeoutError, FetchLogUnavailable):
@@ -96,9 +96,9 @@ class SpoolRecorder:
         return is_recorded
 
     async def _write_in_time(self, observation: Observation) -> bool:
-        """Write an observation, and return whether that succeeded in time.
+        """Write an observation, and return whether the write succeeded in time.
 
-        If it did not, but an intent may be in the spool or still get there, withhold the intent.
+        Withhold the intent if the write failed, but the intent may be in the spool now or later.
         """
         written = self._spool.record(observation)
         pending = asyncio.wrap_future(written)
@@ -119,7 +119,10 @@ class SpoolRecorder:
         return False
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how a boot was served. None: it was not. Raises `FetchLogUnavailable` if the spool is too slow."""
+        """Return how a boot was served, or None if it was not served.
+
+        Raises `FetchLogUnavailable` if the spool is too slow.
+        """
         return await self._call_in_time(server, partial(self._served_boots.find, server, offer, report))
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
@@ -142,7 +145,9 @@ class SpoolRecorder:
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
-        """Check whether fetches can be recorded, unless a recent write proves it. Do not wait for the result."""
+        """Start a check whether fetches can be recorded, unless a recent write proves this. Do not wait for the
+        result.
+        """
         now_s = time.monotonic()
         self._write_counted(self.repeated.take_due(now_s))
         self.intents.retry_writes()
@@ -235,10 +240,10 @@ class SharedRecorder:
         return self._spool_recorder.withheld_reason
 
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
-        """Record a fetch, and return whether that succeeded in time.
+        """Record a fetch, and return whether the write succeeded in time.
 
-        If the ``serving_identity`` of the tree is a spool, its instance has no shared ledger and would not read this
-        fetch. The result is False.
+        If the ``serving_identity`` of the output tree is a spool, the result is False, because its instance has no
+        shared ledger and would not read this fetch.
         """
         if serving_identity is not None and not is_lease(serving_identity):
             return False
@@ -251,7 +256,7 @@ class SharedRecorder:
         given_up = threading.Event()
         try:
             await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, given_up.is_set))
-        except FetchLogUnavailable:  # the thread goes on: the database may have the intent, or still get it
+        except FetchLogUnavailable:  # the thread continues, so the database may have the intent now or later
             given_up.set()
             self.intents.withhold(counted)
             repeated.put_back(counted)
@@ -260,7 +265,7 @@ class SharedRecorder:
         return True
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how any host served a boot. Lines that this host has not sent yet count too."""
+        """Return how any host served a boot. This includes lines that this host has not sent yet."""
         served = await self._call_in_time(partial(self._fetch_log.find_served_boot, server, offer, report))
         return merge_served_boots(await self._spool_recorder.find_served_boot(server, offer, report), served)
 
@@ -287,7 +292,7 @@ class SharedRecorder:
 
 
 class _FetchCounter:
-    """The fetches of one secret by one address, as one endpoint has recorded and counted them."""
+    """The fetches of one secret by one address that one endpoint has recorded and counted."""
 
     __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
 
@@ -298,7 +303,7 @@ class _FetchCounter:
         self.waiting_times = 0
 
     def take(self, now_s: float) -> Observation | None:
-        """Return the waiting fetches as one observation, and reset the counter of waiting ones."""
+        """Return the waiting fetches as one observation, and reset their counter."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
             return None
@@ -308,10 +313,10 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Lets the first fetches of each secret through, and counts the others for one line a minute. For any thread.
+    """Passes on the first fetches of each secret, and counts further fetches for one line a minute.
 
-    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory: an endpoint that
-    is killed loses at most a minute of it, and no address.
+    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory, so an endpoint
+    that is killed loses the count of at most a minute, and no address. Any thread may use the object.
     """
 
     _EVERY_S: Final = 60.0
@@ -325,7 +330,7 @@ class RepeatedFetches:
         self._evicted: list[Observation] = []  # waiting fetches of secrets that were removed from _secrets
 
     def count(self, observation: Observation, now_s: float) -> Observation | None:
-        """Count a fetch. Return the observation to record now, with the number of fetches. None: the fetch waits."""
+        """Count a fetch, and return the observation to record now with the number of fetches, or None to wait."""
         secret = find_secret(observation.path)
         if secret is None:
             return observation
@@ -348,7 +353,9 @@ class RepeatedFetches:
             return [*left, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
-        """Count an observation that could not be recorded. The next fetch by its client is recorded at once with it."""
+        """Count an observation that could not be recorded, so that the next fetch by its client is recorded
+        immediately.
+        """
         if (secret := find_secret(observation.path)) is None:
             return
         with self._lock:
@@ -372,26 +379,29 @@ class RepeatedFetches:
 
 # Outcomes of intents
 
-_MAX_UNWRITTEN: Final = 4096  # outcomes that wait; an outcome that is dropped stays unknown, which is safe
+_MAX_UNWRITTEN: Final = 4096  # number of waiting outcomes; a dropped outcome stays unknown, which is safe
 
 
 class OpenIntents:
-    """Records the outcome of each intent in a spool, and tries again after a failed write. For any thread."""
+    """Records the outcome of each intent in a spool, and tries again after a failed write.
+
+    Any thread may use the object.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._open: dict[str, Observation] = {}  # by id
-        self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)  # outcomes whose last write has failed
+        self._open: dict[str, Observation] = {}  # open intents by id
+        self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)  # outcomes whose last write failed
 
     def add(self, observation: Observation) -> None:
-        """Add a recorded observation if it is an intent. `conclude` follows."""
+        """Add a recorded observation if it is an intent. `conclude` must be called later."""
         if observation.intent is not None:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record for an intent that the boot is withheld. The intent may be in the log, or still get there.
+        """Record the outcome withheld for an intent, which may be in the log now or later.
 
-        If the fetch is answered all the same, add the intent: `conclude` follows.
+        If the endpoint serves the boot in spite of this, add the intent. `conclude` must be called later.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
@@ -399,17 +409,17 @@ class OpenIntents:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
     def conclude(self, intent: str, outcome: Outcome | None) -> None:
-        """Record the outcome of an intent that was added. None: it stays unknown. For any other id, do nothing.
+        """Record the outcome of an added intent. With None, the outcome stays unknown. Ignore any other id.
 
-        This returns at once. If the process ends before the outcome is written, the outcome stays unknown.
+        This does not wait for the write. If the process ends before the outcome is written, the outcome stays unknown.
         """
         if (intended := self._open.pop(intent, None)) is not None and outcome is not None:
             self._write(replace(intended, outcome=outcome))
 
     def retry_writes(self) -> None:
-        """Try again to write the outcomes whose last write has failed."""
+        """Write the outcomes again whose last write failed."""
         for _ in range(len(self._unwritten)):
-            with suppress(IndexError):  # another thread took the last one
+            with suppress(IndexError):  # another thread took the last item
                 self._write(self._unwritten.popleft())
 
     def _write(self, observation: Observation) -> None:
@@ -427,9 +437,9 @@ _NOT_PUBLISHED: Final = "the instance has not published yet"
 
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
-    """Return why a load balancer should send machines to another endpoint. None: this endpoint is ready.
+    """Return why a load balancer should send machines to another endpoint, or None if this endpoint is ready.
 
-    If the tree names no spool, no endpoint can serve one-time boots, so this one is as good as any other.
+    If the output tree names no spool, no endpoint can serve one-time boots, so this endpoint counts as ready.
     """
     if not tree.is_ready:
         return "the tree was prepared for a host that is not active yet" if tree.terms.is_prepared else _NOT_PUBLISHED
@@ -452,7 +462,7 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
 
 
 class ReadinessEvents:
-    """Returns an event when an endpoint stops being ready, and when it is ready again."""
+    """Returns an event when an endpoint stops being ready, and when the endpoint is ready again."""
 
     def __init__(self) -> None:
         self._is_ready = True
@@ -467,22 +477,24 @@ class ReadinessEvents:
 
 
 _SEND_INTERVAL_S: Final = 0.5
-_PAUSE_S: Final = 2.0  # after a failure
+_PAUSE_S: Final = 2.0  # the pause after a failure
 _END_TIMEOUT_S: Final = 2.0  # for the last batch when gitboot ends
 _LOCK: Final = "forwarding"
 
 
 class Forwarder:
-    """Sends this host's spool to the shared fetch log, in a thread, and deletes the files that arrived.
+    """Sends this host's spool to the shared fetch log, in a thread, and deletes files that arrived completely.
 
-    If several processes write to one spool, one of them sends. The database stores how far it has read each file, so
-    that no line is lost or counted twice after a restart of either side. A writer whose sync failed truncates its file,
-    perhaps after the database has received the lines. Then sending continues at the end of the file.
+    If several processes write to one spool, only one process sends it. The database stores the position up to which
+    each file was read, so that no line is lost or counted twice after a restart of either side. A writer whose sync
+    failed truncates its file, perhaps after the database has received the lines. Then sending continues at the end of
+    the file.
     """
 
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
         self._folder, self._fetch_log = folder, fetch_log
-        self._places: Counter[str] = Counter()  # by file: how many bytes have arrived, as far as this process knows
+        # Number of bytes that have arrived, by file, as far as this process has seen.
+        self._places: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
 
@@ -515,7 +527,7 @@ class Forwarder:
             os.close(lock)
 
     def send(self) -> None:
-        """Send all lines that the spool has now. Raises OSError and `BatchRejected`."""
+        """Send all lines that are now in the spool. Raises OSError and `BatchRejected`."""
         spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:
@@ -543,7 +555,7 @@ class Forwarder:
 
 
 def _lock_spool(folder: Path) -> int | None:
-    """Lock a spool for sending. Return the lock's file, which holds the lock until it is closed. None: it is locked."""
+    """Lock a spool for sending. Return the descriptor that holds the lock, or None if the spool is locked."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     fd = open_lock(endpoint_folder(folder) / _LOCK, mode=0o640)
     if lock_file(fd):

@@ -1,4 +1,4 @@
-"""Served files: the output tree as an endpoint reads it, and the clock that it compares with the instance's."""
+"""Served files: the output tree as an endpoint reads it, and a clock that is compared with the instance's clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Signature = tuple[int, int, int]  # inode, mtime in ns, size in bytes: shows whe
 
 
 class ReadFile(NamedTuple):
-    """A file's content, and its signature when it was read."""
+    """The content of a file, and the signature that the file had when it was read."""
 
     file: str
     signature: Signature
@@ -62,7 +62,7 @@ class ServerMoving(Exception):
 
 
 def read_signature(file: str) -> Signature | None:
-    """Return the signature of a file or folder. None: there is none, or it cannot be read."""
+    """Return the signature of a file or folder, or None if it does not exist or cannot be read."""
     try:
         found = os.stat(file)
     except OSError:
@@ -71,11 +71,11 @@ def read_signature(file: str) -> Signature | None:
 
 
 class PublishedTree:
-    """The output tree at ``root``. Several processes may read it while another one publishes to it.
+    """The output tree at ``root``. Several processes may read the tree while another process publishes to it.
 
     An endpoint that an instance has started also reads the ``status`` in the instance's state directory, and uses the
-    newer one: the disk of one of them may be full. If the tree belongs to another ``ledger``, the endpoint serves it as
-    if fetches could not be recorded.
+    newer status, because one of the two disks may be full. If the tree belongs to another ``ledger``, the endpoint
+    serves the tree as if fetches could not be recorded.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class PublishedTree:
         self.head: Head | None = None
         self.can_answer = False  # whether the format is known, and the instance is active
         self._condition: dict[str, Any] = {}
-        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))  # with which operators stop boots
+        # The orders with which operators stop boots.
+        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))
         self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
         self.clock = checked_clock or CheckedClock(clock)  # compared with the instance's
         self.refresh()
@@ -103,18 +104,18 @@ class PublishedTree:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the tree can be served. If it could not at the last refresh, refresh first."""
+        """Return whether the tree can be served. If the last refresh failed, refresh first."""
         if not self.can_answer:
             self.refresh()
         return self.can_answer
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether the tree belongs to another instance than the one that started this endpoint."""
+        """Whether the output tree belongs to another instance than the instance that started this endpoint."""
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:
-        """Return the server with an identity. None: no server has it.
+        """Return the server with an identity, or None.
 
         Raises `ServerMoving`, ValueError for a damaged file, and OSError for a file that cannot be read.
         """
@@ -130,7 +131,7 @@ class PublishedTree:
         return None
 
     def read_server(self, name: str) -> LocatedServer | None:
-        """Return the state of a server. None: no such server. Raises ValueError for a damaged file."""
+        """Return the state of a server, or None without such a server. Raises ValueError for a damaged file."""
         found = self.read(state_path(name))
         return None if found is None else LocatedServer(found.file, found.signature, parse_state(found.content))
 
@@ -140,7 +141,7 @@ class PublishedTree:
 
     @property
     def terms(self) -> ServingTerms:
-        """Return the terms for serving boots. If the file is missing or damaged, the terms allow no one-time boots."""
+        """The terms for serving boots. If the file is missing or damaged, the terms allow no one-time boots."""
         try:
             found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
@@ -148,13 +149,13 @@ class PublishedTree:
         return found or _NO_TERMS
 
     def read(self, path: str, most_bytes: int | None = None) -> ReadFile | None:
-        """Return a file of the tree. None: it is absent, or larger than ``most_bytes``. Raises OSError."""
+        """Return a file of the output tree, or None if it is absent or larger than ``most_bytes``. Raises OSError."""
         return _read_file(f"{self.root}/{path}", most_bytes)
 
     # Manifest and status of the instance
 
     def refresh(self) -> None:
-        """Read the manifest and the status. If the manifest is damaged, keep the previous one."""
+        """Read the manifest and the status. If the manifest is damaged, keep the previous manifest."""
         try:
             self.head = self._parse_cached(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
@@ -179,7 +180,7 @@ class PublishedTree:
 
     def read_status(self) -> dict[str, Any]:
         """Return the instance's status with its age, and with the condition TreeRead."""
-        from gitboot.status.instance_status import Status, add_age  # only here: an endpoint starts without it
+        from gitboot.status.instance_status import Status, add_age  # imported here, so that an endpoint starts faster
 
         self.refresh()
         facts = self._read_instance_status()
@@ -192,7 +193,7 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
-        """Return the newest status of the instance, or {} if there is none."""
+        """Return the newest status of the instance, or {} if there is no status."""
         found: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
@@ -249,10 +250,10 @@ def _parse_status(data: bytes) -> dict[str, Any]:
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
-    """Return the machine with the name of a server that shares an identity with it.
+    """Return the machine with the name of a server that has one of its identities in common.
 
-    None: a document has its UUID, or the machine sent no UUID and a document has another identity of it. A machine
-    that cannot be looked up now counts as described.
+    Return None if a document has the UUID of the machine, or if the machine sent no UUID and a document has another
+    identity of the machine. Also return None if the lookup is not possible now.
     """
     try:
         found = {each: tree.find_server(each) for each in machine.identities}
@@ -266,7 +267,7 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
 
 
 def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
-    """Return the unknown machines that the instance has published. None: it has published none."""
+    """Return the unknown machines that the instance has published, or None."""
     found = tree.read(UNKNOWN)
     return parse_unknown(found.content) if found is not None else None
 
@@ -277,13 +278,13 @@ _SAVED_FILE: Final = "clock"
 
 
 class CheckedClock:
-    """This host's clock, compared with the instance's clock by the times that the instance writes to its status.
+    """This host's clock, compared with the clock of the instance by the times in the instance's status.
 
-    A clock that is behind shows at once: by the instance's time, or by this clock's own last time, which is saved in
-    ``folder`` for the next process. A clock that is ahead looks like a silent instance or an old copy of the tree. Only
-    a time that the instance writes between two comparisons shows the difference. Until then, if the kernel does not
-    state that its clock is synchronized, gitboot does not trust the clock. This wait is limited: after `STALE_S`
-    seconds the instance counts as silent, and machines shall not wait for it.
+    A clock that is behind is detected immediately: by the instance's time, or by this clock's own last time, which is
+    saved in ``folder`` for the next process. A clock that is ahead looks the same as an instance that stopped writing,
+    or an old copy of the output tree. Only a time that the instance writes between two comparisons shows the
+    difference. Until then, gitboot does not trust the clock unless the kernel states that the clock is synchronized.
+    This wait is limited: after `STALE_S` seconds the instance counts as silent, and machines must not wait for it.
     """
 
     def __init__(
@@ -298,12 +299,12 @@ class CheckedClock:
         self._saved_file = folder / _SAVED_FILE if folder is not None else None
         self._began_s = uptime().seconds
         self._instance_time: datetime | None = None  # the last time that the instance wrote
-        self._seen_s = self._began_s  # uptime when this process first read that time
+        self._seen_s = self._began_s  # uptime at which this process first read that time
         self._age_s = 0.0  # the age of that time then
         self._last_right: datetime | None = None  # the last time of the instance with which this clock agreed
         self._is_compared = False  # whether the instance wrote while this process ran
         self._saved, kept_at = _read_saved_clock(self._saved_file)
-        self._newest = self._saved  # the latest time of this clock before this process; None: it was wrong
+        self._newest = self._saved  # the latest time of this clock before this process; None: that time was wrong
         is_same = kept_at is not None and kept_at.boot == uptime().boot
         self._newest_s = min(kept_at.seconds, self._began_s) if kept_at and is_same else self._began_s
         self.offset: timedelta | None = None  # how far this clock is ahead; None: within the limit
@@ -316,9 +317,9 @@ class CheckedClock:
 
     @property
     def latest_time(self) -> datetime | None:
-        """Return a time that is certainly not in the future, whatever this clock shows now. None: there is none.
+        """A time that is certainly not in the future, even if this clock is wrong now, or None.
 
-        It comes from the latest correct time of this clock, or from the instance's clock.
+        The time is the latest correct time of this clock, or the time of the instance's clock.
         """
         found = [self._clock() - (self.offset or timedelta())] if self.problem is not None else []
         if self._newest is not None:
@@ -327,16 +328,16 @@ class CheckedClock:
 
     @property
     def instance_time(self) -> datetime | None:
-        """Return the last time that the instance wrote, by its clock. None: it has not written one yet."""
+        """The last time that the instance wrote, by its clock, or None before the first time."""
         return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
 
     @property
     def silent_s(self) -> float | None:
-        """Return the seconds since the instance wrote its time. None: it has not written one yet."""
+        """The seconds since the instance wrote its time, or None before the first time."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
     def choose_time(self, at: datetime) -> datetime:
-        """Return the time for which to answer: ``at``, or if this clock has a problem, the last time that was correct.
+        """Return the time to use for responses: ``at``, or the last correct time if this clock has a problem.
 
         If the clock was never correct in this process, the result stays at the first time that the instance wrote.
         """
@@ -344,7 +345,7 @@ class CheckedClock:
 
     @property
     def problem(self) -> str | None:
-        """Return why install boots are withheld because of this clock. None: no problem is known."""
+        """Why install boots are withheld because of this clock, or None."""
         if self.offset is not None:
             return f"the clock is {self.offset.total_seconds():+.0f} s off the instance's"
         # The rest decides whether the clock may be ahead.
@@ -406,7 +407,7 @@ class CheckedClock:
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:
-    """Return the saved time of a clock, and the kernel's uptime then. None: it is not known."""
+    """Return the saved time of a clock and the kernel's uptime at that time, or None for unknown values."""
     with suppress(OSError, ValueError):
         words = path.read_text().split() if path is not None else []
         if len(words) == 3:

@@ -39,7 +39,8 @@ _STUCK_CHECK_S: Final = 2
 class EndpointServer:
     """Serves ``app`` at listening sockets, from `start` to `stop`. Other processes may serve at the same sockets.
 
-    ``tls_socket`` is one more socket, for TLS. The server handles no signals: its caller has to, and calls `stop`.
+    ``tls_socket`` is an additional socket, for TLS. The server handles no signals, so its caller has to handle signals
+    and call `stop`.
     """
 
     def __init__(self, app: ASGIApp, *listening: socket.socket, tls_socket: TlsSocket | None = None) -> None:
@@ -65,13 +66,13 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Accept no more requests, and return after the running ones have ended, or after ``timeout_s``."""
+        """Accept no more requests, and return after the running requests have ended, or after ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
 
     def write_heartbeat(self, pipe: int) -> None:
-        """Let the serving thread write a byte to a pipe soon. The reader sees that the thread responds."""
+        """Let the serving thread write a byte to a pipe soon, which proves to the reader that the thread responds."""
         self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
@@ -89,13 +90,13 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with a TLS socket beside the others. uvicorn treats all sockets alike."""
+    """uvicorn's server with an additional TLS socket. uvicorn itself treats all sockets alike."""
 
     def __init__(self, config: uvicorn.Config, tls_socket: TlsSocket | None) -> None:
         super().__init__(config)
         self._tls_socket = tls_socket
         self._accepting: asyncio.Task[None] | None = None
-        self._stuck_checked_s = time.monotonic()  # when it last looked for stuck clients
+        self._stuck_checked_s = time.monotonic()  # the time of the last check for stuck clients
         self.heartbeat_pipe: int | None = None  # the pipe to write the next heartbeat to
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -129,7 +130,7 @@ class _Server(uvicorn.Server):
 
 
 def open_listening_socket(address: str) -> socket.socket:
-    """Return a socket that listens at HOST:PORT. Port 0 chooses a free port. Raises UsageError if that fails."""
+    """Return a socket that listens at HOST:PORT. Port 0 selects a free port. Raises `UsageError` if the bind fails."""
     host, port = _parse_listen(address)
     try:
         return socket.create_server(
@@ -168,14 +169,14 @@ _STEADY_S: Final = 30  # a worker that ran for so long is restarted without a pa
 
 
 class WorkerLimits(NamedTuple):
-    """How long a worker, which writes a heartbeat once a second, may write none, and how long it may take to end.
+    """The time limits of workers, which write a heartbeat once a second.
 
-    gitboot counts only seconds in which this process ran itself. So a machine that was suspended or is overloaded does
-    not make its workers look hung.
+    gitboot counts only seconds in which this process itself ran, so that workers do not look hung after the machine was
+    suspended or overloaded.
     """
 
-    silent_s: int = 10  # then the worker counts as not responding
-    hung_s: int = 30  # then gitboot replaces it
+    silent_s: int = 10  # after this time without a heartbeat, the worker counts as not responding
+    hung_s: int = 30  # after this time without a heartbeat, gitboot replaces the worker
     starting_s: int = 50  # in addition, until the first heartbeat
     end_s: float = 5  # between SIGTERM and SIGKILL
 
@@ -187,8 +188,9 @@ class Workers:
     """Worker processes that serve at one socket, within a `with` block.
 
     ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, and a pipe as ``--life-fd``.
-    It writes to the pipe while it responds. gitboot kills and replaces a worker that stops writing, for example after
-    SIGSTOP. ``on_change`` is called from any thread when a worker starts, ends, stops responding or responds again.
+    Each worker writes to the pipe while it responds. gitboot kills and replaces a worker that stops writing, for
+    example after SIGSTOP. ``on_change`` is called from any thread when a worker starts, ends, stops responding or
+    responds again.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class Workers:
         self.close()
 
     def count_processes(self) -> Endpoints:
-        from gitboot.status.instance_status import Endpoints  # only here: `gitboot serve` starts without it
+        from gitboot.status.instance_status import Endpoints  # imported here, so that `gitboot serve` starts faster
 
         with self._lock:
             running = [process is not None and process.poll() is None for process in self._processes]
@@ -273,7 +275,7 @@ class Workers:
                 self._on_change()
 
     def _start_process(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
-        """Start a worker. Return it with its heartbeat pipe. None: the workers are being stopped."""
+        """Start a worker, and return it with its heartbeat pipe, or None if the workers are being stopped."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -291,7 +293,7 @@ class Workers:
         return process, life
 
     def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
-        """Wait until a worker has ended. Kill it if it hangs."""
+        """Wait until a worker has ended, and kill the worker if it hangs."""
         poll = select.poll()
         poll.register(life, select.POLLIN)
         silent_s = -self._limits.starting_s

@@ -29,10 +29,10 @@ class Certificate:
 
     def __init__(self, file: Path, key: Path) -> None:
         self._file, self._key = file, key
-        self._signatures: tuple[Signature | None, ...] = ()  # of the files at the last load
+        self._signatures: tuple[Signature | None, ...] = ()  # signatures of the files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
-        self.ends: datetime | None = None  # the first end in the chain; None: no certificate
+        self.ends: datetime | None = None  # the first expiry date in the chain; None: no certificate
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sni_callback = self._select_certificate
 
@@ -57,7 +57,7 @@ class Certificate:
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:
-        """Load the files and use them from now on. Raises `UsageError` if they cannot be used."""
+        """Load the files, and use them for new connections. Raises `UsageError` if they cannot be used."""
         file, key = self._file, self._key
         for each in (file, key):
             try:
@@ -104,7 +104,7 @@ def _refuse_passphrase() -> str:
 
 # The socket
 
-_PAUSE_S: Final = 0.1  # after a failed accept
+_PAUSE_S: Final = 0.1  # the pause after a failed accept
 _SHUTDOWN_S: Final = 5  # for the client's close_notify
 
 
@@ -120,7 +120,7 @@ class TlsSocket:
         self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
 
     async def accept_clients(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
-        """Accept clients until this is cancelled. Clients in the handshake are in ``connections`` too."""
+        """Accept clients until the task is cancelled. ``connections`` also contains clients in the TLS handshake."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         while True:
@@ -155,13 +155,13 @@ class TlsSocket:
 
 
 class _Handshake(asyncio.Protocol):
-    """A client in the TLS handshake. It counts as an idle connection."""
+    """A client in the TLS handshake, which counts as an idle connection."""
 
     def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
-        """Hand over to the connection after the handshake."""
+        """Pass the transport on to the connection after the handshake."""
         self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)

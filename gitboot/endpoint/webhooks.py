@@ -1,4 +1,4 @@
-"""Webhooks of forges: a request that proves that its sender has the secret triggers a fetch."""
+"""Webhooks of forges: a request triggers a fetch if it proves that its sender has the secret."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class PushSecret:
         self._file = file
 
     def read(self) -> bytes:
-        """Return the secret. Raises `UsageError` if it cannot be read, or is so short that it could be guessed."""
+        """Return the secret.
+
+        Raises `UsageError` if the file cannot be read, or if the secret is short enough to be guessed.
+        """
         try:
             secret = self._file.read_bytes().strip()
         except OSError as error:
@@ -46,7 +49,7 @@ class PushSecret:
 
 
 class Webhooks:
-    """Handles webhooks. The first one triggers a fetch at once, later ones at most every two seconds."""
+    """Handles webhooks. The first webhook triggers a fetch immediately, later webhooks at most every two seconds."""
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
@@ -62,7 +65,8 @@ class Webhooks:
         digest = hmac.new(secret, digestmod=sha256)
         if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
             return refusal
-        # A header must prove that the sender has the secret. Each one is compared in constant time, and all must match.
+        # A header must prove that the sender has the secret. All such headers must match, and are compared in constant
+        # time.
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         signature = digest.hexdigest().encode()
         found = [

@@ -1,1 +1,1 @@
-"""Evaluate commits in a process with limits, and reuse cached results of unchanged servers and files."""
+"""Evaluation of commits in a process with limits, with cached results for unchanged servers and files."""

@@ -38,7 +38,7 @@ class _ServerName(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `DecidedServer` as bytes. An evaluation decodes only the parts that it needs."""
+    """A `DecidedServer` as bytes, of which an evaluation decodes only the parts that it needs."""
 
     decision: bytes  # a Decision
     host: bytes  # a Host
@@ -79,7 +79,7 @@ def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a valid result: gitboot can decode them, and all parts belong to one server."""
+    """Return whether the bytes are a valid result, which gitboot can decode and whose parts belong to one server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
@@ -92,7 +92,7 @@ def is_result(kind: ResultKind, data: bytes) -> bool:
 
 
 class DecodedRows(Mapping[str, V], Generic[V]):
-    """Values by server, decoded from rows when they are read."""
+    """Values by server, each decoded from its row on first access."""
 
     def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
         self.rows, self._decode = rows, decode
@@ -123,8 +123,9 @@ def decode_host(data: bytes) -> Host:
 _row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
 _name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
 _servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
-MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the largest value of the cache fits
+MAX_KEY_BYTES: Final = 256  # the limit of a key that `serve_cache` inserts
+# Of a message that `serve_cache` reads; large enough for the largest value of the cache.
+MAX_MESSAGE_BYTES: Final = 2**27
 _BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
 
 
@@ -139,7 +140,7 @@ class Cache(Protocol):
 
 
 class RemoteCache:
-    """The cache of the process at the other end of two streams. If that process is gone, each lookup is a miss."""
+    """The cache of the process at the other end of two streams. After that process has ended, each lookup is a miss."""
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing
@@ -165,7 +166,7 @@ class RemoteCache:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        self._is_lost = True  # until the block ends without an error
+        self._is_lost = True  # assume a lost connection until the block ends without an error
         with suppress(OSError, EOFError):
             yield
             self._is_lost = False
@@ -195,10 +196,10 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
 def serve_cache(
     cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
 ) -> None:
-    """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends a wrong frame.
+    """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends an invalid frame.
 
-    A frame is wrong if it has another message, too many keys, a key that is too long, or a value that ``is_result``
-    rejects. The results of a wrong frame are not inserted.
+    A frame is invalid if it has another message, too many keys, a key that is too long, or a value that ``is_result``
+    rejects. The results of an invalid frame are not inserted.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
@@ -215,7 +216,7 @@ def serve_cache(
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
-MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
+MAX_BYTES: Final = 2**29  # of one evaluation; further results are not stored
 
 
 class ResultsFile:
@@ -228,7 +229,9 @@ class ResultsFile:
         self._verified: set[bytes] = set()  # digests of decisions with their hosts
 
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
-        """Mark the decisions and hosts of these servers as verified, after the instance decoded and compared them."""
+        """Mark the decisions and hosts of these servers as verified, after the instance has decoded and compared
+        them.
+        """
         for each in servers:
             if each.decision is not None and each.network is not None:
                 self._verified.add(_compute_digest(each.decision, each.network))

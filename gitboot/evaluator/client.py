@@ -31,10 +31,10 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress
 
 
 class EvaluatorClient:
-    """Evaluates commits of one clone in an evaluator process, each against a base.
+    """Evaluates commits of one clone in an evaluator process, each relative to a base.
 
-    The first evaluation starts the process, and so does the first one after the process has ended. The evaluator
-    process ends when this process ends, even if this process is killed.
+    The first evaluation starts the process. If the process has ended, the next evaluation starts another process. The
+    evaluator process ends when this process ends, even if this process is killed.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class EvaluatorClient:
         cache: DiskCache | None = None,
     ) -> None:
         self._state = state
-        self._cache = cache  # of results; the evaluator process does not open it
-        self._site = site  # only its servers are evaluated; None: all servers
+        self._cache = cache  # the cache of results, which the evaluator process does not open
+        self._site = site  # evaluate only the servers of this site; None: all servers
         self._limits = limits or EvaluationLimits()
-        self._waits_for_answer = waits_for_answer  # whether `evaluate` waits for the answer. If not, it may return None
+        # Whether `evaluate` waits for the answer; otherwise it may return None.
+        self._waits_for_answer = waits_for_answer
         self._start_timer = (
             start_timer  # is called when an evaluation begins, and returns a function to call at its end
         )
@@ -60,9 +61,9 @@ class EvaluatorClient:
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._running: _RunningEvaluation | None = None
-        self._evaluated: set[Revision] = set()  # by this process
+        self._evaluated: set[Revision] = set()  # commits that this process has evaluated
         self._accepted: set[Revision] = set()  # commits that were accepted
-        self._unstored: dict[Revision, _UnstoredResults] = {}  # of commits that may be accepted yet
+        self._unstored: dict[Revision, _UnstoredResults] = {}  # results of commits that may still be accepted
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
         self._closing = threading.Event()
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
@@ -94,7 +95,7 @@ class EvaluatorClient:
     def store_results(self, revision: Revision) -> None:
         """Store the results of an accepted commit in the cache, in a thread.
 
-        If the process evaluated a commit before that was not accepted, ignore the results.
+        The results are ignored if the same process evaluated an earlier commit that was not accepted.
         """
         spooled = self._unstored.pop(revision, None)
         self._accepted.add(revision)
@@ -109,12 +110,12 @@ class EvaluatorClient:
         self._storing.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """End the process if it evaluated a commit that is not accepted. ``accepted``: the commit accepted now."""
+        """End the process if it evaluated a commit other than ``accepted``, the accepted commit."""
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
 
     def close(self) -> None:
-        """End the process at once. Results that are not stored yet are lost."""
+        """End the process immediately. Results that are not stored yet are lost."""
         self._closing.set()
         self._end_process()
         for pool in (self._conversations, self._storing):
@@ -158,7 +159,7 @@ class EvaluatorClient:
         return self._running
 
     def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of the last few commits until the instance accepts one of them."""
+        """Keep the results of the last few commits until the instance accepts one of these commits."""
         if (before := self._unstored.pop(revision, None)) is not None:
             before.results.close()
         self._unstored[revision] = results
@@ -171,7 +172,7 @@ _MAX_UNSTORED: Final = 8
 
 class _UnstoredResults(NamedTuple):
     results: ResultsFile
-    untrusted: frozenset[Revision]  # earlier commits of the same process that were not accepted
+    untrusted: frozenset[Revision]  # earlier commits that the same process evaluated and that were not accepted
 
 
 class _RunningEvaluation(Struct, frozen=True, kw_only=True):
@@ -185,7 +186,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process. The evaluator's own limits end it in another way."""
+    """Another process killed the evaluator process. The evaluator's own limits cause other errors."""
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:
@@ -214,11 +215,11 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
     raise EOFError
 
 
-_MOST_COMMITS: Final = 2  # of one question: the base, and the commit
+_MOST_COMMITS: Final = 2  # of one question: the base and the commit
 
 
 class _Conversation:
-    """A question to an evaluator process, and the answers until the last one or the end of the process."""
+    """A question to an evaluator process, and its answers until the last answer or the end of the process."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class _Conversation:
         self._cache, self._results = cache, results
         self._began = 0.0  # monotonic
         self._wall_s, self._files = question.limits.wall_s(0), 0
-        self._commits = 0  # that the process has begun to evaluate
+        self._commits = 0  # number of commits that the process has begun to evaluate
         self._is_late = False
 
     def evaluate(self, base: Commit | None) -> EvaluationResult:
@@ -262,7 +263,7 @@ class _Conversation:
                         self._began, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
                     case protocol.EvaluationBegun(files=int() as files):
                         self._wall_s, self._files = self._question.limits.wall_s(files), files
-                        self._report_progress(0, files + 1)  # one more step, in which the servers are decided
+                        self._report_progress(0, files + 1)  # one additional step, in which the servers are decided
                     case protocol.FilesRead(files=done) if self._files:
                         self._report_progress(min(done, self._files), self._files + 1)
                     case protocol.CacheLookup() as wanted:
@@ -282,7 +283,7 @@ class _Conversation:
             return NotEvaluated([build_limit_problem(f"the evaluation did not end within {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
-        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it gets no memory
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it cannot allocate memory
             return InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _EvaluatorKilled(
@@ -308,7 +309,7 @@ class _Assembly:
             others = (server.decision, server.machine, server.network, server.labels)
             before = self._base.written if self._base is not None else None
             if before is not None and server.written == before.get(name) and all(each is None for each in others):
-                continue  # as in the base
+                continue  # the same as in the base
             self._touched.append(name)
             if server.decision is not None:
                 self._decisions[name] = protocol.decode_verified_decision(server.decision)
@@ -357,8 +358,8 @@ class _Assembly:
     def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
         """Raise ValueError if the parts of a server belong to different servers, or if a server lacks a part.
 
-        The base was checked before. So this checks the servers that differ, and that no part of another server was
-        removed or replaced.
+        The base was checked earlier. Therefore this checks only the servers that differ, and that no part of another
+        server was removed or replaced.
         """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}

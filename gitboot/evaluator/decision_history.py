@@ -1,4 +1,4 @@
-"""Decision history: the commits that changed a server's decision, and how."""
+"""Decision history: the commits that changed a server's decision, and their effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChangingCommit(Struct, frozen=True, kw_only=True):
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
-    """An invalid commit. It decided no server."""
+    """An invalid commit, which has no decisions."""
 
     commit: CommitSummary
     problem: str
@@ -46,7 +46,7 @@ class DecisionHistory:
     """The decision history of servers in the commits of a repository, the newest first.
 
     The cache has the problem of each tree, and the effects of each step between two trees. The name of a Git tree is
-    the digest of its content, so these results never go out of date.
+    the digest of its content, so these results never become outdated.
     """
 
     def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:
@@ -60,11 +60,11 @@ class DecisionHistory:
         has the server, this yields no commit.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit, whose changes are still unknown
+        newer: HistoryStep | None = None  # the last valid commit, whose changes are not determined yet
         before: list[InvalidCommit] = []  # invalid commits that are newer than `newer`, not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # All other commits have the same fleet as their parent, byte for byte.
+        # The fleet of every other commit equals the fleet of its parent byte for byte.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
@@ -102,7 +102,7 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return the problem of a commit, or None if it is valid. ``newer``: a valid commit that is similar."""
+        """Return the problem of a commit, or None if it is valid. ``newer`` is a similar commit that is valid."""
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
             return problem
@@ -133,7 +133,9 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit against the next valid one, so that gitboot decides their common servers only once."""
+        """Evaluate a commit together with the next valid commit, so that gitboot decides their common servers only
+        once.
+        """
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):

@@ -1,4 +1,4 @@
-"""Evaluation of a commit: lookups of results by content key, and parallel computation of the others."""
+"""Evaluation of a commit: lookups of results by content key, and parallel computation of missing results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 Key = bytes
 T = TypeVar("T")
 _encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # bytes, enough to rule out that two contents of one fleet have the same digest by chance
+_SIZE: Final = 16  # bytes: enough to exclude that two contents of one fleet have the same digest by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results that a cache may store, by key, without those that ``beside`` has as well."""
+        """Return the results that a cache may store, by key, without results that ``beside`` also has."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -152,7 +152,7 @@ class CommitPair:
 
     def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare_decisions,  # a late import, because it takes time and `validate` does not need it
+            compare_decisions,  # imported here, because the import takes time and `validate` does not need it
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
@@ -166,7 +166,8 @@ class CommitPair:
     def collect_offered_claims(self) -> frozenset[Digest]:
         """Return the digest of each boot that the base offers and that claims to write no disk.
 
-        ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
+        Afterwards ``claims`` has the digests by content key, so the next commit computes only the digests of decisions
+        that differ.
         """
         from gitboot.review.reinstalls import list_claims  # only here, as above
 
@@ -189,7 +190,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. It keeps the last two in memory and looks for results there first."""
+    """Evaluates commits. The last two commits stay in memory, where the evaluator looks for results first."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class Evaluator:
         workers: Workers | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # of earlier evaluations; None: there is no cache
+        self.results = results  # results of earlier evaluations; None: there is no cache
         self.workers = workers or Workers()  # for commits with many unknown results
         self._on_begin = on_begin  # is called with the number of files of a commit before gitboot reads them
         self._recent: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
@@ -226,7 +227,7 @@ class Evaluator:
     def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
         """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
 
-        The results count as stored from then on, so the next call does not yield them.
+        A second call does not yield the same results again.
         """
         left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
         if not left:
@@ -238,7 +239,7 @@ class Evaluator:
             lacking = iter(sorted(results.keys() - stored))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
-            stored.clear()  # from now on, the results of `_complete` are those that the cache has
+            stored.clear()  # from now on, the cache has the results of `_complete`
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
@@ -288,9 +289,9 @@ class _CommitEvaluation:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
-        """Return the documents of new files, if the cache has them or workers parse them.
+        """Return the documents of new files, from the cache or parsed by workers.
 
-        A file is new if the commit in memory does not have it. `load_revision` parses the files that are left out.
+        A file is new if the commit in memory does not have it. `load_revision` parses the files that the result lacks.
         """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
@@ -313,7 +314,7 @@ class _CommitEvaluation:
         return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return the decision of each server, from memory, from the cache, or decided now."""
+        """Return the decision of each server, from memory or the cache, or compute the decision."""
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
@@ -340,10 +341,10 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of each server's decision. ``names``: only of these servers.
+    """Return the content key of each server's decision, or only of the servers in ``names``.
 
-    ``documents``: digests of the Server documents by name, if the caller has them. All digests have the same length,
-    and documents that differ have digests that differ.
+    ``documents``: digests of the Server documents by name, if the caller has them. All digests must have the same
+    length, and different documents must have different digests.
     """
     view, shared_digests = FleetView(repository), _SharedDigests()
     files: dict[str, bytes] = {}  # digests by path
@@ -419,7 +420,7 @@ def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
 
 
 MAX_WORKERS: Final = 8
-_MIN_ITEMS: Final = 500  # files or servers; fewer take less time than the start of a process
+_MIN_ITEMS: Final = 500  # files or servers; a smaller number takes less time than the start of a process
 BATCH: Final = 64  # files or servers in one message of a worker
 _READ_BYTES: Final = 2**20  # bytes
 
@@ -429,7 +430,7 @@ def count_processors() -> int:
 
 
 class Workers(Struct, frozen=True, kw_only=True):
-    """Worker processes for one evaluation. ``on_read`` gets the number of files that they have read so far."""
+    """Worker processes for one evaluation. ``on_read`` gets the number of files that the workers have read so far."""
 
     number: int = 1
     on_read: Callable[[int], None] = lambda _: None
@@ -465,7 +466,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item. None: this process has to compute it."""
+        """Return the result of ``work`` for each item, or None for an item that this process has to compute itself."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
@@ -496,7 +497,7 @@ class _Worker(Struct, frozen=True):
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker. The worker ends on any error, and then this process does the rest of its work."""
+    """Start a worker. If the worker fails, this process does the remaining work of the worker."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:
@@ -510,11 +511,14 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
-    os._exit(0)  # without flushing buffers that the parent has, too
+    os._exit(0)  # without flushing buffers that the parent also has
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
-    """Yield results until all workers ended. Each: the worker's number, the index of its first item, the results."""
+    """Yield results until all workers have ended.
+
+    Each result has the worker's number, the index of its first item, and the values.
+    """
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
     for pipe in pipes:

@@ -21,29 +21,29 @@ from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimu
 from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, WithheldBoot
 from gitboot.review.guards import Extent
 
-_FEW: Final = 8  # for fewer than one server in so many, lookups by name are faster than a scan of all machines
+_FEW: Final = 8  # below one server in this number, lookups by name are faster than a scan of all machines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A valid commit without its files, as an instance needs it."""
+    """A valid commit without its files, with the parts that an instance needs."""
 
     revision: Revision
     fleet: FleetSpec
     decisions: Decisions
     machines: Mapping[SystemUuid, Machine]  # in the order of their UUIDs
-    sites: Mapping[str, str]  # by server, if a site selects it
+    sites: Mapping[str, str]  # by server, for servers that a site selects
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
-    site: str | None = None  # the commit has only the servers of this site; None: of the whole fleet
+    site: str | None = None  # the commit has only the servers of this site; None: all servers
     written: Mapping[str, FieldSources] = field(default_factory=dict)  # by server; empty if no page is published
     locations: SourceLocations = field(default_factory=SourceLocations)  # empty if no page is published
     shown: bytes | None = None  # the streams and windows on the page, as JSON
     # Install boots that a newer commit takes back, by UUID: see `instance.withheld_boots`.
     withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)
     base: Revision | None = field(default=None, compare=False)
-    # Servers that differ from the base, also removed ones.
+    # Servers that differ from the base, including removed servers.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
 
     def is_for(self, ledger: str) -> bool:
@@ -52,11 +52,13 @@ class Commit:
 
     @property
     def ledger(self) -> str | None:
-        """The ledger whose instance may act for the commit. None: every instance may, but it sets no BMC."""
+        """The ledger whose instance may act for the commit. If None, every instance may act, but must not change
+        BMCs.
+        """
         return self.fleet.ledger_for(self.site)
 
     def at_site(self, site: str | None) -> Commit:
-        """Return the commit with only the servers of one site. None: all servers."""
+        """Return the commit with only the servers of one site, or with all servers if ``site`` is None."""
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
@@ -99,16 +101,16 @@ class Commit:
 
     @property
     def orders(self) -> Orders:
-        """The orders of the Fleet that an instance executes at once."""
+        """The orders of the Fleet that an instance carries out even before it accepts the commit."""
         return self.fleet.orders_at(self.site)
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
-    """A commit, and how it differs from its base."""
+    """A commit, and its differences from its base."""
 
     commit: Commit
     extent: Extent
-    new_names: tuple[str, ...]  # servers whose machines the base does not have
+    new_names: tuple[str, ...]  # servers whose machines are not in the base
     moves: Moves = NO_MOVES  # between the site of this instance and the others
     no_site: Problem | None = None  # if the Fleet does not have the site of this instance
 

@@ -49,7 +49,7 @@ from gitboot.text import did_you_mean
 
 
 def main(state: str, parent: str) -> None:
-    """Evaluate commits of the clone in ``state`` for the process ``parent``."""
+    """Evaluate commits of the clone in ``state`` for the parent process ``parent``."""
     questions, answers = become_child(parent)
     reader = CloneReader(Path(state))
     answering = _AnswerStream(answers)
@@ -70,7 +70,7 @@ def main(state: str, parent: str) -> None:
 
 
 _FILES: Final = 1000  # between two progress reports
-_YOUNG: Final = 1  # the youngest generations; older objects are frozen
+_YOUNG: Final = 1  # the number of young generations; older objects are frozen
 
 
 class _AnswerStream:
@@ -111,7 +111,7 @@ class _AnswerStream:
 
 
 def _answer(evaluator: Evaluator, question: protocol.Question, answering: _AnswerStream) -> bool:
-    """Answer one question, and return whether the commit is valid. End this process if it has too little memory."""
+    """Answer one question, and return whether the commit is valid. End this process if it runs out of memory."""
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Workers(
@@ -124,7 +124,7 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
         pair = evaluator.evaluate(Revision(question.revision), base)
         for answer in build_report(pair, question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
-                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # those that the cache lacks
+                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # results that the cache lacks
                     answering.send(protocol.NewResults(kind, values))
             answering.send(answer)
         return True
@@ -135,7 +135,7 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
         answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
-    except (MemoryError, SystemError):  # some extension modules raise SystemError if they get no memory
+    except (MemoryError, SystemError):  # some extension modules raise SystemError if they cannot allocate memory
         os._exit(OUT_OF_MEMORY)  # values in memory may be incomplete
     except BrokenPipeError:
         os._exit(0)  # the instance has ended
@@ -158,7 +158,7 @@ def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
 
 
 def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
-    """Return the servers with these names that a commit has at a site. None: at any site."""
+    """Return the servers with these names that a commit has at a site, or at any site if ``site`` is None."""
     repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
@@ -247,7 +247,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the source locations that differ: of servers, of other documents, and which other documents were removed.
+    """Return the changed source locations of servers and of other documents, and the removed other documents.
 
     ``come``: the servers that the base does not have at the site.
     """

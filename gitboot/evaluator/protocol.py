@@ -1,7 +1,7 @@
 """The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If it does not have the base
-in memory, it first sends this frame twice for the base. Then it sends any number of `FilesRead`, `ServerParts` and
+An instance sends `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in memory,
+the evaluator first sends this frame twice for the base. Then it sends any number of `FilesRead`, `ServerParts` and
 `NewResults`, and one `CommitEnd`. It may send `RejectedCommit` or `UnreadableClone` at any time. Before the first part,
 it may send `CacheLookup`, which the instance answers with `CacheHits`. Both ends are the same program, so frames have
 no version.
@@ -38,10 +38,13 @@ _STARTING_S: Final = 10  # for a process that reads its program from a slow disk
 
 
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
-    """The limits of the evaluation of one commit. None: a default that grows with the number of files."""
+    """The limits of the evaluation of one commit.
 
-    seconds: int | None = None  # of processor time
-    mebibytes: int | None = None  # in addition to the memory that the process has already
+    A limit that is None has a default that grows with the number of files.
+    """
+
+    seconds: int | None = None  # seconds of processor time
+    mebibytes: int | None = None  # memory in addition to the current memory of the process
     workers: int | None = None  # processes for a commit with many unknown results; None: one for each processor
 
     def processor_s(self, files: int) -> float:
@@ -64,12 +67,12 @@ def build_limit_problem(message: str) -> Problem:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request to evaluate ``revision`` and to compare it with ``base``. None: there is no base."""
+    """A request to evaluate ``revision`` and to compare it with ``base``. ``base`` is None if there is no base."""
 
     revision: str
     base: str | None
     limits: EvaluationLimits
-    site: str | None = None  # the answer has only its servers; None: all servers
+    site: str | None = None  # the answer contains only servers of this site; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
 
@@ -91,7 +94,7 @@ class ResultKind(StrEnum):
 EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)
 
 
-MAX_KEYS: Final = 1000  # of one `Wanted`
+MAX_KEYS: Final = 1000  # the number of keys in one `Wanted`
 
 
 class CacheLookup(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +118,7 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
 class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
     """The evaluation of a commit with this number of files has begun, and its limits are set.
 
-    None: the process starts to list the files, and resets the limits.
+    If the number is None, the process starts to list the files and resets the limits.
     """
 
     files: int | None
@@ -128,7 +131,7 @@ class FilesRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server that differ from the base. None: the part is the same as in the base."""
+    """The parts of one server that differ from the base. A part that is None equals the part in the base."""
 
     name: str
     decision: bytes | None  # a Decision
@@ -145,11 +148,11 @@ class ServerParts(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of the report of a valid commit. Mappings have only the entries that differ from the base."""
+    """The end of the report of a valid commit. The mappings contain only entries that differ from the base."""
 
     extent: Extent
-    fleetwide: Commit | None  # without servers; None: as in the base
-    new_servers: tuple[str, ...]  # servers whose machines the base does not have
+    fleetwide: Commit | None  # without servers; None: the same as in the base
+    new_servers: tuple[str, ...]  # servers whose machines are not in the base
     moves: Moves  # between the site of the question and the other sites
     removed_servers: tuple[str, ...]  # servers
     removed_machines: tuple[SystemUuid, ...]
@@ -166,7 +169,7 @@ class RejectedCommit(msgspec.Struct, frozen=True, tag=True):
 
     problems: tuple[Problem, ...]
     dated_problems: tuple[DatedProblem, ...]
-    fleet: FleetSpec | None = None  # None: the Fleet document is invalid, too
+    fleet: FleetSpec | None = None  # None: the Fleet document is invalid too
 
 
 class UnreadableClone(msgspec.Struct, frozen=True, tag=True):
@@ -191,7 +194,7 @@ def encode_decision(value: Decision) -> bytes:
 
 
 def decode_verified_decision(data: bytes) -> Decision:
-    """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
+    """Return a decision from an evaluator. Raises ValueError if its digest does not match its content."""
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
         raise ValueError(f"the digest of the decision of {found.server} does not match its content")

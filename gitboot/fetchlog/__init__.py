@@ -1,1 +1,1 @@
-"""Store the fetches of machines from endpoints and mirrors until the controller reads them."""
+"""Fetch log: stores the fetches of machines from endpoints and mirrors until the controller reads them."""

@@ -36,7 +36,7 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 
 
 class IgnoreReason(StrEnum):
-    """The reason why a line is no evidence. If several reasons apply, it is the first."""
+    """The reason why a line is no evidence. If several reasons apply, this is the first reason."""
 
     FORMAT = "not in the published format"
     PATH = "of another path"
@@ -65,7 +65,8 @@ LineContent = Observation | UnknownMachine | IgnoreReason  # the meaning of a li
 def parse_line(line: bytes) -> LineContent:
     """Return the observation of a line, the unknown machine that sent the request, or the reason to ignore the line.
 
-    The Last-Modified date shows which version of a path was sent. If the log has no dates, the token in the path does.
+    The Last-Modified date shows which version of a path was sent. If the log has no dates, the token in the path
+    identifies the version.
 
     If the line does not show whether a machine sent the request, the observation is an intent without an outcome (ADR
     0071). The mirror has sent the boot, so a one-time boot is consumed. However, this is no evidence that a machine has
@@ -129,8 +130,8 @@ def parse_line(line: bytes) -> LineContent:
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
     """Return the kind of client that sent a request. ``agent`` is None if the log has no User-Agent.
 
-    A token in the path proves that it is a machine, because only the installation has the token. Without a token, the
-    path is not enough: a cache may send a GET request for the HEAD request of a monitor.
+    A token in the path proves that the client is a machine, because only the installation has the token. Without a
+    token, the path proves nothing, because a cache may send a GET request for the HEAD request of a monitor.
     """
     if _has_token(path):
         return _Sender.MACHINE
@@ -198,7 +199,7 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
         }:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7, behind trusted proxies
             asked, _, query = uri.partition("?")
-            # The target of an alias, or else the requested path: see gitboot.render.web_servers.
+            # The target of an alias, or the requested path: see gitboot.render.web_servers.
             path = unquote(_read_single_header(headers, "Content-Location") or asked)
             modified, length = (
                 _read_single_header(headers, "Last-Modified"),
@@ -223,11 +224,11 @@ class LoggedRequest(NamedTuple):
     method: str
     path: str
     status: int
-    last_modified: str | None  # the Last-Modified that was sent, or "". None: the log does not have it
+    last_modified: str | None  # the sent Last-Modified, or ""; None: the log has no such field
     is_whole: bool
     query: str = ""
-    agent: str | None = None  # the User-Agent, or "". None: the log does not have it
-    is_signed: bool = False  # whether the client sent credentials. Machines have none
+    agent: str | None = None  # the User-Agent, or ""; None: the log has no such field
+    is_signed: bool = False  # whether the client sent credentials, which machines do not have
 
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -334,14 +335,14 @@ _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 class _Position(NamedTuple):
-    """The offset up to which a file was read, and a digest of the bytes before it, which recognises the file."""
+    """The offset up to which a file was read, and a digest of the preceding bytes, which identifies the file."""
 
     offset: int
     digest: str  # sha256
 
 
 class _OpenFile:
-    """An open log file. It stays open, so gitboot can read it to its end after it was deleted."""
+    """A log file that stays open, so that gitboot can read it to its end after its deletion."""
 
     def __init__(self, handle: FileIO) -> None:
         self.handle = handle
@@ -386,6 +387,7 @@ class LogFile:
 
     A rotated file is in the same folder, has a name that starts with the log's name, and is not compressed. Rotation
     may rename the log, or copy and truncate it. The first time, gitboot reads only the log itself.
+
     Only one process at a time can read a log. Raises `LockedByAnother`.
     """
 
@@ -398,9 +400,9 @@ class LogFile:
         self._rotated = re.compile(rf"{stem}{suffix}[.-].+|{stem}-[0-9].*{suffix}")
         self._stack = ExitStack()
         self._open_files: dict[int, _OpenFile] = {}  # by inode
-        self._sizes: dict[int, int] | None = None  # by inode, at the last call; None: this is the first call
+        self._sizes: dict[int, int] | None = None  # by inode, at the previous call; None: this is the first call
         self._positions: list[_Position] = []  # of files under any name, the newest last
-        self._since_ns: int | None = None  # files modified before this time have been read; None: no file was read yet
+        self._since_ns: int | None = None  # all files modified before this time were read; None: no file was read yet
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -418,7 +420,7 @@ class LogFile:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:
-        """Yield the lines that were added since the last time, those of the oldest file first.
+        """Yield the lines that were added since the last time, starting with the oldest file.
 
         A line counts as read when the caller requests the next line. Close the generator if you do not read to its end.
         Raises UsageError if a file cannot be read.
@@ -445,11 +447,11 @@ class LogFile:
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
             if stat.st_ino in self._open_files or not (is_log or is_new):
                 continue
-            # A copy can be recognised only when it is complete.
+            # gitboot can recognize a copy only after the copy is complete.
             if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
-            with suppress(FileNotFoundError):  # the file was renamed meanwhile
+            with suppress(FileNotFoundError):  # the file was renamed in the meantime
                 file = _OpenFile(self._stack.enter_context(path.open("rb", buffering=0)))
                 self._open_files[file.stat.st_ino] = file
         self._sizes = {stat.st_ino: stat.st_size for _, stat in found}
@@ -515,7 +517,7 @@ class SentVersions:
             }
 
     def is_older(self, observation: Observation) -> bool:
-        """Return whether the mirror has sent a newer version of the same path before."""
+        """Return whether the mirror has already sent a newer version of the same path."""
         modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
         if modified > newest:
             self._newest[observation.path] = modified

@@ -24,8 +24,8 @@ from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_scri
 from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_rest, printable
 
-REPORT_LIFETIME: Final = timedelta(hours=1)  # of an endpoint's report
-MIN_UNCOUNTED: Final = 5  # fewer fetches by other clients are an operator who looks at a boot script
+REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
+MIN_UNCOUNTED: Final = 5  # a smaller number of fetches by other clients is probably an operator who reads a boot script
 
 
 class DenialReason(StrEnum):
@@ -47,7 +47,7 @@ class Denial(Struct, frozen=True, kw_only=True):
     reason: DenialReason
     server: str
     words: str  # the reason as a text
-    client: str  # of the last request
+    client: str  # the client of the last request
     at: datetime  # time of the last request
     times: int
 
@@ -56,7 +56,7 @@ class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
     """An address that sends X-Forwarded-For or Forwarded, and is not in trusted-proxies."""
 
     address: str
-    at: datetime  # of a request, rounded to ten minutes
+    at: datetime  # the time of a request, rounded to ten minutes
 
 
 _REASON_TEXTS: Final = {
@@ -81,7 +81,7 @@ def describe_denial(reason: DenialReason) -> str:
 def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
-    This skips boots that were served before, boots that an operator stopped, and a few requests by other clients.
+    Skip boots that were served before, boots that an operator stopped, and a few requests by other clients.
     """
     found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
@@ -89,7 +89,7 @@ def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Return the first reason for denials, and a text with each reason and its last server. None: no denials."""
+    """Return the first reason for denials, and a text with each reason and its last server, or None without denials."""
     by_reason: dict[DenialReason, list[Denial]] = {}
     for each in select_reportable(denials):
         by_reason.setdefault(each.reason, []).append(each)
@@ -106,7 +106,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
 
 
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
-    """Return the addresses to add to trusted-proxies: the addresses of this host, or else all addresses."""
+    """Return the addresses to add to trusted-proxies: the addresses of this host if there are any, otherwise all."""
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
@@ -125,7 +125,7 @@ _T = TypeVar("_T")
 
 
 def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items in their order, without the intents whose outcome is among the items.
+    """Return the items in order, without the intents whose outcome is also among the items.
 
     For each intent, one item remains. `served` is a fetch and outweighs `withheld`. After `withheld`, no byte was sent.
     An intent without an outcome consumes the boot, but is no evidence.
@@ -143,10 +143,10 @@ def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
     ]
 
 
-MOST_LOG_BYTES: Final = 4096  # of an installer's log
+MOST_LOG_BYTES: Final = 4096  # the limit of an installer's log
 _MOST_LINES: Final = 20
 _MOST_OFF: Final = timedelta(seconds=30)
-_FAR_AHEAD_S: Final = 2**40  # since 1970; a larger number is not a date and does not fit into a ledger
+_FAR_AHEAD_S: Final = 2**40  # seconds since 1970; a larger number is not a date and does not fit into a ledger
 
 
 def parse_instant(text: str) -> datetime:
@@ -186,15 +186,15 @@ class Observation:
     client: str  # the client's address
     at: datetime
     # The version of the path that was sent: an endpoint logs the plan, a mirror the date of the file.
-    digest: Digest | None = None  # of the plan whose boot script was sent
+    digest: Digest | None = None  # the digest of the plan whose boot script was sent
     modified: int | None = None  # when gitboot published the file, in seconds since 1970
-    offer: Digest | None = None  # of a one-time boot
+    offer: Digest | None = None  # the offer of a one-time boot
     log: str | None = None  # the last lines of an installer's log, with its report
     times: int = 1  # the number of fetches of a secret by clients of one network
-    is_evidence: bool = True  # whether the client counts as a machine; if not, it only counts for secrets
-    intent: str | None = None  # the id of an intent and its outcome; None: one line has both
+    is_evidence: bool = True  # whether the client counts as a machine; otherwise the fetch counts only for secrets
+    intent: str | None = None  # the id that connects an intent with its outcome; None: one line has both
     outcome: Outcome | None = None
-    up: Uptime | None = field(default=None, compare=False)  # of the kernel whose clock set `at`
+    up: Uptime | None = field(default=None, compare=False)  # the uptime of the kernel whose clock set `at`
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
@@ -207,7 +207,7 @@ class Observation:
             text.encode()  # JSON can have half of a surrogate pair, which cannot be encoded
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """Return the observation with its time by the clock that shows ``now``.
+        """Return the observation with its time corrected to the clock that shows ``now``.
 
         The time changes only if the clock was set by more than 30 s since the observation.
         """
@@ -222,7 +222,7 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Return whether an endpoint responds even if it cannot record this: no secret, and no one-time boot."""
+        """Whether an endpoint responds even without a record of the fetch: not for secrets and one-time boots."""
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
@@ -317,7 +317,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-_MOST_FIELDS: Final = 100  # of a query
+_MOST_FIELDS: Final = 100  # the limit of fields in a query
 _IPV6_NETWORK: Final = 64  # bits
 # Patterns that match the start of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
@@ -332,7 +332,9 @@ _TOOLS: Final = re.compile(
 
 
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether gitboot itself sent the request. A check has both marks, because a cache may drop one of them."""
+    """Return whether gitboot itself sent the request. A check has two marks, because a cache may drop one of the
+    marks.
+    """
     return CHECK in query or agent.startswith("gitboot")
 
 
@@ -374,7 +376,7 @@ def is_machine(agent: str, query: Mapping[str, str]) -> bool:
 def client_network(client: str | None) -> str:
     """Return the network that counts as one client: an IPv4 address, or an IPv6 /64 network.
 
-    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return the text.
+    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return its text.
     """
     try:
         address = ip_address((client or "").partition("%")[0])  # without the zone of fe80::1%eth0
@@ -386,7 +388,9 @@ def client_network(client: str | None) -> str:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """Return the values of a query by key, also empty values. If a key has several values, the last one counts."""
+    """Return the values of a query by key, including empty values. If a key has several values, the last value
+    counts.
+    """
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:

@@ -1,4 +1,4 @@
-"""One-time boots and secrets: which were served, to which clients, and how often."""
+"""One-time boots and secrets: the served ones, their clients, and the number of fetches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.stop_orders import SoleClaim
 from gitboot.system_clock import Uptime
 
-MOST_ADDRESSES: Final = 16  # of one secret and installation that are counted separately
-MOST_FETCHES: Final = 10  # of one secret in one installation; more are unexpected
+MOST_ADDRESSES: Final = 16  # addresses that are counted separately, for each secret and installation
+MOST_FETCHES: Final = 10  # fetches of one secret in one installation; more fetches are unexpected
 OTHERS: Final = "others"  # all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
@@ -31,8 +31,8 @@ _ENCRYPTED: Final = "secrets/"
 def find_secret(path: str) -> str | None:
     """Return the secret of a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
 
-    User data counts as a secret, because it has the tokens with which an installer reports and fetches its secrets. The
-    paths of reports have tokens too, and count as ``reports/provisioned`` and ``reports/failed``.
+    User data counts as a secret, because it contains the tokens with which an installer reports and fetches its
+    secrets. Report paths have tokens too, and count as ``reports/provisioned`` and ``reports/failed``.
     """
     kind = find_non_script_kind(path)
     if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
@@ -67,7 +67,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `client_network`; at most MOST_ADDRESSES
-    others: AddressFetches | None = None  # by all further addresses
+    others: AddressFetches | None = None  # the fetches by all further addresses
     confirmed: tuple[int, int] = (1, 0)  # numbers of addresses and of fetches that an operator confirmed
 
     @property
@@ -81,7 +81,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unexpected(self) -> bool:
-        """Return whether there is a second address, or more than ten fetches, since an operator confirmed them."""
+        """Whether there is a second address, or more than ten fetches, since an operator confirmed the fetches."""
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
 
@@ -114,7 +114,10 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         return max(each.last for secret in self.secrets.values() for each in secret.all_fetches)
 
     def has_fetched(self, address: str, secret: str) -> bool:
-        """Return whether an address has fetched a secret in this installation. All files of user data count as one."""
+        """Return whether an address has fetched a secret in this installation.
+
+        All files of user data count as one secret.
+        """
 
         def is_same(name: str) -> bool:
             return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
@@ -122,7 +125,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return an item for each secret, as the API and `gitboot secret fetches` show it."""
+        """Return an item for each secret, in the form of the API and of `gitboot secret fetches`."""
         return [
             {
                 "installation": self.key,
@@ -156,7 +159,7 @@ class ServedBoot(NamedTuple):
 
 
 class _FileContent(Struct):
-    """The content of a spool file, up to the offset that was read."""
+    """The content of a spool file up to the offset that was read."""
 
     base: int = 0  # its first byte in the writer's own file
     offset: int = 0
@@ -175,7 +178,7 @@ class _FileContent(Struct):
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
-    """Return how a boot was served, from the observations of its server and offer. None: it was not served.
+    """Return how a boot was served, from the observations of its server and offer, or None if it was not served.
 
     After an installer reported with the token ``report``, all boots of its attempt count as served.
     """
@@ -189,7 +192,7 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
-    """Merge the results of two logs: the earlier first fetch, and over if one of them shows it."""
+    """Merge the results of two logs: the earlier first fetch, and whether the boot is over in one of the logs."""
     if first is None or second is None:
         return first or second
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
@@ -212,9 +215,9 @@ class ServedBoots:
         self._files: dict[str, _FileContent] = {}
 
     def find(self, server: str, offer: str, report: str | None = None) -> ServedBoot | None:
-        """Return how a boot was served. None: it was not served. Raises OSError if the spool cannot be read.
+        """Return how a boot was served, or None if it was not served. Raises OSError if the spool cannot be read.
 
-        The offer identifies the boot, even if a commit changes the boot or the server's name meanwhile.
+        The offer identifies the boot, even if a commit changes the boot or the server's name in the meantime.
         """
         self._refresh()
         return find_served_boot({*self._list_observations(server), *self._list_observations(offer)}, offer, report)
@@ -235,7 +238,7 @@ class ServedBoots:
         for name, path in there.items():
             with suppress(FileNotFoundError):  # the instance has deleted it just now
                 file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
-                if size < file.offset:  # the writer cut off lines that it could not sync
+                if size < file.offset:  # the writer removed lines that it could not sync
                     file = self._files[name] = _FileContent(parse_file_name(name)[1])
                 if size > file.offset:
                     file.read(path)
@@ -251,11 +254,11 @@ class FetchLogUnavailable(Exception):
 
 
 class BatchRejected(Exception):
-    """The instance rejected a batch. The message has the reason."""
+    """The instance rejected a batch. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:
-    """Return whether a tree's giver is the lease of a shared ledger, instead of the identity of a spool."""
+    """Return whether a tree names the lease of a shared ledger, instead of the identity of a spool."""
     return "/" in giver
 
 
@@ -266,7 +269,7 @@ _HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
     """Return the claims in the files of some spools. A claim without a site has ended.
 
-    ``fetch_log`` is the spool that the instance reads now. The fetches of the other host have to be copied there.
+    ``fetch_log`` is the spool that the instance reads now. The fetches of the other host must be copied to that spool.
     """
     places = [
         (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
@@ -276,7 +279,7 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
 
 
 def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
-    """Return the sites that a file claims; None if there is no file, or if its claims have ended."""
+    """Return the sites that a file claims, or None without a file or after the end of its claims."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

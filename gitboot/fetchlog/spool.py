@@ -21,21 +21,23 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MOST_BYTES: Final = 1024 * 1024  # of one file
-_RESTART_S: Final = 0.1  # after its thread died. Until then, endpoints serve no boots
-_MOST_AT_ONCE: Final = 1000  # lines in one sync
+MOST_BYTES: Final = 1024 * 1024  # of one spool file
+_RESTART_S: Final = 0.1  # the pause after the writer thread died, in which endpoints serve no boots
+_MOST_AT_ONCE: Final = 1000  # number of lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
-_TRIAL: Final = b"\0" * 4096  # as large as the blocks of file systems
+_TRIAL: Final = b"\0" * 4096  # as large as a block of a file system
 _LONGEST_UP_S: Final = 2**33  # longer than any kernel runs
 _MOST_TIMES: Final = 2**32  # more fetches than any endpoint serves in a minute
 _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """Return the identity of a spool, which the tree uses to name an endpoint. Create it if needed."""
+    """Return the identity of a spool, by which the output tree names an endpoint. Create the identity if it is
+    missing.
+    """
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
@@ -52,7 +54,7 @@ def endpoint_folder(folder: Path) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Write and sync a file in a spool, then delete it. Raises OSError if the spool cannot record fetches."""
+    """Write and sync a file in a spool, then delete the file. Raises OSError if the spool cannot record fetches."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -69,7 +71,7 @@ def check_writable(folder: Path) -> None:
 
 
 class SpoolFile:
-    """One writer's files in the spool, one after the other. Only one thread may use this."""
+    """The spool files of one writer, one after the other. Only one thread may use the object."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -77,9 +79,9 @@ class SpoolFile:
         self._size = 0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines and sync them.
+        """Write whole lines and sync them to the disk.
 
-        Raises OSError if the lines may be lost. The instance may have read them nevertheless, so the caller has to
+        Raises OSError if the lines may be lost. The instance may have read the lines nevertheless, so the caller has to
         write the outcome `withheld` for an intent.
         """
         if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
@@ -99,18 +101,18 @@ class SpoolFile:
         self._size += len(lines)
 
     def _is_unchanged(self, fd: int) -> bool:
-        """Return whether readers will find appended lines. They skip bytes of a file that was longer before."""
+        """Return whether readers will find appended lines. Readers skip bytes of a file that was longer before."""
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
 
     def close(self) -> None:
-        """Unlock the file, so that the instance may delete it after it has read it."""
+        """Unlock the file, so that the instance may delete the file after reading it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _open_new_file(self) -> None:
-        """Create a file. It is locked before it gets its visible name."""
+        """Create a file. The file is locked before it gets its visible name."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
         hidden, path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
@@ -133,10 +135,10 @@ class _QueuedLine(NamedTuple):
 
 
 class Spool:
-    """Records fetches from any thread, many with one sync.
+    """Records fetches from any thread, and syncs many of them together.
 
-    `record` returns at once, and its future ends after the sync. A caller can cancel the future until the line may be
-    in the file.
+    `record` does not wait. Its future ends after the sync. A caller can cancel the future until the line may be in the
+    file.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -147,7 +149,7 @@ class Spool:
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
-        """Return a future that ends after the observation is synced. It fails with OSError if that is impossible."""
+        """Return a future that ends after the observation was synced, or fails with OSError."""
         entry = _QueuedLine(encode_line(observation), Future())
         self._queue.put(entry)
         return entry.written
@@ -239,7 +241,7 @@ def encode_line(observation: Observation) -> bytes:
 
 
 class ReadResult(NamedTuple):
-    observations: list[Observation]  # by time; those of one writer in their written order
+    observations: list[Observation]  # sorted by time; the observations of one writer keep their order
     offsets: dict[str, int]  # by file, for the next call
     invalid_lines: int  # number of lines that are not observations
 
@@ -274,8 +276,9 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
     """Delete the files that were read to their end and have no writer any more, as the ``times``-th deletion.
 
-    Call this only after the published tree has the effect of these files and that number. If the number is not new,
-    this deletes no file. Before it deletes files, it stores and syncs the number. Raises OSError if that fails.
+    Call this only after the published output tree contains the effect of these files and that number. If the number is
+    not new, no file is deleted. The number is stored and synced before files are deleted. Raises OSError if storing
+    fails.
     """
     before = count_deletions(folder)
     for path in find_read_files(folder, offsets) if before < times else ():
@@ -284,7 +287,7 @@ def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> N
 
 
 def count_deletions(folder: Path) -> int:
-    """Return the number of deletions in a spool. Raises OSError if it cannot be read."""
+    """Return the number of deletions in a spool. Raises OSError if the number cannot be read."""
     try:
         return int((folder / _DELETIONS).read_text())
     except (FileNotFoundError, ValueError):
@@ -297,7 +300,10 @@ def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """Yield the files that were read to their end and have no writer any more. Each stays locked until the next."""
+    """Yield the files that were read to their end and have no writer any more.
+
+    Each file stays locked until the next file is requested.
+    """
     for path in list_files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not lock_file(file.fileno()):
@@ -317,8 +323,8 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the whole lines from an offset on, each with its offset. A deleted file has no lines."""
-    with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted it
+    """Yield the whole lines from an offset on, each with its offset. For a deleted file, yield no lines."""
+    with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted the file
         file.seek(begin)
         for line in file:
             if line.endswith(b"\n"):
@@ -389,7 +395,7 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
-    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch. Empty at the end."""
+    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch, or () at the end."""
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)

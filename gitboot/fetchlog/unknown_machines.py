@@ -37,22 +37,22 @@ MAX_MACHINES: Final = 1000
 MAX_PER_NETWORK: Final = 64
 RETENTION: Final = timedelta(days=30)
 _MOST_MACS: Final = 16
-_LONGEST: Final = 64  # of a serial number
+_LONGEST: Final = 64  # the longest serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
-    """A machine without a document, as its requests describe it."""
+    """A machine without a document, as described by its requests."""
 
     macs: tuple[MacAddress, ...] = ()
     uuid: SystemUuid | None = None
     serial: str | None = None
     client: str  # the address of the last request
-    path: str  # of the last request, below the base URL
+    path: str  # the path of the last request, below the base URL
     first: datetime
     last: datetime
     times: int = 1
-    server: str | None = None  # a server whose document shares an identity, but has another UUID
-    inventory: Findings | None = None  # as an inventory image reported it
+    server: str | None = None  # a server whose document has an identity of the machine, but another UUID
+    inventory: Findings | None = None  # the inventory that an inventory image reported
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -79,9 +79,9 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 
 
 def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
-    """Return the machine that requests a boot script. None: the path is not the path of a boot script.
+    """Return the machine that requests a boot script, or None if the path is not that of a boot script.
 
-    ``path``: below the base URL, in any spelling.
+    ``path`` is below the base URL, in any notation.
     """
     for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
         if asked.kind.role is not Role.BOOT_SCRIPT:
@@ -127,14 +127,14 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """Return a serial number that a document may have. A placeholder is no serial number."""
+    """Return a serial number that a document may have, or None for a placeholder."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
 
 class UnknownMachines:
-    """A table of unknown machines with a limited size. It merges the requests of one machine."""
+    """A table of unknown machines with a limited size, which merges the requests of one machine."""
 
     def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
         self.unkept = unkept  # requests of machines that did not fit into the table
@@ -146,11 +146,11 @@ class UnknownMachines:
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
-        """The machines, the last request first."""
+        """The machines, sorted by their last request, the newest first."""
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:
-        """Add a machine or merge it with a known one. Return whether the table has a new machine."""
+        """Add a machine or merge it with a known machine. Return whether the table has a new machine."""
         known = {
             id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
         }
@@ -188,7 +188,7 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
-    """Merge two descriptions of one machine. Identities come from the first, the last request from the later one."""
+    """Merge two descriptions of one machine. Identities come from the first, the last request from the second."""
     later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
@@ -253,7 +253,7 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # of an inventory
+MOST_BYTES: Final = 64 * 1024  # the limit of an inventory
 MOST_INTERFACES: Final = 16
 _MOST_DISKS: Final = 16
 _MOST: Final = 2**63 - 1
@@ -266,7 +266,7 @@ class FoundInterface(Struct, frozen=True, kw_only=True):
     """A network interface with a MAC address of its own."""
 
     mac: MacAddress
-    name: str | None = None  # as an installed system names it
+    name: str | None = None  # the name that an installed system uses
     link: bool | None = None  # whether it has a link
 
 
@@ -314,7 +314,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 def parse_findings(document: Mapping[str, Any]) -> Findings:
-    """Parse an inventory and ignore invalid parts. Raises ValueError if it has no interface with a MAC address."""
+    """Parse an inventory and ignore invalid parts. Raises ValueError for an inventory without a MAC address."""
     interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
         raise ValueError(f"the inventory has no interface with a MAC address: {_HINT}")
@@ -331,7 +331,7 @@ def parse_findings(document: Mapping[str, Any]) -> Findings:
 
 
 def parse_inventory(data: bytes) -> Mapping[str, Any]:
-    """Parse the JSON of an inventory. Raises ValueError if it is not a JSON object."""
+    """Parse the JSON of an inventory. Raises ValueError if the data is not a JSON object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -376,7 +376,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_text(text: object) -> str | None:
-    """Return a short text on one line. None: not a text, too long, or with control characters."""
+    """Return a short text on one line, or None for other types, a longer text, or control characters."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
@@ -394,12 +394,12 @@ def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUFFIX: Final = ".unknown"
-_MOST_FILES: Final = 64  # they pile up if no instance reads them
+_MOST_FILES: Final = 64  # files accumulate if no instance reads them
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
 
 
 class UnknownMachineRecorder:
-    """Collects unknown machines for the instance. Any thread may use this.
+    """Collects unknown machines for the instance. Any thread may use the object.
 
     Each writer has at most one file in the spool. Until the instance has read the file, further machines wait in a
     table of limited size. A lost file only removes lines from a list.
@@ -409,7 +409,7 @@ class UnknownMachineRecorder:
         self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
         self._lock = threading.Lock()
         self._table = UnknownMachines()
-        self.requests = 0  # by unknown machines
+        self.requests = 0  # the number of requests by unknown machines
 
     def add(self, machine: UnknownMachine) -> None:
         with self._lock:
@@ -422,7 +422,9 @@ class UnknownMachineRecorder:
         return self._folder is not None
 
     def write_file(self) -> None:
-        """Write the table for the instance, if it has read the last file. If the disk is full, the table stays."""
+        """Write the table for the instance if the instance has read the last file. If the disk is full, keep the
+        table.
+        """
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
                 return
@@ -440,9 +442,9 @@ class UnknownMachineFile(NamedTuple):
 
 
 def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
-    """Yield the files of unknown machines in a spool. The caller deletes each file after it has stored the content.
+    """Yield the files of unknown machines in a spool. The caller deletes each file after storing its content.
 
-    Ignores files that cannot be read.
+    Files that cannot be read are ignored.
     """
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{SUFFIX}")):

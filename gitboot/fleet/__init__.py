@@ -1,1 +1,1 @@
-"""Read the files of a commit into a valid fleet, or report every problem with its file and line."""
+"""Fleet: reads the files of a commit into a valid fleet, or reports every problem with its file and line."""

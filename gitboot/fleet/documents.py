@@ -1,4 +1,4 @@
-"""Documents of a file: parse each one to a resource, or report its problems."""
+"""Documents of a file: parse each document to a resource, or report its problems."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 class UnreadDocument(NamedTuple):
     """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
 
-    kind: str | None  # None: it may be of any kind
-    names: frozenset[str] | None  # all words in it that may be its name; None: its text was not read
+    kind: str | None  # None: any kind is possible
+    names: frozenset[str] | None  # all words that may be the name of the document; None: the text was not read
 
 
 ANYTHING: Final = UnreadDocument(None, None)
@@ -116,14 +116,14 @@ class ParsedBlob(Struct, frozen=True, kw_only=True):
     """The documents of one blob at any path: its resources, and its problems without a path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
-    problems: tuple[Problem, ...]  # the first ones, sorted
+    problems: tuple[Problem, ...]  # the first problems, sorted
     more: int  # the number of further problems
     broken: tuple[Id, ...]  # documents with problems whose name is known
     unread: tuple[UnreadDocument, ...]  # documents whose kind or name is not known
 
     @property
     def has_only_servers(self) -> bool:
-        """Return whether the blob has only valid Server documents, and at least one."""
+        """Whether the blob has only valid Server documents, and at least one."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)

@@ -29,7 +29,7 @@ class Identity(NamedTuple):
 
     kind: str
     value: str
-    normalized: str  # the value in one spelling, for comparisons
+    normalized: str  # the normalized value, for comparisons
     path: Path
 
     @property
@@ -48,10 +48,10 @@ class Identity(NamedTuple):
 
 def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
-    # Loaders send a UUID in either byte order, so both forms are one identity.
+    # Boot loaders send a UUID in either byte order, so both forms are one identity.
     if spec.uuid is not None:
         yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
-    if spec.replaces is not None:  # its document was removed, and no other machine may replace it
+    if spec.replaces is not None:  # the document of that machine was removed, and no other machine may replace it
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
         # The file system of a mirror may be case-insensitive.
@@ -79,7 +79,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Return the address and the system of a BMC in one spelling, so that equal values mean the same system."""
+    """Return the normalized address and system of a BMC, so that equal values mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -106,11 +106,11 @@ IdentityKey = tuple[str, str]  # an identity: (kind, value)
 
 
 class LostIdentity(NamedTuple):
-    """An identity that a machine had in one commit, and that its document lacks in the next one."""
+    """An identity that a machine had in one commit, and that its document lacks in the next commit."""
 
     kind: str
     value: str
-    uuid: SystemUuid  # of the machine
+    uuid: SystemUuid  # the UUID of the machine
     netboots: bool = False  # whether the machine may run a system from the network, which its record does not show
 
     @property
@@ -122,13 +122,13 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
     """The address of a BMC, how its certificate is checked, and the name of its credentials, but not their values."""
 
     address: str
-    system: str | None  # the path of the ComputerSystem; None: the only one
+    system: str | None  # the path of the ComputerSystem; None: the BMC has only one
     credentials: str
     verify: bool
     ca: str | None  # PEM
-    reports_uuid: SystemUuid | None = None  # the UUID that the BMC shows, if it is not the server's
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from the server's UUID
     reports_serial: str | None = None
-    fingerprint: str | None = None  # of the only allowed certificate, in addition to the other checks
+    fingerprint: str | None = None  # the fingerprint of the only allowed certificate, in addition to the other checks
 
     @property
     def uses_ipmi(self) -> bool:
@@ -136,7 +136,7 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def normalized_address(self) -> tuple[str, str | None]:
-        """Return the address and the system in one spelling. Two BMCs never have the same pair."""
+        """The normalized address and system. Two BMCs never have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 
 
@@ -145,7 +145,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     uuid: SystemUuid
     name: str
-    macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
+    macs: tuple[MacAddress, ...]  # the MAC addresses of all its interfaces, sorted
     serial: str | None
     bmc: BmcAccess | None
     replaces: SystemUuid | None = None  # its UUID before its board was replaced
@@ -161,11 +161,11 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that move between the site of an instance and other sites, of which the instance has no records."""
+    """Machines that move between the instance's site and other sites, for which the instance has no records."""
 
-    arrived: tuple[SystemUuid, ...] = ()  # from another site
+    arrived: tuple[SystemUuid, ...] = ()  # machines that came from another site
     departed: tuple[Machine, ...] = ()  # out of this site, or out of the fleet from another site
-    passed_on: tuple[SystemUuid, ...] = ()  # from another site to a third
+    passed_on: tuple[SystemUuid, ...] = ()  # machines that moved from another site to a third site
 
     @property
     def machines(self) -> frozenset[SystemUuid]:
@@ -212,9 +212,9 @@ def find_changed_uuids(
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
     """Return the machines with a new UUID and an identity of another machine: by the new UUID (kind, value, other).
 
-    A new board has a new UUID, but the disks in the same chassis may have an installed system.
+    A new board has a new UUID, but the disks in the same chassis may contain an installed system.
     """
-    # A machine whose UUID is not known is never installed.
+    # gitboot never installs a machine whose UUID is unknown.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
     owners: Mapping[tuple[str, str], Machine] = {key: machine for machine in installed for key in machine.list_keys()}
     found = {}

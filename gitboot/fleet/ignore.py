@@ -19,7 +19,7 @@ from gitboot.problems import Code, Problem
 MAX_BYTES: Final = 64 * 1024
 
 
-@lru_cache(maxsize=2)  # of the accepted commit and of the next one
+@lru_cache(maxsize=2)  # for the accepted commit and the next commit
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
     """Return the patterns of a file, and its invalid lines."""
     patterns, malformed = [], []
@@ -67,7 +67,7 @@ class _States:
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
-        self.single_bytes: dict[Bytes, list[int]] = {}  # states that accept one byte, by the set of bytes
+        self.single_bytes: dict[Bytes, list[int]] = {}  # by the set of bytes: states that accept one byte
         self.stars: list[int] = []
         self.crossing: list[int] = []  # stars that also accept "/"
         self.entries: list[int] = []  # before `AnyFolders`, which can be skipped
@@ -132,14 +132,14 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Return the states and those that follow them without a byte."""
+        """Return the states, and all states that follow without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _to_bits(states: list[int]) -> int:
-    """Return a number with these bits, which are in order. To set them one by one would copy the number each time."""
+    """Return a number in which these sorted bits are set. Setting single bits would copy the number each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8
@@ -200,7 +200,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """The pattern of one line."""
 
     tokens: tuple[Token, ...]
-    is_path: bool  # compared with the whole path, else with each name in it
+    is_path: bool  # whether the whole path is compared, or each name in the path
     is_negated: bool  # a pattern with "!": matching files are read, even if an earlier line ignores them
     folders_only: bool
 
@@ -221,7 +221,8 @@ def parse_pattern(text: bytes) -> Pattern:
     )
 
 
-# The parts of a glob. A member of a bracket class is a name such as [:alpha:], a range or a byte; the first may be "]".
+# The parts of a glob. A member of a bracket class is a name such as [:alpha:], a range or a byte. The first member may
+# be "]".
 _NAME: Final = rb"\[:[^\]]++(?<=:)\]"
 _BYTE: Final = rb"(?:\\.|[^\\\]])"
 _MEMBER: Final = re.compile(rb"(?>%b|(?!\x00)%b-%b|%b)" % (_NAME, _BYTE, _BYTE, _BYTE), re.DOTALL)
@@ -243,7 +244,7 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
             raise InvalidPattern
         end = found.end()
         if found["stars"]:
-            # Several stars match more than one name only if they are a whole name.
+            # Several stars match more than one name only if they form a whole name.
             is_name = is_path and end - position > 1 and (position == literal or glob[position - 1] == SLASH)
             if is_name and glob.startswith(b"/", end):
                 end += 1
@@ -269,7 +270,7 @@ def _parse_members(parts: Iterable[bytes]) -> Bytes:
             members |= _CLASSES[name]
         else:
             plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
-            first, last = plain[0], plain[-1]  # of a range; equal for one byte
+            first, last = plain[0], plain[-1]  # the ends of a range; equal for a single byte
             if last < first:
                 raise InvalidPattern
             members |= (1 << last + 1) - (1 << first)

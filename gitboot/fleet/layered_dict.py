@@ -12,9 +12,10 @@ V = TypeVar("V")
 
 
 def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys, or ``before`` itself if they are equal.
+    """Return ``before`` with the changed values and without the removed keys.
 
-    If keys are added, the keys of ``before`` must be sorted. ``before`` must not change afterwards.
+    If the result equals ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be sorted.
+    ``before`` must not change afterwards.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
         return before
@@ -46,7 +47,7 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Return the keys whose values are not the same objects. Values of a shared base are not compared."""
+    """Return the keys whose values are different objects. Values of a shared base are not compared."""
     (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}

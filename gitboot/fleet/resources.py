@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class FleetRepository(Struct, frozen=True, kw_only=True):
-    """A valid revision: all resources by name, sorted, and the files that they use."""
+    """A valid revision: all resources by name, sorted, and the files to which they refer."""
 
     revision: Revision
     fleet: Fleet

@@ -10,15 +10,15 @@ from msgspec import Struct, field
 
 
 class Verify(StrEnum):
-    """What a trusted key has to sign before gitboot accepts a commit."""
+    """The objects that a trusted key has to sign before gitboot accepts a commit."""
 
     HEAD = "head"  # the newest commit
-    RANGE = "range"  # each first-parent commit since the accepted one
+    RANGE = "range"  # each first-parent commit since the accepted commit
     TAG = "tag"  # the followed tag, which points to the newest commit
 
 
 class ReinstallsNeed(StrEnum):
-    """What is needed to acknowledge that servers are installed again."""
+    """The requirement for acknowledging that servers are installed again."""
 
     APPROVE = "approve"  # `gitboot approve` on the host of the instance
     SIGNED = "signed"  # `gitboot approve`, or a line in a commit message that is signed by a listed key
@@ -29,7 +29,8 @@ class Signer(NamedTuple):
 
     person: str  # principal of the allowed signers, user id of an OpenPGP key, or name of a forge
     key: str  # the key's fingerprint
-    is_forge: bool = False  # a forge's own key: it proves that the forge made the merge, but not who ordered it
+    # The key of a forge, which proves that the forge created the merge, but not who requested it.
+    is_forge: bool = False
 
     def __str__(self) -> str:
         return f"{self.person} ({self.key})"
@@ -42,8 +43,8 @@ class Message(NamedTuple):
     text: str
     author: str = ""  # Name <address>, not verified
     committer: str = ""
-    signer: Signer | None = None  # None: not signed by a trusted key, or not checked
-    content: str = ""  # SHA-256 of the commit without its signatures, if it may acknowledge something
+    signer: Signer | None = None  # None: not signed by a trusted key, or not verified
+    content: str = ""  # SHA-256 of the commit without its signatures, if the commit may contain an acknowledgement
 
     @property
     def by(self) -> str:
@@ -66,7 +67,7 @@ class Irregular(StrEnum):
 
 
 class Oversized(Exception):
-    """A blob is larger than the limit for files of a fleet, so gitboot did not read it."""
+    """A blob that gitboot did not read, because it is larger than the limit for files of a fleet."""
 
     def __init__(self, size: int) -> None:
         self.size = size  # bytes
@@ -81,7 +82,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     read: Callable[[BlobId], bytes]  # raises `Oversized`
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
     folder: str = ""  # the fleet's root in the repository
-    changed: frozenset[str] | None = None  # paths that differ from the previous snapshot; None: not known
+    changed: frozenset[str] | None = None  # paths that differ from the previous snapshot; None: unknown
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024

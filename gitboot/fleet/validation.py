@@ -50,10 +50,10 @@ class LoadedFile(Struct, frozen=True, kw_only=True):
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
     references: tuple[Id, ...]  # resources, and files of kind "file"
-    identities: tuple[str, ...]  # of its servers: kind, and value in one spelling
+    identities: tuple[str, ...]  # of the servers in the file: kind and normalized value
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
-    has_only_servers: bool  # only valid Server documents; gitboot caches only such files
+    has_only_servers: bool  # whether the file has only valid Server documents; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +66,7 @@ class FileBatch:
     references: frozenset[Id]
     identities: frozenset[str]
     bmcs: frozenset[tuple[str, bool]]
-    has_problems: bool  # a file has problems, or two documents have the same name or the same identity
+    has_problems: bool  # whether a file has problems, or two documents have the same name or the same identity
 
     @cached_property
     def label_counts(self) -> Mapping[str, Counter[str]]:
@@ -89,10 +89,10 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
 
 
 class InvalidRevision(Struct, frozen=True, kw_only=True):
-    """An invalid revision, as far as gitboot can read it."""
+    """An invalid revision, with the parts that gitboot can read."""
 
     problems: tuple[Problem, ...]
-    well_formed: FleetRepository  # all well-formed documents; they may name missing resources
+    well_formed: FleetRepository  # all well-formed documents, which may refer to missing resources
     complete: FleetRepository  # the well-formed documents that name only existing resources
     incomplete_kinds: frozenset[str]  # kinds with malformed documents, or with documents that name a missing resource
 
@@ -114,7 +114,7 @@ def load_revision(
     snapshot: Snapshot,
     cache: ParseCache | None = None,
     before: LoadedRevision | None = None,
-    listing: Listing | None = None,  # as `list_files` returns it
+    listing: Listing | None = None,  # the result of `list_files`
 ) -> LoadedRevision | InvalidRevision:
     """Return the revision at ``snapshot``, valid or invalid.
 
@@ -243,7 +243,7 @@ def _build_valid_repository(
         len(origins) != sum(len(each.origins) for each in batches)
         or len(resources["Fleet"]) != 1
         or len(identities_of_all) != sum(len(each.identities) for each in batches)
-        # One server names a system of a BMC, and another server of the same BMC does not.
+        # One server names a system of a BMC, and another server of the same BMC names no system.
         or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
@@ -291,7 +291,7 @@ _ATTRIBUTES: Final = {
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
-    # None: a file is missing or must not be used.
+    # The value is None for a file that is missing or that must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -391,7 +391,7 @@ def _describe_duplicate(identity: Identity, holder: Id, other: Identity, place: 
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Yield servers that name no system of a BMC, if another server of the same BMC names one."""
+    """Yield servers that name no system of a BMC, if another server of the same BMC names a system."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -514,11 +514,13 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, also malformed ones: a reference to a malformed one is not a second problem."""
+        """Return all resources, including malformed ones, so that a reference to a malformed resource is not a second
+        problem.
+        """
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether a path is at or below an unreadable path, at which there may be any file."""
+        """Return whether a path is at or below an unreadable path, where there may be any file."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -526,7 +528,9 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that occur once, and that name only such resources and existing files."""
+        """Return the resources that occur once, and whose references lead to other such resources and existing
+        files.
+        """
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -552,12 +556,12 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource whose line is not known yet."""
+    """A problem of a resource before its line is determined."""
 
     spot: Spot
     code: Code
     message: str | Callable[[str], str]  # a function gets the place of ``other``: fleet.yaml:12
-    hint: str | Callable[[], str] = ""  # a function if it is slow; "": the hint of the code
+    hint: str | Callable[[], str] = ""  # a function if the hint takes long to compute; "": the hint of the code
     other: Spot | None = None  # the other place that the message names
 
     @property
@@ -566,7 +570,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Return the first remarks of each file as problems, and the number of further ones by path."""
+    """Return the first remarks of each file as problems, and the number of further remarks by path."""
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))

@@ -2,8 +2,8 @@
 
 The schema decides the type of a scalar, so each scalar keeps its text: ``no``, ``0755``, ``12:30`` and
 ``52:54:00:12:34:56`` are text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
-and 100,000 nested brackets crash it. A file is split before each ``---`` line. YAML does not allow such a line within a
-document, so a fault in one document does not hide faults in the next.
+and crashes on 100,000 nested brackets. A file is split before each ``---`` line. YAML does not allow such a line within
+a document, so a fault in one document does not hide faults in the next document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gitboot.problems import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
-MAX_DEPTH = 64  # of nested lists and mappings
+MAX_DEPTH = 64  # depth of nested lists and mappings
 
 
 class Quoted(str):
@@ -46,14 +46,15 @@ class Quoted(str):
 
 
 class Spot(NamedTuple):
-    """The position of a value, in characters, and the positions of the values that it contains, by key or index."""
+    """The position of a value, in characters, and the positions of its parts, by key or index."""
 
     start: int
-    end: int | None = None  # of a scalar that is present
+    end: int | None = None  # the end of a scalar that is present
     items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping also the position of the key
 
 
-# A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
+# A scalar is None if it is plain and empty, `null` or `~`. Any other plain scalar is an exact `str`. All other scalars
+# are `Quoted`.
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
 
@@ -70,10 +71,10 @@ class Document(Struct, frozen=True, kw_only=True):
 class Parsed(NamedTuple):
     """The documents of a file."""
 
-    documents: tuple[Document, ...]  # valid ones
-    problems: tuple[Problem, ...]  # the first problems of the invalid ones, sorted
+    documents: tuple[Document, ...]  # valid documents
+    problems: tuple[Problem, ...]  # the first problems of the invalid documents, sorted
     more: int  # the number of further problems
-    unread: tuple[bytes, ...] | None  # the text of the invalid ones; None: the file was not read
+    unread: tuple[bytes, ...] | None  # the texts of the invalid documents; None: the file was not read
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
@@ -87,7 +88,7 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Return the valid YAML documents of a file, and the problems of the others. Empty documents are skipped."""
+    """Return the valid YAML documents of a file, and the problems of invalid documents. Empty documents are skipped."""
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
@@ -113,7 +114,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     """Return the place of a value, or of its key, in the document with this index.
 
     An absent value has the place of its key. If the path does not exist, return the place of its last existing value.
-    Look up all places of one document before those of the next, so that each document is read only once.
+    Callers should look up all places of one document before those of the next, so that each document is read only once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -144,7 +145,7 @@ def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
 
 
 def document_text(data: bytes, index: int) -> bytes:
-    """Return the bytes of a document, from its `---` line to the next one."""
+    """Return the bytes of a document, from its `---` line to the next `---` line."""
     span = _list_spans(data)[index]
     return data[span.start : span.end]
 
@@ -155,9 +156,9 @@ def lines_above(data: bytes, index: int) -> int:
 
 
 def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """Return the file with one scalar of a document replaced by ``text``. All other bytes stay.
+    """Return the file with one scalar of a document replaced by ``text``. All other bytes stay the same.
 
-    Raises KeyError if there is no scalar at the path.
+    Raises KeyError if the path leads to no scalar.
     """
     at = _layout(data, index).root
     for step in path:
@@ -202,7 +203,7 @@ class _Span(NamedTuple):
 
 
 def _split_documents(data: bytes) -> Iterator[_Span]:
-    """Yield all documents of a file in order, also the empty ones."""
+    """Yield all documents of a file in order, including empty documents."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
@@ -218,7 +219,7 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read. The problem has been added."""
+    """The rest of a document cannot be read. A problem was already added."""
 
 
 class _Lines:
@@ -247,7 +248,7 @@ class _Layout(NamedTuple):
 
 
 class _Reader:
-    """Reads one document, event by event. It continues after a fault if libyaml can."""
+    """Reads one document, event by event, and continues after a fault if libyaml can."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
         self.problems: list[Problem] = []  # for the author of the document
@@ -332,7 +333,7 @@ class _Reader:
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """Return the result of ``step``. If the rest of the document cannot be read, add a problem and return None."""
+        """Return the result of ``step``, or add a problem and return None if the document cannot be read further."""
         try:
             return step()
         except ReaderError as error:
@@ -365,7 +366,7 @@ class _Reader:
         return self._next_root()
 
     def _next_root(self) -> Any:
-        """Return the first event of the next root value, or None after the last one."""
+        """Return the first event of the next root value, or None after the last root value."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
             if not _is_absent(root):
@@ -393,7 +394,7 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """Read the value that begins with ``event``. ``depth`` is 1, plus 1 for each list or mapping around it."""
+        """Read the value that begins with ``event``. ``depth`` is 1 plus the number of enclosing lists and mappings."""
         if self._may_have_properties:
             self._refuse_properties(event)
         kind = type(event)  # faster than isinstance(), and events have no subclasses

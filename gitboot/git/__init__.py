@@ -1,1 +1,1 @@
-"""Fetch, read, verify and write Git repositories."""
+"""Git: fetches, reads, verifies and writes repositories."""

@@ -41,9 +41,10 @@ class Authorship(NamedTuple):
 
 
 class OwnedBranch:
-    """One branch of one remote. gitboot makes its commits in a bare repository at ``path``.
+    """One branch of one remote. gitboot creates its commits in a bare repository at ``path``.
 
-    Each commit builds on the one that `fetch` returned. The remote refuses the push if the branch has moved since.
+    The parent of each commit is the commit that `fetch` returned. If the branch has moved since, the remote rejects the
+    push.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class OwnedBranch:
         self._fetching = fetching or InThisProcess()
 
     def fetch(self) -> str | None:
-        """Fetch the branch, and return its commit. None: the remote has no such branch."""
+        """Fetch the branch, and return its commit, or None if the remote has no such branch."""
         with self._open() as ours:
             tip = self._carry_out("tip").revision
             if tip and tip not in ours.odb:
@@ -66,7 +67,7 @@ class OwnedBranch:
             return head is not None and head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return a file of a commit. None: the commit does not have it."""
+        """Return a file of a commit, or None if the commit does not contain the file."""
         with self._open() as ours, convert_errors(self._path):
             return read_file(ours, CommitReader(ours).peel(commit), path)
 
@@ -129,7 +130,7 @@ _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 def find_pushed_url(checkout: Path) -> str | None:
     """Return ``https://HOST/PATH@COMMIT`` of a checkout, without a user name.
 
-    None: the origin is not an https URL, or did not have the commit at the last fetch.
+    Return None if the origin is not an https URL, or did not have the commit at the last fetch.
     """
     try:
         repository = pygit2.Repository(str(checkout))
@@ -150,7 +151,7 @@ def check_branch(branch: str) -> None:
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Return whether a branch has these files of the fleet at ``path``. None: there is no such branch.
+    """Return whether a branch has these files of the fleet at ``path``, or None if there is no such branch.
 
     Remote-tracking branches count too. Raises `UsageError`.
     """
@@ -173,7 +174,7 @@ def propose(
 ) -> Revision:
     """Create a branch with one commit on ``base`` that changes these files of the fleet at ``path``.
 
-    The work tree and the checked-out branch do not change. The author is the one in the repository's configuration.
+    The work tree and the checked-out branch do not change. The author is the user in the repository's configuration.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:

@@ -58,7 +58,7 @@ class BranchRecord(Protocol):
     """The record of the branch that an instance follows."""
 
     def read(self) -> FollowedBranch | None:
-        """Return the recorded branch. None before the first start."""
+        """Return the recorded branch, or None before the first start."""
 
     def accepted(self) -> str | None:
         """Return the commit that the instance accepted last."""
@@ -71,12 +71,12 @@ class Source:
     """One remote, and its clone ``state/repository.git``.
 
     The caller must hold the lock of the state directory. `fetch` and `restore` may run in one thread and the other
-    methods in another, because each call opens the repository again, as libgit2 needs. Methods that read the clone
-    raise `CorruptClone` if it is damaged, and `restore` repairs it.
+    methods in another thread, because each call opens the repository again, as libgit2 requires. Methods that read the
+    clone raise `CorruptClone` for a damaged clone, and `restore` repairs the clone.
 
-    Each fetch calls ``read_credentials``. Without it, fetches use the credentials of ``remote``. With ``record``, the
-    first fetch of a remote without a reference finds the default branch. All later fetches follow that branch, also
-    with a later `Source` and the same record.
+    Each fetch calls ``read_credentials``. Without this function, fetches use the credentials of ``remote``. With
+    ``record``, the first fetch of a remote without a reference finds the default branch. All later fetches follow that
+    branch, also with a later `Source` and the same record.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Source:
 
     @property
     def reference(self) -> str | None:
-        """The reference that the instance follows, for example refs/heads/main. None before the first fetch."""
+        """The reference that the instance follows, for example refs/heads/main, or None before the first fetch."""
         return self._remote.reference
 
     @property
     def branch_mismatch(self) -> tuple[str, str] | None:
-        """Return a reason and a message if HEAD no longer names the branch that gitboot found at the first start.
+        """A reason and a message, if HEAD no longer names the branch that gitboot found at the first start.
 
-        None if HEAD names that branch, if --rev names the branch, and before the first fetch.
+        The value is None if HEAD names that branch, if --rev names the branch, and before the first fetch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -130,17 +130,17 @@ class Source:
     # The clone
 
     def latest(self) -> Revision | None:
-        """Return the commit of the last fetch, also from before a restart. None before the first fetch."""
+        """Return the commit of the last fetch, also from before a restart, or None before the first fetch."""
         if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may be another branch
         return _read_reference(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
-        """Return the commit that was accepted last. None: no commit was accepted, or the clone was lost."""
+        """Return the commit that was accepted last, or None if no commit was accepted or the clone was lost."""
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
-        """Store a commit as the accepted one, and protect it from Git's garbage collection.
+        """Store a commit as the accepted commit, and protect it from Git's garbage collection.
 
         The change is durable when the method returns.
         """
@@ -169,7 +169,7 @@ class Source:
         """Return the first-parent commits after ``since`` up to ``revision``, the oldest first, with their messages.
 
         If ``since`` is not on this line, or the line is long, the result is one entry with all messages. Without
-        ``since``, the result is ``revision`` alone, because a new instance does not accept the commits before it.
+        ``since``, the result contains only ``revision``, because a new instance does not accept the commits before it.
         """
         with self.clone.open() as ours:
             if since is None:
@@ -180,7 +180,7 @@ class Source:
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
         """Return the content digests of acknowledging commits that led to ``tips`` and not to ``hidden``.
 
-        It ignores commits that the clone does not have.
+        Commits that the clone does not have are ignored.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
@@ -190,7 +190,7 @@ class Source:
         return _load_snapshot(self.clone, revision, previous)
 
     def read_tag_on(self, revision: Revision) -> bytes | None:
-        """Return the annotated tag of the remote's reference, as Git stores it, if it is on this commit."""
+        """Return the annotated tag of the remote's reference, as Git stores it, if the tag is on this commit."""
         with self.clone.open() as ours:
             reference = ours.references.get(build_tag_reference(self._remote))
             if reference is None or peel_reference(ours, reference).revision != revision:
@@ -200,7 +200,7 @@ class Source:
     # The remote
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes."""
+        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes."""
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
@@ -213,7 +213,7 @@ class Source:
             branch, remote = self._resolve_remote()
             revision, head = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
-            _remove_leftovers(self.clone.path, keep="accepted.lock")  # which a fetch does not create
+            _remove_leftovers(self.clone.path, keep="accepted.lock")  # a file that fetches do not create
             raise
         if not is_there:
             self._replace_clone()
@@ -223,10 +223,11 @@ class Source:
         return revision
 
     def restore(self, accepted: Revision | None) -> None:
-        """Create the clone again from the remote, with the commit that the ledger has as accepted.
+        """Create the clone again from the remote, with the commit that is accepted according to the ledger.
 
-        It also searches the old clone for this commit. If the fetch fails, it raises the errors of `fetch` and changes
-        nothing. Raises `SourceRefused` if the commit is lost. Then the clone is complete, but has no accepted commit.
+        The old clone is also searched for this commit. If the fetch fails, this raises the errors of `fetch` and
+        changes nothing. Raises `SourceRefused` if the commit is lost. Then the clone is complete, but has no accepted
+        commit.
         """
         _, remote = self._resolve_remote()
         found = self.fetching.restore(remote, self._state, accepted)
@@ -341,14 +342,14 @@ class CloneReader:
         return self._blobs(blob)
 
     def close(self) -> None:
-        """Close the packs, because they may be replaced. The next read opens them again."""
+        """Close the packs, because they may be replaced. The next read opens the packs again."""
         self._blobs.close()
 
 
 def load_accepted_snapshot(state: Path) -> Snapshot:
-    """Return the snapshot of the commit that the instance with this state directory accepted last. Only reads.
+    """Return the snapshot of the commit that the instance with this state directory accepted last.
 
-    Raises `UsageError` if no commit was accepted yet.
+    Nothing is written. Raises `UsageError` if no commit was accepted yet.
     """
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:

@@ -68,13 +68,13 @@ _FETCHED: Final = (
 class FetchedCommit(NamedTuple):
     commit: Revision
     head: Head | None  # the remote's HEAD; None: not read, because the reference is a commit id
-    tag: str | None  # the id of the annotated tag of the reference; None: it is not a tag, or a tag with another name
+    tag: str | None  # the id of the annotated tag of the reference; None: no tag, or a tag with another name
 
 
 class Upstream:
-    """One remote, and fetches from it into clones in the state directory ``state``.
+    """One remote, and fetches from the remote into clones in the state directory ``state``.
 
-    ``base_references`` are references of the clone that a fetch builds on. If they are damaged, it raises
+    ``base_references`` are references of the clone on which a fetch builds. If they are damaged, a fetch raises
     `CorruptClone`.
     """
 
@@ -82,10 +82,10 @@ class Upstream:
         self._remote, self._state = remote, state
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes.
+        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so watching these files would show one change
-        only. watchfiles' default filter ignores all files in a ``.git``.
+        Git replaces HEAD and packed-refs instead of writing to them, so a watch of these files would report only one
+        change. watchfiles' default filter ignores all files in a ``.git``.
         """
         with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:
@@ -129,7 +129,9 @@ class Upstream:
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Fetch one commit into the clone, with all branches and tags, because few servers serve a commit by its id."""
+        """Fetch one commit into the clone, with all branches and tags, because few servers allow fetching a commit by
+        its id.
+        """
         if commit in ours.odb:
             return
         if theirs is not None:
@@ -183,7 +185,7 @@ class Upstream:
     def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
         """Fetch the whole history into an empty repository, and copy the objects that the clone lacks.
 
-        libgit2 parses the newest commits of the clone to negotiate, and fails if it cannot parse one of them.
+        libgit2 parses the newest commits of the clone to negotiate, and fails if it cannot parse one of the commits.
         """
         folder = self._state / _FULL_COPY
         shutil.rmtree(folder, ignore_errors=True)
@@ -232,7 +234,7 @@ Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of work of a fetch process. It contains the credentials."""
+    """A task of a fetch process, including the credentials."""
 
     work: Work
     remote: Remote
@@ -245,15 +247,15 @@ class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The result of an order that succeeded."""
+    """The result of a successful task."""
 
     revision: str = ""  # the commit of the reference; "": there is no commit
-    head: Head | None = None  # the remote's HEAD; None: the order did not read it
+    head: Head | None = None  # the remote's HEAD; None: the task did not read it
     has_accepted_commit: bool = True  # False: the accepted commit is lost
 
 
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
-    """The error of an order."""
+    """The error of a task."""
 
     error: str  # a name of `ERRORS`
     message: str
@@ -276,11 +278,11 @@ ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
 
 
 class Fetching(ABC):
-    """Fetches and pushes, in this process or in another one."""
+    """Fetches and pushes, in this process or in another process."""
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
-        """Carry out an order, and return its result. Raises `SourceError`, `SourceRefused`, `UsageError`, …."""
+        """Carry out a task, and return its result. Raises `SourceError`, `SourceRefused` or `UsageError`."""
 
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
@@ -352,7 +354,7 @@ def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
 
 
 def build_latest_reference(remote: Remote) -> str:
-    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never frees a name that it looked up
+    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never frees a looked-up name
 
 
 def build_tag_reference(remote: Remote) -> str:
@@ -399,13 +401,14 @@ _START_TIMEOUT_S: Final = 60.0  # until a process has loaded its program from a 
 
 
 class FetchProcess(Fetching):
-    """Fetches and pushes in a child process with limits. Also raises `SourceTooLarge` if it needs too much memory.
+    """Fetches and pushes in a child process with limits. Also raises `SourceTooLarge` if the process exceeds its
+    memory.
 
     Raises `SourceError` if the process does not report its next step in time (`gitboot.git.repository`), or takes
     longer than ``deadline_s`` in total. A new clone has no total limit while data arrives at the minimum rate. After
-    such an error gitboot kills the process, and the next fetch starts another one.
+    such an error gitboot kills the process, and the next fetch starts another process.
 
-    Each thread that fetches at the same time has its own process. A process starts with the first order, and ends with
+    Each thread that fetches at the same time has its own process. A process starts with the first task, and ends with
     its thread or with `close`.
     """
 
@@ -456,7 +459,7 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return an unused process, and whether it was started just now."""
+        """Return an unused process, and whether the process was started just now."""
         with self._lock:
             if self._is_closed:
                 raise SourceError("this instance is stopping, so gitboot does not fetch")
@@ -491,7 +494,7 @@ class FetchProcess(Fetching):
 
 class _StepDeadline:
     def __init__(self, first: FetchStep, total_s: float | None) -> None:
-        """``total_s`` is for all steps together; None: no limit."""
+        """``total_s`` is the limit for all steps together, or None for no limit."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 

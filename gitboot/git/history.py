@@ -46,14 +46,14 @@ from gitboot.text import one_line
 
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
-    """A commit, and the tree of the fleet in it."""
+    """A commit, and the tree of its fleet."""
 
     commit: CommitSummary
     tree: str | None  # the id of the fleet's folder; None: the commit has no such folder
 
 
 class History:
-    """The first-parent commits of a revision, the newest first. `open_history` returns it."""
+    """The first-parent commits of a revision, the newest first. `open_history` returns such a history."""
 
     def __init__(
         self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
@@ -67,7 +67,9 @@ class History:
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """Return the history of ``rev`` for the fleet at ``path``. ``rev`` is as in `open_snapshot`; None is HEAD."""
+    """Return the history of ``rev`` for the fleet at ``path``. ``rev`` is as in `open_snapshot`, and None means
+    HEAD.
+    """
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
@@ -85,7 +87,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # s; datetime has no later dates, and Git does
+_YEAR_9999: Final = 253_370_764_800  # seconds; datetime has no later dates, but Git has
 
 
 class CommitSummary(Struct, frozen=True, kw_only=True):
@@ -120,9 +122,9 @@ def _decode(data: bytes) -> str:
 
 
 class Blame:
-    """The last commit of each line in a fleet's files, at a revision or in the work tree. `open_blame` returns it.
+    """The last commit of each line in a fleet's files, at a revision or in the work tree.
 
-    A file is read at the first call with its path.
+    `open_blame` returns a `Blame`. A file is read at the first call with its path.
     """
 
     def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
@@ -132,7 +134,7 @@ class Blame:
         self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
-        """Return the last commit of a line, counted from 1. None: the line is not committed."""
+        """Return the last commit of a line, counted from 1, or None if the line is not committed."""
         return self._lines(path).get(number)
 
     def _blame_file(self, path: str) -> dict[int, CommitSummary]:
@@ -145,7 +147,7 @@ class Blame:
                 return {}
             try:
                 hunks = list(git.blame(name, newest_commit=pygit2.Oid(hex=self._commit)))
-            except pygit2.GitError:  # libgit2 fails at a commit that it cannot parse
+            except pygit2.GitError:  # libgit2 cannot parse a commit
                 lines = _blame_along_first_parents(git, name, self._commit)
             else:
                 reader, lines = CommitReader(git), {}
@@ -160,7 +162,9 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """Return the blame of the fleet at ``path``, with ``path`` and ``rev`` as in `open_snapshot`. None without Git."""
+    """Return the blame of the fleet at ``path``, or None without Git. ``path`` and ``rev`` are as in
+    `open_snapshot`.
+    """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
@@ -175,7 +179,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the last commit of each line. For a line from a merged branch it is the merge commit."""
+    """Return the last commit of each line. For a line from a merged branch, this is the merge commit."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
@@ -196,14 +200,17 @@ def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revisi
 
 
 def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
-    """Return a file of a commit. None: the commit has no such file."""
+    """Return a file of a commit, or None if the commit does not contain the file."""
     tree = read_tree(git, commit)
     found = tree[path] if tree is not None and path in tree else None
     return found.data if isinstance(found, pygit2.Blob) else None
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
-    """Return the line numbers of ``new`` that ``old`` has too, with those in ``old``. Line endings do not matter."""
+    """Return the line numbers of ``new`` whose lines are also in ``old``, with their numbers in ``old``.
+
+    Line endings are ignored.
+    """
     line_count = max(old.count(b"\n"), new.count(b"\n")) + 1
     patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=line_count)
     if not patch.hunks:
@@ -223,7 +230,7 @@ def commits_between(
         for each in excluded:
             walker.hide(each)
         found = [commit.id for commit in walker]
-    except pygit2.GitError:  # libgit2 fails at a commit that it cannot parse
+    except pygit2.GitError:  # libgit2 cannot parse a commit
         found = _sort_topologically(reader, tips, seen=find_ancestors(reader, excluded))
     return map(reader.read, found)
 
@@ -257,7 +264,7 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
 
 
 def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
-    """Return a best common ancestor. None: there is no common ancestor."""
+    """Return a best common ancestor, or None if there is no common ancestor."""
     try:
         found: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
@@ -272,16 +279,16 @@ MAX_STEPS: Final = 200  # a longer first-parent line counts as one step
 
 
 class Merge(NamedTuple):
-    """One commit of a first-parent line, with the messages that it brought in."""
+    """A commit of a first-parent line, with the messages of the commits that it merged."""
 
     revision: Revision
-    messages: tuple[Message, ...]  # its own, and those of all commits that it merged
+    messages: tuple[Message, ...]  # its own message, and those of all commits that it merged
 
 
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
     """Return the first-parent commits after ``old`` up to ``new``, the oldest first.
 
-    Empty if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
+    The result is () if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
     """
     found: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):
@@ -298,10 +305,10 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
 def list_first_parents_since(
     repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
 ) -> tuple[Revision, ...] | None:
-    """Return ``new`` and its first-parent commits since ``old``, the oldest first. None: the line is too long.
+    """Return ``new`` and its first-parent commits since ``old``, the oldest first, or None if the line is too long.
 
-    If the branch was rewritten, the line starts after the last commit that the first-parent line of ``old`` has too.
-    Without ``old`` the result is ``new`` alone. ``new`` is always in the result.
+    If the branch was rewritten, the line starts after the last commit that is also on the first-parent line of ``old``.
+    Without ``old`` the result contains only ``new``. ``new`` is always in the result.
     """
     if old is None or old == new:
         return (Revision(str(new)),)
@@ -345,14 +352,14 @@ def list_acknowledging_content(
 
 
 class RangeCommit(Struct, frozen=True, kw_only=True):
-    """One commit of the first-parent line from BASE to HEAD, with its fleet."""
+    """A commit of the first-parent line from BASE to HEAD, with its fleet."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
 class CommitRange(Struct, frozen=True, kw_only=True):
-    """Two snapshots of one fleet, and the commits between them."""
+    """Two snapshots of one fleet, and the commits between the snapshots."""
 
     base: Snapshot
     head: Snapshot
@@ -369,7 +376,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     """Return the range ``text`` of the repository around ``path``. With ``merge``, HEAD is first merged into BASE.
 
     With ``accepted``, HEAD or the merge is compared with this commit instead of BASE. The repository does not change,
-    also not for a merge. Raises `UsageError` if there is no such range, and `InvalidRepository` for a merge conflict.
+    even with a merge. Raises `UsageError` if there is no such range, and `InvalidRepository` for a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)
@@ -429,7 +436,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
 
 def find_head_commit(path: Path, text: str) -> Revision | None:
-    """Return the commit of HEAD in the range ``text``, before a merge. None: HEAD is the work tree."""
+    """Return the commit of HEAD in the range ``text``, before a merge, or None if HEAD is the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None
@@ -465,7 +472,7 @@ def _merge_in_memory(
             temporary.odb.add_disk_alternate(str(get_objects_directory(repository)))
             try:
                 index = temporary.merge_commits(old, new)
-            except pygit2.GitError:  # libgit2 may fail to parse a commit whose tree is complete
+            except pygit2.GitError:  # libgit2 cannot parse every commit whose tree is complete
                 reader = CommitReader(temporary)
                 ancestor, ours, theirs = (read_tree(temporary, reader.read(each)) for each in (base, old, new))
                 if ancestor is None or ours is None or theirs is None:

@@ -40,7 +40,7 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """SSH authentication: the private key, and the host keys that gitboot accepts."""
 
     private_key: Path
-    known_hosts: Path  # in the format of ssh
+    known_hosts: Path  # a file in the format of ssh
     passphrase: str = ""
 
     def __repr__(self) -> str:
@@ -89,14 +89,16 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The path of the repository, or of a folder in its work tree. None: it is not on this machine."""
+        """The path of the repository, or of a folder in its work tree, or None if the repository is not on this
+        machine.
+        """
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
 
     @property
     def commit(self) -> str | None:
-        """The commit id in the reference. None: the reference is not a commit id."""
+        """The commit id in the reference, or None if the reference is not a commit id."""
         return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
 
 
@@ -134,9 +136,9 @@ def read_head(repository: pygit2.Repository) -> Head:
 
 
 def find_reference(remote: Remote, heads: Heads) -> str:
-    """Return the ref for the remote's reference. A branch wins over a tag with the same name.
+    """Return the ref for the remote's reference. A branch has precedence over a tag with the same name.
 
-    So a person who may only push tags cannot replace a protected branch.
+    Therefore a person who may only push tags cannot replace a protected branch.
     """
     reference = remote.reference
     if reference in (None, HEAD):
@@ -167,7 +169,9 @@ def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
 
 
 class RemoteConnection:
-    """A connection to one remote, for fetches into one repository. It configures libgit2 for this remote."""
+    """A connection to one remote, for fetches into one repository. The connection configures libgit2 for this
+    remote.
+    """
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
         self._remote, self._local, self._ours = remote, local, ours
@@ -216,7 +220,7 @@ class RemoteConnection:
             report_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
-        """Push one ref. ``expected`` is the commit that it must have at the remote; None: the ref must not exist.
+        """Push one ref. ``expected`` is the commit of the ref at the remote, or None if the ref must not exist there.
 
         Raises `SourceRefused` if the remote rejects the push, and `SourceError` if the ref has another commit.
         """
@@ -272,7 +276,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
             self.transfer.count(stats.received_bytes)
-        else:  # all data has arrived, and libgit2 unpacks it
+        else:  # all data has arrived, and libgit2 unpacks the data
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
@@ -359,7 +363,7 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
         pygit2.settings.homedir = str(home)
 
 
-# libssh2 reads one file for all threads, so the file has the keys of all remotes.
+# libssh2 reads one file for all threads, so the file contains the keys of all remotes.
 _host_keys_lock: Final = Lock()
 _host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
 Release = tuple[int, int, int]
@@ -388,7 +392,10 @@ Range = tuple[tuple[VersionInterval, ...], ...]  # alternatives of intervals tha
 
 
 def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
-    """Return the tag with the highest version in the range. Of ``v1.0.0`` and ``1.0.0`` it is always the same one."""
+    """Return the tag with the highest version in the range.
+
+    Between ``v1.0.0`` and ``1.0.0``, the choice is always the same.
+    """
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
     within = [each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in range)]
     return max(within)[1] if within else None
@@ -414,7 +421,7 @@ def is_range(text: str) -> bool:
 def parse_range(text: str) -> Range:
     """Parse a range such as ``>=1.4 <2``, ``^1.2``, ``~1.2.3`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
-    As in Flux and Helm, only a term with a pre-release contains pre-releases: ``>=1.0.0-0`` contains all of them.
+    As in Flux and Helm, only a term with a pre-release contains pre-releases: ``>=1.0.0-0`` contains all pre-releases.
     """
     found = []
     for alternative in map(str.strip, text.split("||")):
@@ -515,7 +522,10 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
 
 
 def _matches_host(patterns: str, name: str) -> bool:
-    """Return whether the first field of a line, a hash or patterns, matches ``name``. "!" before a pattern excludes."""
+    """Return whether the first field of a line matches ``name``.
+
+    The field is a hash or patterns, and "!" excludes names.
+    """
     if patterns.startswith("|1|"):
         with suppress(ValueError):
             salt, digest = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:])

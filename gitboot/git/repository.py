@@ -58,11 +58,16 @@ def convert_errors(subject: object, error_type: type[SourceError] = SourceError)
 
 def format_error(error: BaseException) -> str:
     message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
+    if "object format 'sha256" in message:
+        return (
+            "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
+            "use a repository with SHA-1 object ids, as `git init` makes by default"
+        )
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for it."""
+    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for this case."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -86,19 +91,20 @@ def list_features() -> dict[str, bool]:
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path``, not one in a parent directory, and close it at the end."""
+    """Open the repository at ``path``, never a repository in a parent directory, and close it at the end."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
     finally:
-        repository.free()  # it has a reference cycle, so its descriptors would stay open until a garbage collection
+        # The object is in a reference cycle, so its descriptors would stay open until a garbage collection.
+        repository.free()
 
 
 @contextmanager
 def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | None]:
     """Open the repository whose work tree or Git directory contains ``folder``. ``folder`` need not exist.
 
-    Raises `UsageError` for a repository that is committed into another one.
+    Raises `UsageError` for a repository that is committed into another repository.
     """
     there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
     found = pygit2.discover_repository(str(there))
@@ -153,12 +159,12 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and the error to raise if it cannot be read."""
+    """A repository at a path, and the error to raise if the repository cannot be read."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
         self._error_type = error_type
-        self.replacement_lock = Lock()  # held while another repository replaces it
+        self.replacement_lock = Lock()  # held while another repository replaces this one
 
     @contextmanager
     def open(self) -> Iterator[pygit2.Repository]:
@@ -204,12 +210,13 @@ class Person(NamedTuple):
 
 
 class CommitObject:
-    """One commit. Only the fields that a caller reads are parsed."""
+    """A commit. Only the fields that a caller reads are parsed."""
 
     def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
         self.id, self.raw = id, raw
         found = _TREE.match(raw)
-        self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None  # None: it has no tree
+        # None: the commit has no tree.
+        self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None
         # Git reads a parent only directly after the tree or another parent: commit.c, parse_commit_buffer.
         parents = _PARENTS.match(raw, found.end() if found is not None else 0)
         lines = parents[0].split(b"\n")[:-1] if parents is not None else []
@@ -241,8 +248,8 @@ class CommitObject:
     def content_digest(self) -> str:
         """The SHA-256 of the commit without its signatures, as hexadecimal digits.
 
-        A signature covers exactly these bytes. The digest stays the same if somebody rewrites a signature in another
-        form, which changes the commit id.
+        A signature covers exactly these bytes. The digest stays the same if a signature is rewritten in another form,
+        which changes the commit id.
         """
         return sha256(split_signatures(self.raw)[0]).hexdigest()
 
@@ -289,7 +296,7 @@ _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes the
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a commit without its signature headers, which begin with ``gpgsig``, and these headers."""
+    """Split a commit into the commit without its signature headers, which begin with ``gpgsig``, and these headers."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -307,7 +314,9 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return a commit. Raises `KeyError` if it is missing, and `pygit2.GitError` if it is not a commit."""
+        """Return a commit. Raises `KeyError` for a missing object, and `pygit2.GitError` for an object of another
+        type.
+        """
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
         if kind != ObjectType.COMMIT:
@@ -334,13 +343,13 @@ class CommitReader:
 
 
 def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
-    """Return a commit's tree. None: the commit has no tree. Raises `KeyError` if the tree is missing."""
+    """Return a commit's tree, or None if the commit has no tree. Raises `KeyError` if the tree is missing."""
     found = git[commit.tree] if commit.tree is not None else None
     return found if isinstance(found, pygit2.Tree) else None
 
 
 def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
-    """Return an annotated tag. None: the object is not a tag. Raises `KeyError` and `pygit2.GitError`."""
+    """Return an annotated tag, or None if the object is not a tag. Raises `KeyError` and `pygit2.GitError`."""
     kind, raw = git.odb.read(id)
     if kind != ObjectType.TAG:
         return None
@@ -379,7 +388,7 @@ def parse_subpath(text: str) -> str:
 def check_subpath(path: Path, folder: str) -> None:
     """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
 
-    An instance reads the folder from a commit, which would have a symlink or a submodule there.
+    An instance reads the folder from a commit, which would contain a symlink or a submodule instead of a folder.
     """
     parts = folder.split("/")
     for number in range(len(parts)):
@@ -404,9 +413,9 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 
 
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
-    """Return the fleet's folder in a commit. The accepted commit keeps the folder that it was accepted with.
+    """Return the fleet's folder in a commit. The accepted commit keeps the folder with which it was accepted.
 
-    So if the operator changes the folder, gitboot compares the next commit with the fleet in the old folder.
+    If the operator changes the folder, gitboot compares the next commit with the fleet in the old folder.
     """
     accepted = ours.references.get(ACCEPTED)
     folder = _read_setting(ours, _ACCEPTED_FOLDER)
@@ -419,7 +428,7 @@ def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
     """Store the fleet's folder for commits that are fetched from now on."""
     if (
         _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references
-    ):  # an earlier version did not store it
+    ):  # an earlier version did not store the folder
         store_accepted_folder(ours, read_fleet_folder(ours))
     ours.config[_FOLDER] = folder
 
@@ -448,20 +457,24 @@ def is_oversized(size: int) -> bool:
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """Return the ids and sizes of the blobs that were not copied into a clone. Empty for other repositories."""
+    """Return the ids and sizes of the blobs that were not copied into a clone, or {} for other repositories."""
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}
 
 
 def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
-    """Store more ids and sizes. If a crash cuts a line off, the clone counts as damaged, and is created again."""
+    """Store the ids and sizes of further oversized blobs.
+
+    If a crash truncates a line, the clone counts as damaged and is created again.
+    """
     known = read_oversized_blobs(repository)
     with (repository / _OVERSIZED_LIST).open("a") as file:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
 
 
-WORK_TIMEOUT_S: Final = 120.0  # without progress; the same as for a stage of a reconcile (docs/running.md)
+# The time without progress; equal to the limit of a stage of a reconcile (docs/running.md).
+WORK_TIMEOUT_S: Final = 120.0
 MIN_RATE: Final = 1 << 10  # bytes per second, from curl's manual for --speed-limit
 _WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
 
@@ -469,8 +482,8 @@ _WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
     """The step that a fetch starts now."""
 
-    timeout_s: float  # until the next step starts
-    timeout_message: str  # the error if it does not start in time
+    timeout_s: float  # the limit until the next step starts
+    timeout_message: str  # the error if the step does not start in time
 
 
 ReportStep = Callable[[FetchStep], None]
@@ -480,7 +493,7 @@ class Transfer:
     """A transfer from or to a server, with at least 1 KiB/s in each period of ``period_s``."""
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
-        """``work_s`` is the time for work on this machine before the transfer."""
+        """``work_s`` is the time limit for work on this machine before the transfer."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
         complaint = (
             f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
@@ -495,12 +508,12 @@ class Transfer:
 
 
 class StepReporter:
-    """Reports the steps of one fetch to the process that waits for it."""
+    """Reports the steps of one fetch to the process that waits for the fetch."""
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
         self._work_reported_s: float | None = (
-            None  # the time of the last work report; None: the last report was another step
+            None  # the time of the last work report; None: the last report was of another step
         )
 
     def begin_answer(self, within_s: float) -> None:
@@ -556,8 +569,8 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
     """Copy ``tip`` and all objects that it refers to into ``ours``, in one pack, except objects that ``ours`` has.
 
     A fetch by libgit2 does the same, but reads all trees of the last commit for each new commit: with 100,000 files it
-    takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because a copy holds them in
-    memory, and a few bytes of a pack can expand to gigabytes.
+    takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because a copy holds each
+    blob in memory, and a few bytes of a pack can expand to gigabytes.
     """
     present: pygit2.Odb | tuple[()] = ours.odb
     if not any(_get_pack_directory(ours).iterdir()):
@@ -584,7 +597,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """Return a pack builder that computes deltas only for small objects. For large objects that takes minutes."""
+    """Return a pack builder that computes deltas only for small objects, because large objects would take minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value
@@ -661,9 +674,9 @@ def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:
-    """Merge all packs except the largest into one, if there are more than ``limit``.
+    """Merge all packs except the largest pack into one, if there are more than ``limit`` packs.
 
-    A pack with an object that is too large for memory stays as it is. If the process is killed, some objects exist
+    A pack with an object that is too large for memory stays unchanged. If the process is killed, some objects exist
     twice until the next call.
     """
     folder = _get_pack_directory(repository)

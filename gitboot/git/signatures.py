@@ -26,7 +26,7 @@ from gitboot.text import one_line
 class SignatureChecker:
     """Checks the signatures of a repository's commits, and caches the results until the keys change.
 
-    It does not run Git, so the configuration and the attributes of repositories and users do not matter. Each method
+    Git itself is not run, so the configuration and the attributes of repositories and users do not matter. Each method
     raises `SourceError` if keys or commits cannot be read now.
     """
 
@@ -38,7 +38,7 @@ class SignatureChecker:
         tag_on: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
-        self._tag_on = tag_on  # returns the followed annotated tag if it points to this commit
+        self._tag_on = tag_on  # returns the followed annotated tag if the tag is on this commit
         self._verdicts: dict[str, Signer | UntrustedSignature] = {}
         self._fingerprint = ""
 
@@ -50,9 +50,10 @@ class SignatureChecker:
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems of commits of one first-parent line. ``revisions`` begin with the oldest.
+        """Return the signature problems of commits of one first-parent line, of which the first is the oldest.
 
-        ``since`` is the accepted commit. None: no commit is accepted yet, so the history of the newest does not count.
+        ``since`` is the accepted commit. If it is None, no commit is accepted yet, and the history of the newest commit
+        is not checked.
         """
         match self._verify:
             case Verify.HEAD:
@@ -106,7 +107,7 @@ class SignatureChecker:
         return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
-        """Return the signer of the tag on a commit, or why the signature is not trusted. None: there is no such tag."""
+        """Return the signer of the tag on a commit, or why the signature is not trusted, or None without a tag."""
         tag = self._tag_on(revision)
         if tag is None:
             return None
@@ -136,7 +137,7 @@ class SignatureChecker:
     def _get_key_fingerprint(self) -> str:
         try:
             return self._keys.fingerprint()
-        except UsageError as error:  # the keys were valid at the start, so somebody is changing the files
+        except UsageError as error:  # the keys were valid at the start, so they are being changed
             raise SourceError(str(error)) from error
 
 
@@ -166,8 +167,8 @@ def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | N
 class TrustedKeys(Struct, frozen=True, kw_only=True):
     """The files with the trusted public keys."""
 
-    allowed_signers: Path | None = None  # of people, in the format of ssh-keygen(1)
-    openpgp_keys: Path | None = None  # of people: a file of public keys, or a directory of such files
+    allowed_signers: Path | None = None  # keys of people, in the format of ssh-keygen(1)
+    openpgp_keys: Path | None = None  # keys of people: a file of public keys, or a directory of such files
     forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
 
     @property
@@ -205,10 +206,9 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Return the owner of the trusted key that signed. A forge's key counts only for merges.
+        """Return the owner of the trusted key that made a signature. A forge's key counts only for merges.
 
-        The key must be valid now, because the date in a commit is the committer's own claim. Raises
-        `UntrustedSignature`.
+        The key must be valid now, because the committer can choose the date in a commit. Raises `UntrustedSignature`.
         """
         self.fingerprint()
         unlisted = UnlistedKey("signed by a key that is not listed")
@@ -305,11 +305,11 @@ class SignedContent(NamedTuple):
 
 
 class AmbiguousSignature(Exception):
-    """An object whose signature different programs could read differently."""
+    """An object whose signature different programs could interpret differently."""
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """Return a commit without its ``gpgsig`` header, and the signature. None: the commit is not signed."""
+    """Return a commit without its ``gpgsig`` header, and the signature, or None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("it has a signature for another kind of repository")
@@ -319,7 +319,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
 
 
 def parse_tag_signature(raw: bytes) -> SignedContent | None:
-    """Return an annotated tag without its signature, and the signature. None: the tag is not signed."""
+    """Return an annotated tag without its signature, and the signature, or None if the tag is not signed."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
     return SignedContent(raw[:start], raw[start:]) if start else None
 
@@ -328,11 +328,11 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """A signature that is not trusted. The message follows "it is"."""
+    """A signature that is not trusted. The message continues "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """A signature by a key that is not in these files."""
+    """A signature by a key that these files do not contain."""
 
 
 class Keyring:
@@ -353,7 +353,8 @@ class Keyring:
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
         """Return the owner of the key that signed these bytes, or this file. Raises `UntrustedSignature`.
 
-        A text signature also covers texts with other line endings (RFC 4880, 5.2.1). ``takes_text`` allows it.
+        A text signature also covers texts with other line endings (RFC 4880, 5.2.1). ``takes_text`` allows text
+        signatures.
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
@@ -386,7 +387,10 @@ _INVALID_TAG: Final = -1
 
 
 def _read_packet_tags(data: bytes) -> Iterator[int]:
-    """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_INVALID_TAG` for an incomplete packet, then stop."""
+    """Yield the tags of OpenPGP packets (RFC 4880, 4.2).
+
+    An incomplete packet yields `_INVALID_TAG` and ends the iteration.
+    """
     at = 0
     while at < len(data):
         first, more = data[at], data[at + 1 : at + 6]
@@ -411,7 +415,7 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
             return
 
 
-# gpg(1): ask no questions, fetch no keys, start no programs, and trust each imported key.
+# gpg(1): no questions, no downloads of keys, no other programs, and trust in each imported key.
 _GPG_OPTIONS: Final = (
     *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
     *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),

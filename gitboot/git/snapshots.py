@@ -45,16 +45,16 @@ MAX_FILES: Final = (
     1_500_000  # limits trees that repeat: ten folders in each folder, ten levels deep, are 10,000,000,000 files
 )
 MAX_PATH: Final = 4096  # characters
-MAX_NAMES: Final = 100  # of invalid names to report in one folder
+MAX_NAMES: Final = 100  # number of invalid names to report in one folder
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """Return the files of a commit below ``folder``, without dot-folders. Empty if the commit has no such folder.
+    """Return the files of a commit below ``folder``, without dot-folders, or no files if there is no such folder.
 
-    With ``previous``, an earlier snapshot of the same repository, it reads only the folders that differ. Raises
+    ``previous`` is an earlier snapshot of the same repository, so that only differing folders are read. Raises
     `InvalidRepository` for a tree that is malformed or larger than any fleet.
     """
     with repository.open() as git:
@@ -100,7 +100,7 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
 
 
 _V = TypeVar("_V")
-_NOT_UTF8: Final = b"name"  # in place of a mode
+_NOT_UTF8: Final = b"name"  # replaces a mode
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
     SYMLINK: Irregular.SYMLINK,
@@ -114,7 +114,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
-    """Yield a commit's tree and each object down to ``folder``, with their paths. None for a missing object."""
+    """Yield a commit's tree and each object down to ``folder``, with their paths. A missing object is None."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
@@ -128,7 +128,7 @@ def _list_differences(
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Yield each path that differs between two trees, as (path, mode, id). The mode of a removed path is None.
 
-    A replaced path comes twice, the new object last. Folders with equal ids are not read.
+    A replaced path is yielded twice, first with the old object. Folders with equal ids are not read.
     """
     pending = [("", old, new)] if old != new else []  # otherwise the commit does not change the folder
     visited = 0
@@ -215,7 +215,7 @@ class BlobReader:
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading it."""
+        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading the blob."""
         return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
@@ -248,7 +248,7 @@ WORKTREE: Final = Revision("WORKTREE")
 
 
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
-    """Return the files below ``root`` now, without dot-folders and without files that Git ignores.
+    """Return the current files below ``root``, without dot-folders and without files that Git ignores.
 
     ``root`` is ``folder`` in the repository's work tree. Symlinks are not followed.
     """
@@ -297,7 +297,9 @@ class _IgnoreRules:
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
-    """Yield each path below ``root`` that is tracked or not ignored, with its kind if it is not a regular file."""
+    """Yield each path below ``root`` that is tracked or not ignored, with its kind if the path is not a regular
+    file.
+    """
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -323,7 +325,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files of a work tree. A file is read when its id is first needed. Later changes of the file do not count."""
+    """The files of a work tree. A file is read when its id is first needed. Later changes of the file are ignored."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -361,7 +363,7 @@ class WorktreeFiles(Mapping[str, BlobId]):
 
 
 def read_worktree_file(root: Path, path: str) -> bytes:
-    """Return the content of a regular file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
+    """Return the content of a regular file of the fleet at ``root``. Raises `SourceError` or `Oversized`."""
     place = f"{root}/{path}"
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -380,7 +382,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     """Return the fleet at ``path`` (a directory, or a folder of a work tree or a bare repository) at ``rev``.
 
     ``rev`` is a Git revision, or WORKTREE for the files in the work tree. The default is WORKTREE, or HEAD in a bare
-    repository. Raises `UsageError` if there is no such directory, repository or revision.
+    repository. Raises `UsageError` if the directory, the repository or the revision does not exist.
     """
     root = resolve_fleet_root(Path(path))
     try:
@@ -408,7 +410,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Return the folder of ``root`` in the work tree, "" at its top. None: it is outside, or there is no work tree."""
+    """Return the folder of ``root`` in the work tree ("" at its top), or None if it is outside of a work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -417,14 +419,14 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """Return the folder of the fleet at ``path`` in its repository. "" at the top, and without a repository."""
+    """Return the folder of the fleet at ``path`` in its repository, or "" at the top and without a repository."""
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         return get_fleet_folder(repository, root) if repository is not None else ""
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """Return the fleet's folder in commits: the folder of ``root``, or else the configured one."""
+    """Return the fleet's folder in commits: the folder of ``root`` in the work tree, or the configured folder."""
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
@@ -444,7 +446,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
-    """Return the commit of a Git revision. Raises `UsageError` if there is no such commit."""
+    """Return the commit of a Git revision. Raises `UsageError` if the revision does not exist."""
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
@@ -456,8 +458,8 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     """Return the object of a Git revision.
 
-    libgit2 cannot resolve a revision to a commit that it cannot parse. gitboot then resolves it itself, with the
-    suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
+    libgit2 cannot resolve a revision that leads to a commit which it cannot parse. gitboot then resolves the revision
+    itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
     """
     try:
         return repository.revparse_single(rev).id

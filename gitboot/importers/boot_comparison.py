@@ -147,7 +147,7 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "boot-operator": "ipxe/{uuid}",
 }
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # of lines in a script
+_MAX_LINES: Final = 10_000  # the limit of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
@@ -156,7 +156,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # with colons, of the interfaces that boot
+    macs: tuple[str, ...]  # the addresses of the interfaces that boot, with colons
     serial: str
 
     def list_script_urls(self, old: str, system: str) -> tuple[str, ...]:
@@ -214,7 +214,9 @@ USER_DATA_ARGUMENTS: Final = frozenset(
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it. URLs are absolute."""
+    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it, with absolute
+    URLs.
+    """
     kernel, initrds, arguments, chain = None, list[str](), list[str](), None
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
@@ -243,7 +245,7 @@ def _make_absolute(base: str, url: str) -> str:
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands of a script with their words, without options and without the part after ``||``.
 
-    It follows each ``goto`` without a condition once.
+    Each ``goto`` without a condition is followed once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

@@ -63,7 +63,7 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Return the documents of an inventory. They do not depend on the order of machines and boots.
+    """Return the documents of an inventory. The order of machines and boots does not change the result.
 
     Each server is Parked and has no provision number, so gitboot installs no server.
     """
@@ -86,7 +86,10 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by document name. The second value of a name gets NAME-2. A name that needs no change wins."""
+    """Return values by document name. If two values have the same name, the second gets NAME-2.
+
+    A value whose name needs no change has precedence.
+    """
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
         name, number = build_document_name(source_name), 1
@@ -217,7 +220,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     ]
 
 
-# What they boot
+# The boots of machines
 
 
 def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
@@ -350,7 +353,7 @@ def _render_yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str,
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, which documents must not contain."""
+    """A YAML dumper without anchors, which documents must not contain."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -359,16 +362,16 @@ class _Dumper(yaml.SafeDumper):
 class NewServer(Struct, frozen=True, kw_only=True):
     """The data of a machine that has no document yet."""
 
-    macs: Mapping[MacAddress, str | None]  # with the interface names; None: unknown
+    macs: Mapping[MacAddress, str | None]  # interface names by MAC address; None: unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # as in a document
+    bmc: Mapping[str, Any] | None = None  # in the form of a document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone.
+    """Return the document of a new server, which is Parked so that gitboot leaves the machine alone.
 
     Policy, loader, kernel arguments and variables come from ``like``.
     """
@@ -411,7 +414,9 @@ def summarize(fleet: ImportedFleet) -> str:
 
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
-    """Return import-report.md. The same source gives the same report. The import did not replace ``edited_files``."""
+    """Return import-report.md. The same source gives the same report. ``edited_files`` are files that the import
+    kept.
+    """
     return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
 
 

@@ -84,17 +84,17 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in a list. Empty if the value is not a list."""
+    """Return the mappings in a list, or [] if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
-    """Return the value if it is a mapping, else an empty mapping."""
+    """Return the value if it is a mapping, otherwise an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return the value if it is a list, else an empty list."""
+    """Return the value if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -107,7 +107,7 @@ def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dic
 
 
 def as_text(value: Any) -> str | None:
-    """Return a scalar as text. None: the value is empty or not a scalar."""
+    """Return a scalar as text, or None if the value is empty or not a scalar."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None
 
 
@@ -123,7 +123,7 @@ def parse_mac_or_none(value: object) -> MacAddress | None:
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
-    """Return the UUID of a machine. None for other values, and for placeholders."""
+    """Return the UUID of a machine, or None for other values and for placeholders."""
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
@@ -136,7 +136,7 @@ def parse_firmware(value: object) -> Firmware | None:
 
 
 def parse_address(address: object, netmask: object = None) -> str | None:
-    """Return an IP address, with its prefix length if there is a netmask. None: the value is not an address."""
+    """Return an IP address, with its prefix length if there is a netmask, or None if the value is not an address."""
     text = str(address or "")
     if netmask and "/" not in text:
         with suppress(ValueError):
@@ -168,7 +168,7 @@ def is_secret(argument: str) -> bool:
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return the arguments without secrets, and a remark for each of the others."""
+    """Return the arguments without secrets, and a remark for each argument with a secret."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
@@ -199,7 +199,7 @@ def escape_template(text: str) -> str:
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Return a kernel argument of an iPXE script as a template. None: it has a variable that only iPXE can fill in."""
+    """Return a kernel argument of an iPXE script as a template, or None if only iPXE can fill in a variable of it."""
     pieces = _VARIABLE.split(text)
     names, texts = pieces[1::2], pieces[::2]
     if any(name not in _IPXE_VARIABLES for name in names):
@@ -234,7 +234,9 @@ _REDFISH: Final = re.compile(
 def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return a BMC from an address in the notation of Metal3 and Ironic, without the user and password in it."""
+    """Return a BMC from an address in the notation of Metal3 and Ironic, without the user and password in the
+    address.
+    """
     if not address:
         return None, ()
     if address.lower().startswith("ipmi://"):
@@ -262,7 +264,7 @@ def parse_bmc(
 
 
 class RemarkKind(StrEnum):
-    """The result for one fact of the source."""
+    """The outcome for one fact of the source."""
 
     KEPT = "kept"
     GUESSED = "guessed"  # the source does not have it
@@ -271,14 +273,14 @@ class RemarkKind(StrEnum):
 
 
 class ImportRemark(NamedTuple):
-    """One line of the report."""
+    """A line of the report."""
 
     kind: RemarkKind
     text: str
 
 
 def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
-    """Return a remark alone, or no remark if the condition is false."""
+    """Return a tuple with the remark, or an empty tuple if the condition is false."""
     return (remark,) if condition else ()
 
 
@@ -309,14 +311,14 @@ class ImportedBmc(Struct, frozen=True, kw_only=True):
 class ImportedData(Struct, frozen=True, kw_only=True):
     """User data that needs no translation."""
 
-    format: str  # as in a BootProfile
+    format: str  # a format of a BootProfile
     text: str
 
 
 class ImportedMachine(Struct, frozen=True, kw_only=True):
     """A machine with the data that the source has."""
 
-    name: str  # as in the source
+    name: str  # the name in the source
     uuid: SystemUuid | None = None  # from SMBIOS, not an id of the source itself
     serial: str | None = None
     architecture: Architecture | None = None

@@ -1,1 +1,1 @@
-"""Store provisioning records, overrides, approvals and events durably, in SQLite or PostgreSQL."""
+"""Ledger: stores provisioning records, overrides, approvals and events durably, in SQLite or PostgreSQL."""

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Suspension(Struct, frozen=True):
-    """Until a time, gitboot accepts no commit and sets no BMC."""
+    """A period in which gitboot accepts no commit and sets no BMC."""
 
     who: str
     reason: str
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval: changes with this digest pass these guards."""
+    """An operator's approval, which lets changes with this digest pass these guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -58,7 +58,7 @@ class Approval(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The last heartbeat of the instance, and the intervals between the heartbeats before it."""
+    """The last heartbeat of the instance, and the intervals between the earlier heartbeats."""
 
     at: datetime
     intervals: tuple[timedelta, ...] = ()
@@ -82,7 +82,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     searched: str | None = None  # the accepted commit whose history was last searched for acknowledgements
     lapsed: str | None = None  # the accepted commit, in a copy for a trial whose repository may lack it
     # The number of decisions: accepted commits, and orders of operators to offer boots again. Each offer has the number
-    # of the last decision, so that gitboot can tell evidence of earlier offers from evidence of later ones.
+    # of the last decision, so that gitboot can distinguish evidence of earlier and later offers.
     sequence: int = 0
     initialised: str | None = None  # how the first records were made: fresh, adopt, records
     begun: datetime | None = None  # when an operator confirmed that
@@ -91,31 +91,32 @@ class Facts(Struct, frozen=True, kw_only=True):
     foreign: str | None = None  # another ledger, whose tree is in this instance's output folder
     heir_of: str | None = None  # the ledger whose tree this instance took over
     output: str | None = None  # the output folder of the instance
-    spool: str | None = None  # where the endpoints record fetches
-    site: str | None = None  # the instance acts only for this site's servers; "": for all; None: it has not run yet
+    spool: str | None = None  # the place where the endpoints record fetches
+    # The instance acts only for servers of this site; "": all servers; None: it has not run yet.
+    site: str | None = None
     closes_output: bool = False  # whether only the owner and the group may read the published files
     published: bool = False  # whether the instance has ever published to the output folder
-    keyed: bool = False  # and with tokens made with a secret key of the instance
+    keyed: bool = False  # whether the tokens are made with a secret key of the instance
     heartbeat: Heartbeat | None = None
     gap: bool = False  # whether the instance was down for long, and has not caught up with the newest commit
-    clock: str | None = None  # kept: a time service synchronizes it; accepted: an operator confirmed it
+    clock: str | None = None  # kept: a time service synchronizes the clock; accepted: an operator confirmed the clock
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # of the newest Fleet, if its commit is not accepted
-    withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same as the accepted one
-    # Servers whose boot an accepted commit removed while their records showed no fetch of it: the number of that
+    orders: Orders | None = None  # the orders of the newest Fleet, if its commit is not accepted
+    withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
+    # Servers whose boot an accepted commit removed while their records showed no fetch of the boot: the number of that
     # decision in the sequence. Later evidence of an older offer counts as no installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
-    # Servers whose one-time boot was in OUTPUT before gitboot kept such boots out of copies. None: not searched yet.
+    # Servers whose one-time boot was in OUTPUT before gitboot kept such boots out of copies. None: not determined yet.
     left_output: frozenset[SystemUuid] | None = None
 
 
 class _Fact(NamedTuple):
-    """How the ledger stores one field of `Facts`."""
+    """The way in which the ledger stores one field of `Facts`."""
 
     name: str
     parse: Callable[[str], Any] = str
-    format: Callable[[Any], str | None] = str  # None: the ledger stores nothing
+    format: Callable[[Any], str | None] = str  # a result of None is not stored
 
 
 def _flag(name: str, value: str = "yes") -> _Fact:
@@ -218,9 +219,9 @@ def mark_accepted_lapsed(tx: Transaction) -> None:
 
 
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
-    """Mark a ledger as unverified until it is initialised again. Continue the number of changes of the previous ledger.
+    """Mark a ledger as unverified until an operator initialises it again.
 
-    ``known_changes`` is the number of changes that another source knows.
+    The number of changes continues from the previous ledger. ``known_changes`` is the number in another source.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
@@ -231,7 +232,7 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Return whether the ledger was replaced by a backup: the mark is of another ledger, or of a newer state.
+    """Return whether a backup replaced the ledger, because the mark is of another ledger or of a newer state.
 
     Only the process that writes to the ledger may call this. For another process, a write in the meantime looks the
     same.
@@ -245,7 +246,8 @@ def is_behind(store: Store) -> bool:
 
 
 def ensure_status_key(store: Store) -> bytes:
-    """Return the key that proves which commit statuses the instance of this ledger wrote. The first call creates it.
+    """Return the key that proves which commit statuses the instance of this ledger wrote. The first call creates the
+    key.
 
     The key stays the same as long as the ledger exists, on every host that shares the ledger.
     """
@@ -262,7 +264,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store which artifacts are available and which are not, as seen by the instance at ``place``."""
+    """Store which artifacts the instance at ``place`` found, and which artifacts are missing."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
@@ -280,7 +282,7 @@ def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
 
 
 def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
-    """Return stored sightings as values. Raises KeyError, TypeError and ValueError."""
+    """Parse the stored results of artifact checks. Raises KeyError, TypeError and ValueError."""
     return {
         BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
             presence=Presence(item["presence"]), message=item["message"]
@@ -290,7 +292,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return the approvals: digest of the changes -> guard -> who approved it and why."""
+    """Return the approvals: digest of the changes -> guard -> the person who approved, and the reason."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -349,7 +351,7 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Add entries. A backup without them is an older copy."""
+    """Add acknowledgements. A backup without these acknowledgements counts as an older copy."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
@@ -377,7 +379,7 @@ def read_accepted_commits(store: Store) -> tuple[str, ...]:
 
 
 def read_last_event_number(path: Path) -> int:
-    """Return the number of the newest event in the ledger at ``path``, or 0 if it has no events."""
+    """Return the number of the newest event in the ledger at ``path``, or 0 without events."""
     with _open_read_only(path) as database:
         ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
@@ -395,7 +397,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate connection that only reads. It blocks no writer, and no writer blocks it."""
+    """Open a separate connection that only reads, blocks no writer, and is not blocked by a writer."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

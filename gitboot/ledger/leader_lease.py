@@ -1,9 +1,9 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
 Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Every transaction
-of the holder first renews the lease, and fails if another instance has taken it, so two instances never write at the
-same time. Between transactions an instance uses its own clock, counted from the time at which it sent the last renewal.
-So for the instance the lease ends before it ends in the database.
+of the holder first renews the lease, and fails if another instance holds the lease now, so two instances never write at
+the same time. Between transactions an instance uses its own clock, and counts from the time at which it sent the last
+renewal. Therefore the instance treats the lease as expired before the lease expires in the database.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ class LeaseState(NamedTuple):
     """A lease as stored in the database."""
 
     number: int
-    place: str  # of the instance that holds it, or held it last
+    place: str  # the place of the instance that holds the lease, or held it last
     holder: str
     is_current: bool  # whether it has not expired
-    until: str  # by the clock of the database server
+    until: str  # the end of the lease by the clock of the database server
 
 
 class HeldLease(Struct):
-    """A lease as the instance that holds it sees it."""
+    """A lease from the view of the instance that holds the lease."""
 
     lease: Lease
     seconds: float
-    name: str  # of the ledger, for messages
-    place: str = ""  # of the instance
-    until_s: float = field(default=0.0)  # by `now_s`
+    name: str  # the name of the ledger, for messages
+    place: str = ""  # the place of the instance
+    until_s: float = field(default=0.0)  # the end of the lease by `now_s`
     is_lost: bool = False  # another holder has taken the lease; this object stays lost
-    previous_place: str | None = None  # of the previous holder; None: there was none, or it was this instance
+    previous_place: str | None = None  # the place of the previous holder; None: there was no other holder
     moved_message: str | None = None  # a message if the ledger was moved to another place
 
     def extend(self, sent_s: float) -> None:
@@ -136,16 +136,17 @@ class LeaseKeeper:
             self._connection.close()
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the server confirms now that this instance holds the lease. For any thread.
+        """Raise `LeaseLost` unless the server confirms now that this instance holds the lease. Any thread may call
+        this.
 
-        The local clock alone is not enough: in a virtual machine that its host has paused, the clock stops.
+        The local clock is not enough, because it stops in a virtual machine that its host has paused.
         """
         self._lease.check()
         if not self._renew():
             raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
-        """Raise `LeaseLost` as `check` does, for a request that only ends something.
+        """Raise `LeaseLost` like `check`, for a request that only ends something.
 
         If the server does not answer, the last confirmed lease is enough. While another thread renews the lease, this
         waits no longer than `_ENDING_S`.
@@ -160,14 +161,14 @@ class LeaseKeeper:
         self._lease.check()
 
     def _renew(self) -> bool:
-        """Renew the lease, unless another thread does so in the meantime. Return whether it is renewed."""
+        """Renew the lease, unless another thread renews it at the same time. Return whether it is renewed."""
         until_s = now_s() + self._lease.seconds
         with self._lock:
             self._request_renewal(until_s)
         return self._lease.until_s >= until_s
 
     def _request_renewal(self, until_s: float) -> None:
-        """Renew the lease if it ends before ``until_s``. Call this only with `_lock`."""
+        """Renew the lease if it ends before ``until_s``. The caller must hold `_lock`."""
         if self._lease.until_s < until_s:
             self._connection.renew(self._lease)
             self._is_unanswered = self._lease.until_s < until_s

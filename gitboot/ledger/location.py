@@ -45,7 +45,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name for messages: the URL, and the schema if there is one. Ledgers may share a database."""
+        """The name for messages: the URL, and the schema if there is a schema. Ledgers may share a database."""
         place, schema = self.url.partition("?")[0], self.schema
         return f"{place} (schema {schema})" if schema is not None else place
 
@@ -80,7 +80,7 @@ def has_address_file(path: Path) -> bool:
 
 
 def read_address(path: Path) -> PostgresAddress | None:
-    """Return the database that replaces the file at ``path``. None: the ledger is in the file.
+    """Return the database that replaces the file at ``path``, or None if the ledger is in the file.
 
     Raises `UsageError` if the address file is damaged.
     """
@@ -147,7 +147,7 @@ def note_left(database: Database, place: str, copy: str) -> None:
 
 
 def end_lease(database: Database, place: str) -> None:
-    """End the lease of a shared ledger for ever, in the current transaction, because the ledger is being moved.
+    """End the lease of a shared ledger permanently, in the current transaction, because the ledger is being moved.
 
     This transaction also blocks transactions that only read the lease.
     """

@@ -1,4 +1,4 @@
-"""Move a ledger to another place, or reclaim one that was moved."""
+"""Ledger moves: move a ledger to another place, or reclaim a moved ledger."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MoveResult(NamedTuple):
     new: str
     rows: Mapping[str, int]  # by table
     old_file: Path | None  # the renamed old file, if the ledger was a file
-    was_copied: bool  # by an earlier call; this call did the remaining steps
+    was_copied: bool  # whether an earlier call copied it; this call did the remaining steps
 
 
 def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
@@ -75,14 +75,14 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy the ledger in one transaction, and mark the old one as moved. The copy is still marked as unfinished."""
+    """Copy the ledger in one transaction, and mark the old ledger as moved. The copy is still marked as unfinished."""
     copy = str(uuid4())
     try:
         old.begin(at_leisure=True)
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
-        _require_fetches_read(old)  # from here on no endpoint can record a fetch in it
+        _require_fetches_read(old)  # after this, no endpoint can record a fetch in the old ledger
         note_left(old, place, copy)
         old.commit()
         checkpoint_log(old)
@@ -129,7 +129,9 @@ def _require_fetches_read(old: Database) -> None:
 
 @contextmanager
 def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
-    """Make room for a new file, and remove it if the copy fails. An unfinished copy may be in its place."""
+    """Prepare the place for a new file, and remove the file if the copy fails. The place may have an unfinished
+    copy.
+    """
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
@@ -145,7 +147,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """Open the database at an address, or the file. Its notes of copies are not checked."""
+    """Open the database at an address, or the file, without a check of its notes about copies."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -158,7 +160,7 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
 
 
 def _require_unused(new: Database, notes: CopyNotes) -> None:
-    """Raise `UsageError` if the new place has data. An unfinished copy of this ledger is fine."""
+    """Raise `UsageError` if the new place has data, except an unfinished copy of this ledger."""
     found = CopyNotes.read(new)
     if _is_unfinished(found, notes):
         return
@@ -184,7 +186,7 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # None: another host has already reclaimed it
+    moved_to: str | None  # None: another host has already reclaimed the ledger
     identity: str
     changes: int
 
@@ -209,7 +211,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Use the moved ledger at ``place`` again, as the ledger of ``path``. It is unverified then.
+    """Use the moved ledger at ``place`` again, as the unverified ledger of ``path``.
 
     The caller must hold the lock of the state directory. After a crash, call this again: the ledger is marked as
     unverified before it is used.
@@ -232,7 +234,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
 
 
 def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
-    """Raise `UsageError` if the ledger is usable at the place to which it was moved, as far as this host can see."""
+    """Raise `UsageError` if this host finds the ledger in use at the place to which it was moved."""
     host, _, file = (notes.moved_to or "").partition(":")
     address = read_address(path)
     if address is not None and address.name == notes.moved_to:

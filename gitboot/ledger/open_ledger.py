@@ -1,4 +1,4 @@
-"""Ledger access: open and check a ledger, describe it, copy it, and rename a damaged one."""
+"""Ledger access: open and check a ledger, describe it, copy it, and rename a damaged ledger."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gitboot.ledger.store import Store, copy_tables, count_rows, mark_path, open
 
 
 def open_ledger(path: Path) -> Store:
-    """Open the ledger at ``path``. If there is none, create one with a new identity.
+    """Open the ledger at ``path``. If there is no ledger, create a ledger with a new identity.
 
-    Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote it.
+    Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote the ledger.
     """
     store = Store.open(path)
     try:
@@ -50,12 +50,12 @@ class LedgerSummary(NamedTuple):
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
-    moved_to: str | None = None  # where it was copied to, and goes on
+    moved_to: str | None = None  # the place to which the ledger was moved
     lease: LeaseState | None = None
 
 
 def summarize_ledger(path: Path) -> LedgerSummary:
-    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if it cannot be read."""
+    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
@@ -63,7 +63,7 @@ def summarize_ledger(path: Path) -> LedgerSummary:
 
 
 def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
-    """Return the place of another instance that is active with a shared ledger. None: there is none."""
+    """Return the place of another instance that is active with a shared ledger, or None."""
     if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -74,7 +74,9 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """Return the token keys of hosts that share a ledger, as lines. Raises `LedgerError` if it cannot be read."""
+    """Return the token keys of hosts that share a ledger, as lines. Raises `LedgerError` if the ledger cannot be
+    read.
+    """
     if read_address(path) is None:
         return ()
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -82,7 +84,7 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_lease(path: Path) -> LeaseState | None:
-    """Return the lease of a shared ledger. None: it was never taken, or the ledger is a file.
+    """Return the lease of a shared ledger, or None if no instance ever took it or the ledger is a file.
 
     Raises `LedgerError` if the ledger cannot be read.
     """
@@ -119,11 +121,11 @@ def check_tables(store: Store) -> None:
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger of ``path`` into a file. Change nothing in its folder.
+    """Copy the ledger of ``path`` into a file. Nothing in its folder is changed.
 
-    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state then. Otherwise
-    the files are copied: SQLite would create files there, or recover the transactions of a killed process. The tables
-    of a PostgreSQL database are read in one snapshot.
+    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can then read a consistent state. Otherwise
+    the files are copied, because SQLite would create files there, or recover the transactions of a killed process. The
+    tables of a PostgreSQL database are read in one snapshot.
     """
     if in_use or read_address(path) is not None:
         _copy_mark(path, to)  # first, so that the copied ledger is not older than its mark
@@ -145,9 +147,9 @@ def _copy_mark(path: Path, to: Path) -> None:
 
 
 def set_aside(path: Path, label: str = "damaged") -> Path:
-    """Rename a ledger and the files that belong to it. Return the new path, which ends with the label and a number.
+    """Rename a ledger and its other files. Return the new path, which ends with the label and a number.
 
-    The mark stays, so that gitboot notices if an older ledger takes its place.
+    The mark stays, so that gitboot detects an older ledger in its place.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
@@ -156,7 +158,7 @@ def set_aside(path: Path, label: str = "damaged") -> Path:
         "-wal",
         "-shm",
         "",
-    ):  # the ledger last, so that after a crash gitboot finds a damaged ledger and creates no new one
+    ):  # the ledger is renamed last, so that after a crash gitboot finds a damaged ledger and creates no new ledger
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
     return aside

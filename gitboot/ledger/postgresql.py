@@ -43,7 +43,7 @@ _CONNECT_S: Final = 5
 _ROWS_PER_FETCH: Final = (
     100  # few enough to fit into a socket buffer, so that a paused reader does not keep the transaction open
 )
-_LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of sent data
+_LOST_AFTER_MS: Final = 10_000  # the time without an acknowledgement of sent data
 _MIN_SERVER_VERSION: Final = 130000
 # These limit how long a client that is paused in a transaction blocks others. A commit waits for the disk.
 _SETTINGS: Final = (
@@ -77,7 +77,7 @@ LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout`
 
 
 class PostgresDatabase(Database):
-    """The ledger's tables in the schema of an address. They are created if there are none.
+    """The ledger's tables in the schema of an address. Missing tables are created.
 
     A lost connection is replaced before the next statement, but never within a transaction.
     """
@@ -99,7 +99,7 @@ class PostgresDatabase(Database):
         self.name, self.address = address.name, address
         self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
         self._column_names: dict[str, list[str]] = {}
-        self._names: dict[str, str] = {}  # of prepared statements, by text
+        self._names: dict[str, str] = {}  # names of prepared statements, by text
         self._prepared_on: LimitedConnection | None = None  # the connection with these prepared statements
         with self.reading():
             self._connection = self._open()
@@ -152,7 +152,7 @@ class PostgresDatabase(Database):
             name = f"many_{len(self._names)}"
             marks = (f"${number}" for number in range(1, count + 1))
             connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
-            self._names[statement] = name  # a rollback does not remove it
+            self._names[statement] = name  # a rollback does not remove the prepared statement
         return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
@@ -174,7 +174,7 @@ class PostgresDatabase(Database):
             )
 
     def commit(self) -> None:
-        """Commit. After a long transaction renew the lease first: while it ran, no other thread could renew it.
+        """Commit. After a long transaction, first renew the lease, because no other thread could renew it meanwhile.
 
         A commit without an answer may be durable: see `may_have_lost`.
         """
@@ -212,7 +212,7 @@ class PostgresDatabase(Database):
             with (
                 suppress(psycopg.Error),
                 self._connection.answering_within(ANSWER_S),
-            ):  # else the lease expires by itself
+            ):  # otherwise the lease expires by itself
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
@@ -295,7 +295,7 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
-    """Renew a lease in the current transaction. Return when the renewal was sent, by `now_s`.
+    """Renew a lease in the current transaction. Return the time at which the renewal was sent, from `now_s`.
 
     Raises `LeaseLost` if another instance holds the lease.
     """
@@ -334,7 +334,7 @@ def _read_password(file: Path) -> str:
 
 
 class LeaseConnection:
-    """A separate connection that renews or reads a lease. It is opened when it is needed."""
+    """A separate connection that renews or reads a lease, and that is opened on first use."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
@@ -353,7 +353,7 @@ class LeaseConnection:
                 self.renew(lease)
 
     def find_other_holder(self, holder: Holder) -> str | None:
-        """Return the place of the instance that holds the lease, if it is not ``holder``. None: the lease is free.
+        """Return the place of the instance that holds the lease, if it is not ``holder``, or None if the lease is free.
 
         Raises `LedgerLeft` if the ledger was moved, and `LedgerError` if the database cannot be read.
         """
@@ -369,7 +369,7 @@ class LeaseConnection:
         return rows[0][0] if rows else None
 
     def read_progress(self) -> tuple[str, int] | None:
-        """Return the ledger's identity and its number of changes. None: they cannot be read now."""
+        """Return the ledger's identity and its number of changes, or None if they cannot be read now."""
         try:
             found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
@@ -378,7 +378,7 @@ class LeaseConnection:
             return None
 
     def read_fact(self, name: str) -> str | None:
-        """Return a fact of the active instance, such as its branch. None: there is none, or it cannot be read."""
+        """Return a fact of the active instance, such as its branch, or None if it does not exist or cannot be read."""
         try:
             found = self._get_connection().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
@@ -400,7 +400,7 @@ class LeaseConnection:
 def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """Return libpq's parameters for an address.
 
-    Over a network the connection is encrypted and the server's certificate verified, unless the URL has an sslmode.
+    Over a network, the connection is encrypted and the server's certificate is verified, unless the URL has an sslmode.
     """
     try:
         parameters = conninfo_to_dict(address.url)
@@ -428,7 +428,7 @@ def convert_placeholders(statement: str) -> str:
 
 
 def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a row with NUL characters replaced: PostgreSQL cannot store them."""
+    """Return a row with NUL characters replaced, because PostgreSQL cannot store them."""
     return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
 
 
@@ -455,14 +455,15 @@ ANSWER_S: Final = 5.0  # for a statement that a healthy server answers at once
 STATEMENT_S: Final = 35.0  # for any other: `statement_timeout` is 30 s
 LEISURE_S: Final = 605.0  # for a statement while a ledger is copied: `statement_timeout` is 10 min then
 TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from begin to commit
-ROW_S: Final = 0.01  # in addition for each row; PostgreSQL stores about 10,000 rows a second
+ROW_S: Final = 0.01  # added for each row; PostgreSQL stores about 10,000 rows a second
 _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
-    """A connection with deadlines. If a call exceeds its deadline, the connection is closed: `OperationalError`.
+    """A connection with deadlines. A call that exceeds its deadline closes the connection and raises
+    `OperationalError`.
 
-    The result of that call is unknown: a commit may be durable. For one thread at a time.
+    The result of that call is unknown, because a commit may be durable. Use a connection from one thread at a time.
     """
 
     _call_s = STATEMENT_S
@@ -480,7 +481,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Limit the total duration of all calls from now on, until the next call of this method."""
+        """Limit the total duration of all further calls, until the next call of this method."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:

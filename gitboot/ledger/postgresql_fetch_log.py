@@ -29,7 +29,7 @@ from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # in the table of spool files it has the place of a file's name
+FETCHES: Final = "fetches"  # replaces a file's name in the table of spool files
 _PING_INTERVAL_S: Final = 5.0  # the interval of checks if no boot is looked up
 _MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted: each deletion needs a new publication for all endpoints
 _LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals
@@ -40,7 +40,7 @@ _Run = Callable[..., list[Any]]  # (statement, parameters) -> rows
 
 
 class SharedFetchLog:
-    """The shared fetch log as endpoints use it. For any thread."""
+    """The shared fetch log from the view of endpoints. Any thread may use the object."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
@@ -59,10 +59,11 @@ class SharedFetchLog:
     def record(
         self, observation: Observation, serving_identity: str | None, is_given_up: Callable[[], bool] = bool
     ) -> None:
-        """Record a fetch durably, before the endpoint answers it. ``serving_identity`` is the lease named by the tree.
+        """Record a fetch durably, before the endpoint answers it. ``serving_identity`` is the lease that the tree
+        names.
 
         Raises `FetchLogUnavailable` if the fetch may not have been recorded. If the caller gives up before the database
-        gets the fetch, this records nothing.
+        receives the fetch, this records nothing.
         """
         with self._querying() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
@@ -76,7 +77,7 @@ class SharedFetchLog:
                 self._read_fetches("", None)
 
     def receive_batch(self, batch: ForwardedBatch, spool_files: Collection[str]) -> int:
-        """Store a batch if it is the next one of its writer. Return the byte at which the next batch has to begin.
+        """Store a batch if it is the next batch of its writer. Return the byte at which the next batch has to begin.
 
         ``spool_files`` are the files of the batch's spool. Raises `BatchRejected`.
         """
@@ -92,7 +93,7 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if it would begin later. Raises `BatchRejected`."""
+        """Let the next batch of a writer begin at ``place``, if the batch would begin later. Raises `BatchRejected`."""
         query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
         with self._receiving() as run:
             run(query, (place, *writer, place))
@@ -127,7 +128,7 @@ class SharedFetchLog:
 
     @contextmanager
     def _querying(self) -> Iterator[_Run]:
-        """Begin a query. Its result is in `failure`."""
+        """Run a query, and store its result in `failure`."""
         self._queried_s = now_s()
         with self._transactions.begin(self._fail) as run:
             yield run
@@ -139,14 +140,14 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The shared fetch log as the instance with the lease reads it. Every method raises `LedgerError`."""
+    """The shared fetch log from the view of the instance with the lease. Every method raises `LedgerError`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """Return the fetches after ``offsets``, each once. This waits for transactions that are recording now."""
+        """Return the fetches after ``offsets``, each once. First wait for transactions that are recording now."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
@@ -155,7 +156,7 @@ class RecordedFetches:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
             with self._transaction() as run:  # without a lock, so that a slow reader blocks no endpoint
                 rows = run(query, (after, until))
-        latest: dict[str | None, datetime] = {}  # by writer; its clock may be set back
+        latest: dict[str | None, datetime] = {}  # by writer, because the clock of a writer may be set back
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:
             if isinstance(each := parse_line(line.encode()), Observation):
@@ -168,7 +169,9 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of deletions after the next one. It does not change if there are too few rows to delete."""
+        """Return the number of deletions after the next deletion, or the current number if there are too few rows to
+        delete.
+        """
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
@@ -177,7 +180,7 @@ class RecordedFetches:
     def delete_read(self, offsets: Mapping[str, int], times: int, lease: Lease) -> None:
         """Delete the rows that were read, as deletion number ``times``.
 
-        If the number is not new, or another instance holds the lease, nothing is deleted.
+        If the number is not new, or another instance holds the lease, no row is deleted.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:

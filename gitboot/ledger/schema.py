@@ -126,7 +126,7 @@ MIGRATIONS: Final = (
     """,
 )
 VERSION: Final = len(MIGRATIONS)
-# The migrations of PostgreSQL tables, by the version that they have. The first version in PostgreSQL was 5.
+# The migrations of PostgreSQL tables, by the version before the migration. The first version in PostgreSQL was 5.
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
@@ -228,21 +228,22 @@ Row = tuple[Any, ...]
 
 
 class Database(ABC):
-    """An open database with the ledger's tables. For one thread at a time."""
+    """An open database with the ledger's tables. Use it from one thread at a time."""
 
-    errors: ClassVar[tuple[type[Exception], ...]]  # that the driver raises
+    errors: ClassVar[tuple[type[Exception], ...]]  # errors that the driver raises
 
-    snapshot: ClassVar[str]  # begins a transaction that reads one snapshot and blocks no writer
+    snapshot: ClassVar[str]  # a statement that begins a transaction which reads one snapshot and blocks no writer
     after_copying: ClassVar[tuple[str, ...]] = ()  # statements to run after rows with generated keys were copied
-    is_local: ClassVar[bool]  # whether it is a file in the state directory, and is lost or restored with it
+    # Whether the database is a file in the state directory, and is lost or restored with that directory.
+    is_local: ClassVar[bool]
 
     name: str  # for messages
     takes_any = False  # whether a moved ledger or an unfinished copy may be used
-    lease: HeldLease | None = None  # of a shared ledger; a file needs only the lock of the state directory
+    lease: HeldLease | None = None  # the lease of a shared ledger; a file needs only the lock of the state directory
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Execute a statement. Return its rows, or [] if it has no result."""
+        """Execute a statement. Return its rows, or [] without a result."""
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
@@ -262,36 +263,36 @@ class Database(ABC):
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert whole rows, or replace those with the same ``keys``. The keys are the first columns of the table."""
+        """Insert whole rows, or replace rows with the same ``keys``. The keys are the first columns of the table."""
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:
-        """Begin a transaction after all other processes have ended theirs. Raises `LedgerLeft` if the ledger was moved.
+        """Begin a transaction after all other processes have ended their transactions.
 
-        ``at_leisure`` allows long pauses between statements.
+        ``at_leisure`` allows long pauses between statements. Raises `LedgerLeft` if the ledger was moved.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit the transaction. Its writes are durable then."""
+        """Commit the transaction, so that its writes are durable."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll back the transaction, if there is one."""
+        """Roll back the current transaction, if any."""
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
-        """Return whether it is unknown which writes are durable after an error."""
+        """Return whether an error leaves open which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file answers at once, or hangs with its disk
-        """Send a query that a healthy server answers at once. Raises one of `errors`."""
+        """Send a query that a healthy server answers immediately. Raises one of `errors`."""
 
     @abstractmethod
     def reopen(self) -> None:
         """Close the database and open it again, to read its durable state. Raises `LedgerError`."""
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
-        """Take the lease. `close` returns it. Raises `HeldByAnother` while another instance holds it."""
+        """Take the lease, until `close`. Raises `HeldByAnother` while another instance holds the lease."""
 
     @abstractmethod
     def close(self) -> None:
@@ -302,7 +303,7 @@ class Database(ABC):
         """Return a ledger error for an error that was raised while rows were read or decoded."""
 
     def require_current(self) -> None:
-        """Raise `LedgerLeft` if the ledger was copied elsewhere, `LedgerUnfinished` if it is half a copy."""
+        """Raise `LedgerLeft` if the ledger was moved elsewhere, and `LedgerUnfinished` if it is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:
@@ -315,7 +316,7 @@ class Database(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert errors in a block, also for malformed rows, to ledger errors."""
+        """Convert errors in a block to ledger errors, including errors from malformed rows."""
         try:
             yield
         except self.errors as error:

@@ -44,7 +44,7 @@ def parse_time_or_none(text: str | None) -> datetime | None:
 
 
 def to_json(value: object) -> str:
-    """Return a value as JSON. Times become text. A structure becomes an object with its field names."""
+    """Return a value as JSON. Times become text, and a structure becomes an object with its field names."""
     return json.dumps(value, sort_keys=True, default=_to_plain_value)
 
 
@@ -66,9 +66,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Return a structure from the JSON that `to_json` made of it, with ``more`` fields.
+    """Return a structure from its JSON, as written by `to_json`, with ``more`` fields.
 
-    Raises ValueError or TypeError for other JSON, also for unknown fields: those of a newer gitboot would get lost.
+    Raises ValueError or TypeError for other JSON, including JSON with unknown fields, because the fields of a newer
+    gitboot would get lost.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -208,29 +209,29 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observation that waits for a verdict: the machine's BMC has to confirm it."""
+    """An observation that waits until the machine's BMC confirms the observation."""
 
     id: int
     observation: Observation
     offer: Offer  # the boot that was fetched
-    marks: Marks | None = None  # what the BMC first showed after the fetch
+    marks: Marks | None = None  # the first marks that the BMC showed after the fetch
 
 
 # Offers
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """Return the offer of a published plan. None: there is none."""
+    """Return the offer of a published plan, or None without an offer."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Store the offers of boots that are about to be published. An offer that is stored may have another window now.
+    """Store the offers of boots that gitboot is about to publish. A stored offer may have a new window now.
 
-    A backup without a new offer is an older copy: the machine may have fetched the boot, and with the backup gitboot
-    would not recognize the fetch.
+    A backup without a new offer counts as an older copy: the machine may have fetched the boot, and with the backup
+    gitboot would not recognize the fetch.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -255,7 +256,10 @@ def find_token(store: Store, path: str) -> Digest | None:
 
 
 def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
-    """Store the plans of published boot scripts: (path, modification time, plan). ``number`` is of the sequence."""
+    """Store the plans of published boot scripts: (path, modification time, plan).
+
+    ``number`` is a number of the sequence.
+    """
     tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
 
@@ -263,7 +267,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Return the observations without a verdict, oldest first. Those whose offer was deleted are left out."""
+    """Return the observations without a verdict, oldest first, except those whose offer was deleted."""
     with store.reading():
         found = store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
@@ -291,7 +295,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations that wait for a verdict, or what the BMC first showed after them."""
+    """Store observations that wait for a verdict, or the first marks that the BMC showed after the observations."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -314,7 +318,7 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete offers, versions and observations with a verdict from before a time. Current ones stay."""
+    """Delete old offers, versions and judged observations from before a time. Current entries stay."""
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
         "DELETE FROM versions WHERE modified < ? AND modified <"
@@ -333,13 +337,13 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Store how far each spool file was read. Use the transaction that stores the result of reading."""
+    """Store how far each spool file was read. Use the same transaction for the result of reading."""
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of BMC and credentials. 0.1.0 stored addresses as documents spell them."""
+    """Return the known pairs of BMC and credentials, normalized, because 0.1.0 stored addresses as in documents."""
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
@@ -355,7 +359,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the lost identities. A backup that lacks a new one is an older copy."""
+    """Replace the lost identities. A backup that lacks a new lost identity counts as an older copy."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -387,7 +391,7 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Store machines, and mark those that were removed from the fleet. Their last state stays.
+    """Store machines, and mark machines that were removed from the fleet. The last state of a removed machine stays.
 
     ``is_current`` is false for machines that the accepted commit does not have.
     """
@@ -424,7 +428,7 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
     """Store the pinned identity of each BMC.
 
-    A backup without it is as good: gitboot pins the identity again at the next contact.
+    A backup without it does not count as an older copy, because gitboot pins the identity again at the next contact.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
@@ -479,9 +483,9 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Store the secret fetches of servers. None deletes them.
+    """Store the secret fetches of servers. None deletes the fetches of a server.
 
-    A backup without them is as good: they change no plan.
+    A backup without these fetches does not count as an older copy, because they change no plan.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]
@@ -489,7 +493,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
 
 
 def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
-    """Return the power switches that were made, by server and reason."""
+    """Return the recorded power operations by server and reason."""
     found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):

@@ -16,7 +16,7 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """The ledger in a file, which is created if there is none. With ``synchronous`` each transaction is synced."""
+    """The ledger in a file, which is created if it is missing. With ``synchronous`` each transaction is synced."""
 
     errors: ClassVar = (sqlite3.Error,)
     is_local: ClassVar = True
@@ -70,7 +70,7 @@ class SqliteDatabase(Database):
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
-                # so that SQLite reads from the disk and not from the kernel's page cache
+                # So that SQLite reads from the disk and not from the kernel's page cache.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._open()
 
@@ -96,8 +96,8 @@ class SqliteDatabase(Database):
     def _open(self) -> sqlite3.Connection:
         """Open the file, or open it read-only if the disk has no space for SQLite's shared-memory index.
 
-        Read-only is safe if the file has no log, which is so after a clean end: then the file is complete. No other
-        process can write to it.
+        Read-only is safe if the file has no log, as after a clean end, because then the file is complete. No other
+        process can write to the file.
         """
         try:
             connection, self._is_read_only = self._open_to_write(), False
@@ -130,7 +130,10 @@ class SqliteDatabase(Database):
 
 
 class ReadOnlySqlite(SqliteDatabase):
-    """A ledger file that is only read, without checks and migrations. It blocks no writer, and is never blocked."""
+    """A ledger file that is only read, without checks and migrations.
+
+    Reads block no writer, and no writer blocks reads.
+    """
 
     def _open(self) -> sqlite3.Connection:
         with self.reading():
@@ -160,7 +163,7 @@ def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     )
 
 
-# The errors of SQLite for files that it cannot create on a full disk: https://sqlite.org/rescode.html
+# The errors of SQLite when it cannot create files on a full disk: https://sqlite.org/rescode.html
 _NO_ROOM: Final = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,

@@ -21,11 +21,11 @@ _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'ch
 
 
 class Transaction:
-    """One write transaction. A table module marks it if a backup without the change would be an older copy.
+    """A write transaction. A table module marks it if a backup without the change would count as an older copy.
 
-    A transaction blocks all other writers, and PostgreSQL aborts one that is idle for some seconds. So a transaction in
-    PostgreSQL begins with the first read or at the end of the block, after all rows have been prepared. In a file the
-    rows are written at once, and not kept in memory.
+    A transaction blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore
+    a transaction in PostgreSQL begins with the first read or at the end of the block, after all rows have been
+    prepared. In a file the rows are written immediately, and not kept in memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -69,7 +69,7 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Count this transaction as a change: a backup without it is an older copy."""
+        """Mark this transaction as a change, so that a backup without it counts as an older copy."""
         self.is_marked = True
 
 
@@ -89,9 +89,9 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the ledger of ``path``: the file, or the database that replaces it.
+        """Open the ledger of ``path``: the file, or the database that replaces the file.
 
-        Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote it.
+        Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote the ledger.
         """
         return cls(open_database(path, synchronous=cls.synchronous), path)
 
@@ -106,10 +106,10 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Begin a transaction. When the block ends, either all of it is durable or none.
+        """Begin a transaction. When the block ends, either all of its writes are durable or no write is.
 
-        If another write fails while this one waits for it, this one fails too. Otherwise many writers would wait one
-        after the other for a database that hangs.
+        If another write fails while this write waits for it, this write fails too. Otherwise many writers would wait,
+        each in turn, for a database that hangs.
         """
         failures = self._failures
         with self._lock:
@@ -185,7 +185,7 @@ class Store:
 
     @property
     def progress(self) -> tuple[str, int]:
-        """Return the identity and the number of changes. If the ledger cannot be read, return the last known ones."""
+        """The identity and the number of changes of the ledger. If the ledger cannot be read, the last known values."""
         if self.is_failing and self._known_progress is not None:
             return self._known_progress  # without another wait
         try:
@@ -256,7 +256,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 def read_mark(path: Path) -> tuple[str, int] | None:
-    """Return the identity and the number of changes in a mark. None: there is no valid mark."""
+    """Return the identity and the number of changes in a mark, or None without a valid mark."""
     try:
         identity, changes = path.read_text("ascii").split()
         return identity, int(changes)

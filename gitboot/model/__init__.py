@@ -1,1 +1,1 @@
-"""Declare the seven kinds of documents: their fields, the values that are valid, and their JSON Schema."""
+"""Model: the fields of the seven kinds of documents, the valid values, and the JSON Schema."""

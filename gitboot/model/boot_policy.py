@@ -1,4 +1,4 @@
-"""BootProfile, BootPolicy and Maintenance: what servers boot, which servers, and when."""
+"""BootProfile, BootPolicy and Maintenance: which servers boot, with which settings, and when."""
 
 from enum import StrEnum
 from typing import Literal

@@ -80,7 +80,7 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """For `Annotated`: the parser of a single value, and the JSON Schema of the values that it accepts.
+    """For `Annotated`: the parser of a single value, and the JSON Schema of the values that the parser accepts.
 
     If many documents have the same values (``common``), each value is parsed once and shared.
     """
@@ -192,10 +192,10 @@ class DeclaredField(NamedTuple):
     """A field of a structure, as it is declared."""
 
     name: str
-    alias: str  # in YAML
+    alias: str  # the name in YAML
     type: Any
     description: str
-    min_length: int  # of a list or a mapping
+    min_length: int  # the minimum length of a list or a mapping
     is_required: bool
 
 
@@ -234,7 +234,8 @@ class InvalidField(Malformed):
         hint: str = "",
         at: Path = (),
         *,
-        find_hint: Callable[[], str] | None = None,  # for a slow hint: gitboot calls it only for problems that it shows
+        # For a slow hint, which gitboot computes only for problems that it shows.
+        find_hint: Callable[[], str] | None = None,
         follows_place: bool = False,  # whether the sentence begins with the place of the value
     ) -> None:
         super().__init__(code, message, hint, at)
@@ -246,7 +247,7 @@ class InvalidField(Malformed):
 
 
 class Fault(NamedTuple):
-    """One problem of a document."""
+    """A problem of a document."""
 
     path: Path  # of the value in the document
     error: Malformed
@@ -254,7 +255,7 @@ class Fault(NamedTuple):
 
 
 class InvalidDocument(ValueError):
-    """A document, or a part of one, is invalid. It has all faults."""
+    """A document, or a part of a document, is invalid. The error has all faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(str(faults[0].error))

@@ -270,9 +270,10 @@ class FleetSpec:
     def ledger_for(self, site: str | None) -> str | None:
         """Return the ledger whose instance may be active for a site, or for all sites if ``site`` is None.
 
-        None: any instance may publish, but none sets BMCs, because several would set the same BMC. If the site names no
-        ledger, the result is `NO_LEDGER`: two instances that do not share their records would install a machine twice.
-        An instance for all sites may be active if no site names a ledger, or all of them name the same one.
+        Return None if any instance may publish. Then no instance may change BMCs, because several instances would
+        change the same BMC. If the site names no ledger, the result is `NO_LEDGER`, because two instances that do not
+        share their records would install a machine twice. An instance for all sites may be active if no site names a
+        ledger, or all sites name the same ledger.
         """
         if site is not None:
             return next((each.ledger for each in self.sites if each.name == site), None) or NO_LEDGER

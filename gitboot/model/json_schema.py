@@ -30,7 +30,7 @@ def build_schema(kind: type) -> dict[str, Any]:
 
 
 def build_any_document_schema() -> dict[str, Any]:
-    """Return the JSON Schema of documents of all kinds. It selects by kind, so that an error refers to one kind."""
+    """Return the JSON Schema of documents of all kinds, which selects by kind so that an error refers to one kind."""
     definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
@@ -114,7 +114,7 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 class SchemaField(Struct, frozen=True, kw_only=True):
     """A field of a kind, for documentation."""
 
-    path: str  # spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
+    path: str  # such as spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
     type: str  # for an enumeration its words, each in backquotes
     is_required: bool
     description: str

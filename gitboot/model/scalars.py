@@ -104,7 +104,7 @@ def parse_lookup_mac(value: object) -> MacAddress:
 
 
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # matches what ipaddress reads, ten times as fast
+_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # matches the same addresses as ipaddress, ten times as fast
 _GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
 # The common spelling: up to six groups, all nonzero. IPv4-mapped addresses are left to ipaddress, because Python 3.13
 # formats them differently.
@@ -130,7 +130,7 @@ _DERIVED_UUID_PREFIX: Final = (
 
 
 def derive_uuid(mac: MacAddress) -> SystemUuid:
-    """Return the UUID that gitboot uses for a machine whose UUID is not known, derived from its MAC address."""
+    """Return the UUID that gitboot uses for a machine with an unknown UUID, derived from its MAC address."""
     return SystemUuid(_DERIVED_UUID_PREFIX + mac.replace("-", ""))
 
 
@@ -144,7 +144,7 @@ def parse_interface_address(value: object) -> str:
     host, slash, prefix = found.partition("/")
     address, most = (
         (host, 32) if _IPV4.fullmatch(host) else (_parse_ipv6(host), 128)
-    )  # an IPv4 address has only one spelling
+    )  # an IPv4 address has only one notation
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
     require(
         address is not None and "%" not in host and (is_prefix or not slash),
@@ -183,7 +183,7 @@ _UUIDS: Final = frozenset(
         "07090201-0103-0301-0807-060504030201",  # FreeBSD
         "11111111-2222-3333-4444-555555555555",  # FreeBSD
         "12345678-1234-5678-90ab-cddeefaabbcc",  # reference boards
-        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell, whose UUIDs contain the service tag; here it is zero bytes
+        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell, whose UUIDs contain the service tag, here as zero bytes
         "4c4c4544-0000-2010-8020-80c04f202020",  # Dell, with spaces as service tag (FreeBSD)
         "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI
         "890e2d14-cacd-45d1-ae66-bc80e8bfeb0f",  # FreeBSD
@@ -226,7 +226,7 @@ _OF_32_DIGITS: Final = frozenset(
 
 
 def is_placeholder_uuid(uuid: SystemUuid) -> bool:
-    """Return whether firmware shows this UUID if none is set, in either byte order of SMBIOS.
+    """Return whether firmware shows this UUID if no UUID is set, in either byte order of SMBIOS.
 
     Patterns are placeholders too: one or two repeated digits, groups of repeated digits, and counting digits or bytes.
     """
@@ -237,7 +237,7 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
 
 
 _MACS: Final = frozenset(
-    # From GLPI: dial-up adapters, modems, and host adapters of hypervisors. They have the same address on all machines.
+    # From GLPI: dial-up adapters, modems, and host adapters of hypervisors, with the same address on all machines.
     {
         "00-0b-ca-fe-00-00",
         "00-50-56-c0-00-01",
@@ -265,9 +265,9 @@ _MACS: Final = frozenset(
 
 @lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
 def is_placeholder_mac(mac: MacAddress) -> bool:
-    """Return whether a MAC address is a known placeholder, or a pattern: the same byte six times, or digits that count.
+    """Return whether a MAC address is a known placeholder or a pattern, such as a repeated byte or counting digits.
 
-    Group addresses cannot be passed: `parse_mac` rejects them.
+    Group addresses are not possible here, because `parse_mac` rejects them.
     """
     digits = mac.replace("-", "")
     return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
@@ -287,9 +287,9 @@ _COUNTS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|a
 _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
 
 
-@lru_cache(maxsize=256)  # as above
+@lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
 def is_placeholder_serial(serial: str) -> bool:
-    """Return whether boards show this serial number if none is set, in any case.
+    """Return whether boards show this serial number, in any case, if no serial number is set.
 
     Placeholders are known texts, several words without a digit, fewer than three different characters, and digits that
     count.
@@ -394,7 +394,7 @@ def parse_digest(value: object) -> Digest:
 
 
 def parse_fingerprint(value: object) -> Digest:
-    """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
+    """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs print it."""
     hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
@@ -500,7 +500,7 @@ def _is_http_url(url: str) -> bool:
 
 
 class Malformed(ValueError):
-    """A value that its field does not allow. ``at`` is the path from the checked value to the wrong one."""
+    """A value that its field does not allow. ``at`` is the path from the checked value to the invalid value."""
 
     def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
         super().__init__(message)
@@ -596,7 +596,7 @@ def parse_variable_name(value: object) -> str:
 
 
 def parse_variable(value: object) -> str | bool:
-    """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can test them."""
+    """Return the source text, or a boolean for plain ``true`` and ``false``, which templates can test."""
     found, is_plain = text(value), type(value) is str  # a quoted value is a `Quoted`
     return found == "true" if is_plain and found in ("true", "false") else found
 
@@ -640,7 +640,7 @@ def is_reserved_argument(argument: str) -> bool:
 
 
 def parse_kernel_argument(value: object) -> str:
-    """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove one."""
+    """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
         raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes {found.partition('=')[0]}= itself")

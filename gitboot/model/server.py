@@ -263,7 +263,9 @@ class Server(Document):
 
     @property
     def boot_serial(self) -> str | None:
-        """Return the serial number by which loaders find the server. None: a placeholder, or invalid in a path."""
+        """The serial number by which boot loaders find the server, or None for a placeholder or an invalid path
+        component.
+        """
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

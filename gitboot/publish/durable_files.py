@@ -24,8 +24,8 @@ from gitboot.files import NEW_FILE, open_lock, take_lock
 # link(2): the file has reached its limit of names, the file system has no hard links, or a mount point is in between.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 _READ_BYTES: Final = 1 << 16  # bytes
-# Up to this many files and folders, one fsync for each is faster than one syncfs. A syncfs also waits for what other
-# processes have written to the same file system.
+# Up to this number of files and folders, one fsync for each is faster than one syncfs. A syncfs also waits for data
+# that other processes have written to the same file system.
 MAX_FSYNCS: Final = 16
 _HINTS: Final = {
     errno.ENOSPC: "free some space",
@@ -59,7 +59,7 @@ def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[
 
 
 class _StagedFile(NamedTuple):
-    """The file that was staged last. It may get further names."""
+    """The file that was staged last, which may get further names."""
 
     path: str
     mtime: int
@@ -67,15 +67,15 @@ class _StagedFile(NamedTuple):
 
 
 class TreeModes(Struct, frozen=True, kw_only=True):
-    """The permissions of a tree. They do not depend on the umask."""
+    """The permissions of an output tree, which do not depend on the umask."""
 
     folder: int = 0o755
     file: int = 0o644
-    group: int | None = None  # the group of each file and folder; None: the group that the system chooses
+    group: int | None = None  # the group of each file and folder; None: the system's default
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return the permissions and the group of a folder, to be used for everything below it."""
+        """Return the permissions and the group of a folder, for use below that folder."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
@@ -127,7 +127,7 @@ class Disk:
         while True:
             # Any user who can open the file can lock it, which would block this instance.
             self._lock = open_lock(name, self.folders.make(folder))
-            with suppress(PermissionError):  # an older gitboot made the file as another user
+            with suppress(PermissionError):  # an older gitboot created the file as another user
                 os.fchmod(self._lock, 0o600)
             if (other := take_lock(self._lock)) is not None:
                 return other
@@ -139,7 +139,7 @@ class Disk:
 
     @_raise_with_path
     def lstat(self, path: str) -> os.stat_result | None:
-        """Return the status of the file or folder at ``path``; None if there is none."""
+        """Return the status of the file or folder at ``path``, or None if it does not exist."""
         folder, name = split(path)
         fd = self.folders.find(folder)
         if fd is None:
@@ -166,7 +166,7 @@ class Disk:
 
     @_raise_with_path
     def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
-        """Return the content of the file at ``path``; None if there is no file.
+        """Return the content of the file at ``path``, or None if there is no file.
 
         If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
         """
@@ -187,7 +187,7 @@ class Disk:
 
     @_raise_with_path
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted. The list is empty if there is no such folder."""
+        """Return the names in a folder, sorted, or an empty list if there is no such folder."""
         fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
@@ -204,10 +204,10 @@ class Disk:
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
-        The modification time is ``at``. If the current file at ``path`` is not older than that, the time is one second
-        after the time of the current file, unless ``exact`` is set. The permissions do not depend on the umask.
-        ``like`` is a path for which the same content was staged before. If both files get the same time, they become
-        two hard links to one file, if the file system supports that.
+        The modification time is ``at``. If the current file at ``path`` is not older, the time is one second after the
+        time of the current file, unless ``exact`` is set. The permissions do not depend on the umask. ``like`` is a
+        path for which the same content was staged before. If both files get the same time and the file system supports
+        hard links, they become two hard links to one file.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
@@ -299,7 +299,7 @@ def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bo
 
 
 def make_root(root: Path, modes: TreeModes) -> None:
-    """Create the root of a tree if it is missing. Raises PublishError."""
+    """Create the root of an output tree if it is missing. Raises PublishError."""
     if not root.exists():
         try:
             root.mkdir(mode=modes.folder, parents=True)
@@ -322,7 +322,7 @@ def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
 
 
 def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is its status."""
+    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the status of ``path``."""
     return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 
@@ -333,7 +333,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def staging_path(path: str) -> str:
-    """Return the path of the temporary file for a path. It is always the same.
+    """Return the path of the temporary file for a path. Each path has exactly one temporary file.
 
     Its name is short, because the name of the file may have the maximum length of the file system.
     """
@@ -343,7 +343,7 @@ def staging_path(path: str) -> str:
 
 
 def is_staging_name(name: str) -> bool:
-    """Return whether a name is that of a temporary file of `staging_path`. A killed process may have left it."""
+    """Return whether a name has the form of `staging_path`. A killed process may leave files with such names."""
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
@@ -372,14 +372,14 @@ class _Folder(NamedTuple):
 class OpenFolders:
     """Open folders from the root down to the folder that was opened last.
 
-    Paths mostly come in sorted order, so the next folder is usually near the last one. Methods raise OSError and
-    NotAFolder.
+    Paths mostly come in sorted order, so the next folder is usually near the last opened folder. Methods raise OSError
+    and NotAFolder.
     """
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self._root, self._modes = root, modes
         self._open_folders = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
-        self.filesystems: dict[int, int] = {}  # an open folder on it; any folder may be a mount point
+        self.filesystems: dict[int, int] = {}  # an open folder on the file system; any folder may be a mount point
         self.changed: set[str] = set()  # folders in which folders were created or removed
 
     def close(self) -> None:
@@ -398,14 +398,14 @@ class OpenFolders:
         return self._open_folders[0].fd
 
     def find(self, path: str) -> int | None:
-        """Return the descriptor of a folder; None if there is no such folder. The next call may close it."""
+        """Return the descriptor of a folder, or None without such a folder. The next call may close the descriptor."""
         try:
             return self._open(path, make=False)
         except FileNotFoundError:
             return None
 
     def make(self, path: str) -> int:
-        """Return the descriptor of a folder, and create the folder if it is missing. The next call may close it."""
+        """Return the descriptor of a folder, and create a missing folder. The next call may close the descriptor."""
         return self._open(path, make=True)
 
     def prune(self) -> None:
@@ -467,7 +467,7 @@ def build_restricted_modes(group: int | None = None) -> TreeModes:
 def find_group_id(name: str) -> int:
     """Return the ID of a group. ``name`` may be a name or a number.
 
-    Raises `UsageError` if there is no such group, or if this process may not give files to that group.
+    Raises `UsageError` if the group does not exist, or if this process may not give files to the group.
     """
     if name.isdecimal():
         found = int(name)
@@ -496,11 +496,11 @@ def is_readable_by_others(root: Path) -> bool:
 
 
 def apply_modes(root: Path, modes: TreeModes) -> None:
-    """Set these permissions on an existing tree, except on the files of operators. Raises PublishError.
+    """Set these permissions on an existing output tree, except on the files of operators. Raises PublishError.
 
-    The top folders change last. If they already have these permissions, gitboot checks nothing else. Files that only
+    The top folders change last. If they already have these permissions, gitboot checks no other files. Files that only
     their owner may read keep their permissions. gitboot does not change files and folders of other users. It does not
-    change ``root`` itself if other files are in it, because other users may need to read those.
+    change ``root`` itself if other files are in it, because other users may need to read those files.
     """
     try:
         tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]

@@ -35,11 +35,11 @@ FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 _BOOT, _IN_BOOT = "boot", "o"
-_LAST: Final = split(MANIFEST)[1]  # nothing counts as published until this file is in place
+_LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})  # source and destination are on different mounts
 _MIN_SAMPLE: Final = 64  # servers; gitboot estimates the files of all servers from a sample of at least this size
-_CERTAIN_SHARE: Final = 0.9  # of an estimate; a random sample is less wrong than that
+_CERTAIN_SHARE: Final = 0.9  # of an estimate; the error of a random sample is smaller
 _MIB: Final = 2**20
 
 
@@ -55,7 +55,7 @@ class FilledTree(NamedTuple):
 def fill_tree(
     disk: Disk, tree: Tree, publication: Publication, stamp: Stamp, at: datetime, report_progress: ReportProgress
 ) -> FilledTree | None:
-    """Write a first publication to an empty tree. Do nothing and return None if the files cannot be renamed into place.
+    """Write a first publication to an empty tree. Return None if the files cannot be renamed into place.
 
     Raises PublishError.
     """
@@ -89,10 +89,10 @@ def fill_tree(
 
 @contextmanager
 def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
-    """Yield a new tree to fill, and move it into place when the block ends. After an error, nothing is moved.
+    """Yield a new tree to fill, and move it into place when the block ends without an error.
 
     Yields None if the files cannot be renamed into place. Raises PublishError. After a crash,
-    `finish_first_publication` removes an unfinished tree, or finishes moving a complete one.
+    `finish_first_publication` removes an unfinished tree, or finishes moving a complete tree.
     """
     with _own_folder(disk) as own:
         os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
@@ -112,7 +112,7 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
 
 
 def finish_first_publication(disk: Disk) -> bool:
-    """Clean up after a crash: remove an unfinished new tree, or finish moving a complete one.
+    """Clean up after a crash: remove an unfinished new tree, or finish moving a complete tree.
 
     Return whether there was a complete tree to move.
     """
@@ -202,7 +202,7 @@ class NewTree:
         self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
-        """Write the files of one server, or those that belong to no server. Return how many paths are new.
+        """Write the files of one server, or files that belong to no server. Return how many paths are new.
 
         Files with the same content become hard links to one file. Only content may exist already, because several
         servers can refer to it. Raises PublishError.
@@ -228,7 +228,7 @@ class NewTree:
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write files of gitboot's own, by path. Files without content are skipped. Raises PublishError."""
+        """Write gitboot's own files, by path. Files without content are skipped. Raises PublishError."""
         for path, content in contents.items():
             if content is not None:
                 try:
@@ -272,7 +272,7 @@ class NewTree:
 
 
 class _Need(Struct):
-    """The space that files need on one file system. It may be an estimate from some of the servers."""
+    """The space that files need on one file system, which may be estimated from some of the servers."""
 
     inodes: float = 0
     size: float = 0  # bytes
@@ -280,11 +280,11 @@ class _Need(Struct):
 
 
 def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
-    """Check that the file systems have room for files and folders. Raises PublishError.
+    """Check that the file systems have enough space for files and folders. Raises PublishError.
 
-    ``files`` has the path of each file, its size in bytes, and the number of files that it stands for. A file with
+    ``files`` has the path of each file, its size in bytes, and the number of files that it represents. A file with
     several names counts once. The manifest and the index do not count. A file system without an inode limit, such as
-    Btrfs, always has room for more files.
+    Btrfs, always has space for more files.
     """
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
@@ -314,7 +314,9 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_room`. A sample stands for all of many servers."""
+    """Yield the files and folders of a publication for `check_room`. For many servers, a sample represents all
+    servers.
+    """
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()
@@ -324,8 +326,8 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
         sizes.update(once)
     own = len(names) / number if number else 1
     # Contents that the sample shows at one server only. Some belong to one server, others to a group of servers, and
-    # the sample cannot tell them apart. Chao's estimator (1984) gives the number of distinct contents from the numbers
-    # of those that were seen once and twice.
+    # the sample does not show the difference. Chao's estimator (1984) gives the number of distinct contents from the
+    # numbers of those that occur once and twice.
     found = Counter(times for path, times in had.items() if is_immutable(path))
     of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
     for path, size in sizes.items():

@@ -1,4 +1,4 @@
-"""Root key of a signed list: make a folder of list keys, and replace the keys in it."""
+"""Root key of a signed list: create a folder of list keys, and replace the keys in that folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
 
 ROOT_KEY: Final = "root.key"
 ROOT_PUBLIC_KEY: Final = "root.pub"
-ROOT_VALID: Final = timedelta(days=3 * 365)  # of root and targets metadata
+ROOT_VALID: Final = timedelta(days=3 * 365)  # how long root and targets metadata is valid
 _BIN_BITS: Final = 8  # 256 bins: docs/adr/0075-signed-list.md has the sizes
 _BIN_PREFIX: Final = "servers"
 

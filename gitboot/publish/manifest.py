@@ -24,7 +24,7 @@ Digests = Mapping[str, str]  # sha256 by name
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
-    """The commit, the gitboot version and the ledger that a tree was made from."""
+    """The commit, the gitboot version and the ledger from which a tree was published."""
 
     commit: str
     gitboot: str  # its version
@@ -43,7 +43,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """All files of a tree."""
 
     stamp: Stamp
-    files: Mapping[str, ListedFile]  # by path, sorted; states included
+    files: Mapping[str, ListedFile]  # by path, sorted; includes states
 
 
 class UnknownFormat(ValueError):

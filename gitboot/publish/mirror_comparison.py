@@ -1,4 +1,4 @@
-"""Mirror comparison: compare what a mirror serves with the output tree."""
+"""Mirror comparison: compare the files on a mirror with the output tree."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def compare_mirror(
 
 @contextmanager
 def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads. Tasks that have not started when the block ends are dropped."""
+    """Yield a pool of threads. Tasks that have not started at the end of the block are cancelled."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
     try:
         yield pool
@@ -123,10 +123,9 @@ def compare_files(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with these files. Files that are published meanwhile are compared again.
+    """Compare a mirror with these files. Files that are published during the comparison are compared again.
 
-    ``look_again`` gets True if there is a finding. It returns the files as they are now, or None if they have not
-    changed.
+    ``look_again`` gets True if there is a finding. It returns the current files, or None if they have not changed.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -174,7 +173,7 @@ def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    """Return findings sorted by path, those about the list first.
+    """Return findings sorted by path, with findings about the list first.
 
     A wrong clock or an outdated list explains the other findings.
     """
@@ -185,11 +184,11 @@ class FolderMirror:
     """A mirror in a folder of this host. gitboot can read all files, but not the headers that a web server sends."""
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
-        """``root`` is the published tree, if it is on this host."""
+        """``root`` is the published output tree, if the tree is on this host."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return a file, or its first ``max_bytes + 1`` bytes; None if it is absent. Raises `HostUnreachable`."""
+        """Return a file, or its first ``max_bytes + 1`` bytes, or None if it is absent. Raises `HostUnreachable`."""
         try:
             with (self._folder / path).open("rb") as content:
                 return content.read(max_bytes + 1)
@@ -209,7 +208,7 @@ class FolderMirror:
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
-        """Read a whole file, whatever its size, and return its size, digest and time."""
+        """Read a whole file of any size, and return its size, digest and time."""
         try:
             with (self._folder / path).open("rb") as content:
                 digest, found = sha256(), (self._folder / path).stat()
@@ -244,7 +243,7 @@ class FolderMirror:
 
 
 class WebMirror:
-    """A mirror that a web server serves.
+    """A mirror behind a web server.
 
     gitboot's requests do not count as fetches of machines. Each request has gitboot in its User-Agent. For paths whose
     fetch is evidence, the request also has a mark in its query. Endpoints and `gitboot read-access-logs` check both. By
@@ -274,9 +273,9 @@ class WebMirror:
         self._gives_list = False
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file, or its first ``max_bytes + 1`` bytes, past all caches; None if it is absent.
+        """Return the content of a file, or its first ``max_bytes + 1`` bytes, bypassing all caches.
 
-        Raises `HostUnreachable`.
+        Return None if the file is absent. Raises `HostUnreachable`.
         """
         query = f"?{CHECK}={self._nonce}-{next(self._numbers)}"
         return self._fetch(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
@@ -287,7 +286,7 @@ class WebMirror:
     def find_cached_list(self) -> Iterator[MirrorFinding]:
         """Find caches that may serve an outdated signed list.
 
-        This compares the timestamp, which each publication changes, with the answer of a cache.
+        The timestamp, which each publication changes, is compared with the answer of a cache.
         """
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
@@ -334,7 +333,7 @@ class WebMirror:
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
         """Send a HEAD request, as firmware does first. If the size is one of ``sizes`` (in bytes), also read the file.
 
-        Files that only machines fetch are small, and boot loaders send no HEAD for them. For these, one GET is enough.
+        Files that only machines fetch are small, and boot loaders send no HEAD for these files, so one GET is enough.
         """
         if is_fetched_by_machines_only(path):
             return self._request("GET", path, most_bytes=max(sizes) + 1)
@@ -343,7 +342,7 @@ class WebMirror:
         return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """Find files that the mirror serves and that are not published, at the paths that gitboot can guess.
+        """Find unpublished files that the mirror serves, at the paths that gitboot can guess.
 
         Raises `HostUnreachable`.
         """
@@ -405,7 +404,7 @@ class MirrorFault(StrEnum):
     UNDATED = "Undated"  # the modification time is not that of the version
     CACHED = "Cached"  # a cache answered with a stored version
     UNSIGNED = "Unsigned"  # the list has no signatures, and the command names a key
-    BAD_SIGNATURE = "BadSignature"  # the keys of a part of the list did not sign it
+    BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by its keys
     DAMAGED = "Damaged"  # a part of the list is malformed, or belongs to another list
     INCOMPLETE = "Incomplete"  # a listing has another version than the list
     EXPIRED = "Expired"  # the list was not renewed in time
@@ -417,11 +416,11 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
     """A file that a mirror must have, and the versions that are valid around now."""
 
     path: str  # below boot/
-    right: tuple[FileVersion | None, ...]  # allowed now, the current version first; None: absent
+    right: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
     versions: tuple[FileVersion, ...]  # all versions that the tree or the list names
     modified: int | None = None  # in seconds since 1970; None: gitboot does not compare times
     keeps_time: bool = True  # whether a mirror must have this time: then its access log can be evidence
-    server: str | None = None  # the server of the file; None: no server, or unknown
+    server: str | None = None  # the server to which the file belongs; None: no server, or unknown
     contents: Mapping[str, str] = field(default_factory=dict)  # by sha256: texts of versions that are not in OUTPUT
 
     @property
@@ -440,11 +439,11 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
 
 class MirrorAnswer(Struct, frozen=True, kw_only=True):
-    """The answer of a mirror for one path. None: the answer lacks the value, or gitboot did not request it."""
+    """The answer of a mirror for one path. A value is None if the answer lacks it, or if gitboot did not request it."""
 
     status: int
     size: int | None = None
-    sha256: str | None = None  # of the bytes that were read
+    sha256: str | None = None  # the digest of the bytes that were read
     has_body: bool = False  # whether at least one byte was read
     modified: int | None = None
     content_type: str | None = None
@@ -452,7 +451,7 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
     encoding: str = ""
     age_s: int = 0  # for how many seconds a cache has stored the answer
     redirect_url: str | None = None
-    trouble: str = ""  # the reason if there is no answer
+    trouble: str = ""  # why there is no answer
 
     @property
     def is_there(self) -> bool:
@@ -494,7 +493,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """Return the fault of an answer for a path that is not published. ``why`` says why a file there would matter."""
+    """Return the fault of an answer for an unpublished path. ``why`` explains why a file at that path would matter."""
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
@@ -511,7 +510,7 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
 def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     """Return the fault of an answer for the boot script of a machine that has no boot script.
 
-    A cache may store a 404 and a 410 by its own rules (RFC 9110, 15.1); Varnish stores them for two minutes. The
+    A cache may store a 404 and a 410 by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes. The
     machine then stays unknown after its boot script is published.
     """
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
@@ -568,7 +567,7 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
 
 
 def may_be_cached(cache_control: str) -> bool:
-    """Return whether a cache may answer with a stored copy without checking it.
+    """Return whether a cache may answer with a stored copy without revalidation.
 
     Without a rule in Cache-Control, a cache may use its own rules.
     """
@@ -593,10 +592,11 @@ def is_fetched_by_machines_only(path: str) -> bool:
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return paths that an earlier publication may have had for the same machines. All paths are below boot/.
+    """Return paths below boot/ that an earlier publication may have had for the same machines.
 
-    ``paths`` are the paths that are published now. If they have no path of a kind, the Fleet has not named that output
-    for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is enough.
+    ``paths`` are the paths that are published now. If ``paths`` has no path of a kind, the Fleet has not named that
+    output for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is
+    enough.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
@@ -621,7 +621,7 @@ class ServedFiles(NamedTuple):
 
 
 def list_served_files(state: PublishedServer) -> ServedFiles:
-    """Return the files of a server on a target. `render.copies` has already left out the one-time boots."""
+    """Return the files of a server on a target. `gitboot.render.copies` has already removed the one-time boots."""
     now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
     boots = [
         turn.writes

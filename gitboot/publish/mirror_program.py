@@ -59,7 +59,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def artifact_digest(path: str) -> Optional[str]:
-    """Return the sha256 that the path of an artifact contains; None for other paths below boot/."""
+    """Return the sha256 in the path of an artifact, or None for other paths below boot/."""
     found = _ARTIFACT.match(path)
     return found.group(1) if found is not None else None
 
@@ -111,13 +111,13 @@ class State:
                 self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
-        """Set the trusted root keys. If they differ from the earlier ones, older lists are accepted again."""
+        """Set the trusted root keys. If the keys differ from the earlier keys, older lists are accepted again."""
         named = sorted(key.hex() for key in keys)
         if self._keys != named:
             self.seen, self._keys = None, named
 
     def save_digests(self) -> None:
-        """Write the digests that this run used, if they changed."""
+        """Write the digests that this run used, if they have changed."""
         if self._used != self._known:
             _write(self._path + ".digests", json.dumps(self._used).encode("utf-8"), 0o600)
             self._known = self._used
@@ -134,7 +134,7 @@ class State:
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
     def now(self, clock: datetime) -> datetime:
-        """Return the current time. It never goes back, even if the clock does."""
+        """Return the current time, which never decreases, even if the clock is set back."""
         self.latest = max(clock, self.latest)
         return self.latest
 
@@ -179,7 +179,7 @@ def _format_time(at: datetime) -> str:
 
 
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
-    """Write a file, and sync it to the disk before it replaces the old one."""
+    """Write a file, and sync it to the disk before it replaces the old file."""
     temporary = _temporary(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -202,7 +202,7 @@ def _temporary(path: str) -> str:
 
 
 class Mirror:
-    """The folder that a web server serves, and the staging folder in it."""
+    """The folder that a web server serves, and the staging folder inside."""
 
     def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept_patterns: Sequence[str]) -> None:
         self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
@@ -259,7 +259,7 @@ class Mirror:
     # A new tree
 
     def copy(self, source: str) -> None:
-        """Copy the tree into the staging folder. Windows end meanwhile. Raises `Failure`."""
+        """Copy the tree into the staging folder, and end windows during the copy. Raises `Failure`."""
         os.makedirs(self.staging, mode=0o700, exist_ok=True)
         self.fetch_again(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
@@ -288,7 +288,7 @@ class Mirror:
             )
 
     def fetch_again(self, path: str) -> None:
-        """Make the next copy fetch a file. rsync skips files with the same size and time."""
+        """Make the next copy fetch a file again, because rsync skips files with the same size and time."""
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
@@ -301,7 +301,10 @@ class Mirror:
             warn(f"there is no saved state, and no usable list in {self._folder}: {error}")
 
     def find_foreign_file(self) -> Optional[str]:
-        """Return a file that the first copy would delete; None if there is none, or if a tree was copied before."""
+        """Return a file that the first copy would delete, or None.
+
+        Return None too if a tree was copied before.
+        """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
         others = (path for path in paths_in(self._folder) if not self._is_kept(path))
@@ -327,12 +330,12 @@ class Mirror:
         return Tree(root, signed, listings)
 
     def _note(self, tree: "Tree") -> None:
-        """Remember a list and the ends of its windows.
+        """Store a list and the ends of its windows.
 
-        The latest time goes back only if a newer list had already expired at that time. Then either this clock was
+        The latest time decreases only if a newer list had already expired at that time. Then either this clock was
         ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time
-        does not go back before an end that has passed, so that an ended window stays ended. The ends in the future are
-        kept until `replace` has replaced the files.
+        does not decrease below an end that has passed, so that an ended window stays ended. Future ends stay until
+        `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -373,10 +376,10 @@ class Mirror:
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
     def _link(self, path: str, folders: Set[str]) -> None:
-        """Link a file of the staging folder into the served folder, or copy it if that is not possible.
+        """Link a file of the staging folder into the served folder. If linking is not possible, copy the file.
 
-        ``folders`` has the folders that exist; the folder of the file is added. An unchanged file needs two system
-        calls.
+        ``folders`` has the existing folders, to which the folder of the file is added. An unchanged file needs two
+        system calls.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
@@ -444,7 +447,7 @@ class Tree:
     def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
         """Return the paths of the published files and of the list.
 
-        Raises `Failure` if a file differs from the list. Such a file is removed, so that it is copied again.
+        Raises `Failure` if a file differs from the list. Such a file is removed, so that the next run copies it again.
         """
         present = list(paths_in(self._root))
         by_digest = {hash_path(path): path for path in present}
@@ -474,7 +477,9 @@ class Tree:
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:
-        """Return a sort key for the order of replacing: content, then the scripts that refer to it, the list last."""
+        """Return a sort key for the order of replacement: content, then the scripts that refer to content, then the
+        list.
+        """
         if path.startswith(SIGNED):
             return (4 if path == SIGNED + TIMESTAMP else 3), path
         if _CONTENT.match(path) is not None:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 ALL: Final = "all"
-_TRIES: Final = 10  # attempts, if another process writes at the same time
-_RETRY_S: Final = 0.5  # before the next attempt
+_TRIES: Final = 10  # number of attempts, if another process writes at the same time
+_RETRY_S: Final = 0.5  # the pause before the next attempt
 # files between two checks of the tree and of the mirror's records, as many as the servers in a step of a target
 _BATCH: Final = 200
 
@@ -66,7 +66,7 @@ class Repair(NamedTuple):
 
 
 class MirrorStore:
-    """The files of a mirror that is a target, by path below boot/. An instance may write to it at the same time.
+    """The files of a mirror that is a target, by path below boot/. An instance may write there at the same time.
 
     Every method raises `PublishError` and `HostUnreachable`.
     """
@@ -89,7 +89,7 @@ class MirrorStore:
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files. The version of each is that of the file to replace; None: the file must be absent.
+        """Write files. The version of each file is that of the file to replace, or None if no file may exist.
 
         Raises `Overtaken` if another process changed a file.
         """
@@ -173,13 +173,14 @@ def repair(
     on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that differ from the tree at ``root`` at the time of the ``clock``.
+    """Replace the files of a mirror that differ from the output tree at ``root`` at the time of the ``clock``.
 
-    ``paths`` are below boot/; `ALL` stands for all.
+    ``paths`` are below boot/, and `ALL` means all paths.
 
     The order is content, boot scripts, first and unknown scripts, the signed list. Files that are not published are
     removed last, if machines may request them or if ``paths`` names them. The repair starts again after ``retry_s``
     seconds if another process publishes to the tree, if an instance writes to the mirror, or if a transition passes.
+
     Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
     """
     repairs: dict[str, RepairAction] = {}
@@ -196,7 +197,7 @@ def repair(
 
 
 class _Attempt:
-    """One attempt to repair, valid as long as the tree and the mirror's records do not change."""
+    """One attempt of a repair, valid as long as the tree and the mirror's records do not change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
@@ -244,7 +245,7 @@ class _Attempt:
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
         self._next_transition = min((at for at in instants if at > self._now), default=None)
         on_start(len(wanted))
-        different: dict[str, str | None] = {}  # by path: the version to replace
+        different: dict[str, str | None] = {}  # the version to replace, by path
 
         def compare(path: str, found: StoredFile | None) -> None:
             digest = compute_digest(found.content) if found is not None else None
@@ -288,7 +289,9 @@ class _Attempt:
         )
 
     def _check(self) -> None:
-        """Raise `Overtaken` if the tree or the mirror's records changed, or if a transition has passed."""
+        """Raise `Overtaken` if the tree or the mirror's records have changed, or if the time of a transition has
+        passed.
+        """
         if self._next_transition is not None and self._clock() >= self._next_transition:
             raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
@@ -305,11 +308,11 @@ def _stage(path: str) -> tuple[int, int]:
 
 
 class _TreeState(NamedTuple):
-    """The files of a tree that each publication changes. None: the file is absent."""
+    """The files of an output tree that each publication changes. An absent file is None."""
 
     manifest: bytes | None
-    pending: bytes | None  # present during a publication, and after an interrupted one
-    timestamp: bytes | None  # of the signed list
+    pending: bytes | None  # present during a publication, and after an interrupted publication
+    timestamp: bytes | None  # the timestamp of the signed list
 
 
 def _read_tree_state(root: Path) -> _TreeState:
@@ -356,7 +359,10 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
 
 
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
-    """Return the current version of a file; None: it must be absent. Raises `Overtaken` if the tree lacks it."""
+    """Return the current version of a file, or None if it must be absent.
+
+    Raises `Overtaken` if the tree lacks the file.
+    """
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
@@ -379,7 +385,7 @@ _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes ther
 
 
 class MirrorRecords:
-    """The records in a store: those of a target, those of an OUTPUT that was copied as a whole, or no records."""
+    """The records in a store: those of a target, those of a complete copy of OUTPUT, or no records."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger
@@ -387,7 +393,7 @@ class MirrorRecords:
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and remember its records.
+        """Return whether the mirror is a target of the tree's instance, and store the records of the target.
 
         Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target differs from the tree,
         `PublishError` and `HostUnreachable`.
@@ -515,7 +521,7 @@ def join_program() -> bytes:
 def _quote_word(text: str) -> str:
     """Quote a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
-    In a command line, `$$` stands for `$`: systemd.service(5).
+    In a command line, `$` is written as `$$`: systemd.service(5).
     """
     if _PLAIN.fullmatch(text):
         return text

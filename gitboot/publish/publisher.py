@@ -45,10 +45,10 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress, iterat
 
 
 class PublicationResult(Struct, frozen=True, kw_only=True):
-    """The result of a publication; paths are sorted."""
+    """The result of a publication. Paths are sorted."""
 
     written: tuple[str, ...]
-    withdrawn: tuple[str, ...]  # removed because they are no longer planned
+    withdrawn: tuple[str, ...]  # removed because the paths are no longer planned
     expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
     unchanged: int  # checked files that did not need to change
     first_files: int = 0  # the number of files of a first publication; `written` does not list them
@@ -95,10 +95,11 @@ class OutputDirectory:
     ) -> OutputDirectory:
         """Open the directory at ``root`` for the instance with this ledger. A missing directory is created.
 
-        ``heir_of`` returns the ledger whose tree the instance may take over, after a person has approved that.
+        ``heir_of`` returns the ledger whose tree the instance may take over, after a person has approved the take-over.
         ``report_progress`` is called during a publication. ``modes`` apply to all new files, and to existing files
-        unless ``modes`` is `OPEN_MODES`. Raises LockedByAnother if another process publishes there, and PublishError if
-        the directory is not writable.
+        unless ``modes`` is `OPEN_MODES`.
+
+        Raises LockedByAnother if another process publishes there, and PublishError if the directory is not writable.
         """
         make_root(root, modes)
         disk = Disk(root, modes)
@@ -130,10 +131,10 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether the directory is the same, and has the manifest of the last publication.
+        """Whether the directory is the same, and has the manifest of the last publication.
 
-        It is not if somebody restored an older copy of the tree. If the tree belongs to another ledger, the result is
-        False, so that the next publication checks again.
+        False if a person restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
+        the next publication checks the tree again.
         """
         with suppress(PublishError):
             is_same = self._last_manifest is None or self._disk.read(MANIFEST) == self._last_manifest
@@ -171,8 +172,8 @@ class OutputDirectory:
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Continue from the tree of an earlier process. Return the servers whose files have changed since ``before``.
 
-        The first publication must then have these servers, in their current state, but need not be complete. `ALL` in
-        the result stands for the shared files. None: the first publication must be complete.
+        The first publication must then contain these servers, in their current state, but need not be complete. `ALL`
+        in the result means the shared files. If the result is None, the first publication must be complete.
         """
         tree = self._tree
         if (
@@ -201,18 +202,20 @@ class OutputDirectory:
     ) -> PublicationResult:
         """Publish the files of these servers, and the shared files. Return the result.
 
-        The files of a server include its state. None stands for a server that is gone, or for shared files that do not
-        change. ``parts`` has the shared files that are rendered in parts, as far as they may have changed. The first
+        The files of a server include its state. The value is None for a server that is gone, and for shared files that
+        do not change. ``parts`` has the shared files that are rendered in parts, if they may have changed. The first
         publication of a process must be ``complete``. A complete publication names all servers: other files of the tree
         are removed, and files of the wrong size are replaced. If there is no tree yet, the items of ``servers`` are
-        read once and not stored. A later publication only names the servers that may have changed, and other servers
-        cost no time. Publishing the same files again writes nothing.
+        read once and not stored. A later publication only names the servers that may have changed, and takes no time
+        for other servers. A publication of the same files writes nothing.
 
         gitboot decides all changes, and checks for foreign files at their paths, before it writes anything. A crash or
         a failure leaves each file complete, in the old or the new version, with all content that scripts refer to. The
-        next publication completes the rest. Each version of a file is dated at least a second after the one before, so
-        that access logs can tell them apart. If somebody replaced the tree, gitboot reads it again, and the publication
-        must be complete. Raises ForeignTree and PublishError.
+        next publication completes the rest. Each version of a file is dated at least a second after the previous
+        version, so that access logs show the difference. If a person replaced the tree, gitboot reads it again, and the
+        publication must be complete.
+
+        Raises ForeignTree and PublishError.
         """
         self._window_ends = WindowEnds()
         if not self.is_unchanged:
@@ -266,8 +269,8 @@ class OutputDirectory:
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over at ``at``, in files that an earlier process published.
 
-        The next publication must have the servers whose files were replaced. Raises `PublishError`; the next call tries
-        again.
+        The next publication must contain the servers whose files were replaced. Raises `PublishError`. Then the next
+        call tries again.
         """
         if not self._disk.is_in_place:
             return EndedWindows((), None)
@@ -277,11 +280,11 @@ class OutputDirectory:
             self._disk.release_folders()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list to the current tree, and renew it if it is due. Return when the list expires.
+        """Update the signed list to the current tree, and renew a list that is due. Return when the list expires.
 
-        ``keys`` sign the list; None: the list is unsigned. This does nothing before the first publication is complete,
-        or if somebody replaced the tree. The result is None if this process has written no list. Raises `PublishError`;
-        the earlier list then stays.
+        ``keys`` sign the list. With None, the list is unsigned. Nothing happens before the first publication is
+        complete, or if a person replaced the tree. The result is None if this process has written no list. Raises
+        `PublishError`, and then the earlier list stays.
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
@@ -304,7 +307,7 @@ class OutputDirectory:
             written = set(changes.written)
             found = {path: files[path].content for files in publication for path in files.keys() & written}
             content, alike = {path: found[path] for path in changes.written}, _group_same_content(changes, publication)
-            if tree.stamp is None:  # an interrupted first publication: this is the rest of it
+            if tree.stamp is None:  # the rest of an interrupted first publication
                 others = {path for paths in alike.values() for path in paths}
                 check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
             write_changes(self._disk, tree, changes, content, alike, manifest, self._report_progress)
@@ -317,7 +320,7 @@ class OutputDirectory:
         make_root(self._disk.root, self._disk.modes)
         disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
-        # no manifest matches this: the tree counts as replaced until it is read
+        # No manifest is empty, so the tree counts as replaced until it is read.
         self._disk, self._last_manifest = disk, b""
         if holder := disk.lock(LOCK):
             raise PublishError(
@@ -354,7 +357,7 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
 def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Group the written paths of one server that have the same content, by the first path of each group.
 
-    Each group becomes hard links to one file. Since a file has names of one server only, all of them are replaced
+    The paths of a group become hard links to one file. All names of a file belong to one server, so they are replaced
     together and have the same date, and the number of names stays below the limit of the file system.
     """
     written, taken = set(changes.written), set[str]()
@@ -388,8 +391,8 @@ def write_changes(
     """Replace files in a safe order: content, boot scripts, the first scripts, and the manifest last.
 
     ``content`` is the new content by path. ``same_content`` has the paths that become links to one file, by the first
-    path. ``report_progress`` counts each file twice: when it is staged, and when it is placed. After a PublishError,
-    the tree may be between two versions, and ``tree.pending`` has the affected paths.
+    path. ``report_progress`` counts each file twice: at its staging and at its placement. After a PublishError, the
+    tree may be between two versions, and ``tree.pending`` has the affected paths.
     """
     batch = _render_batches(tree, changes)
     joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
@@ -474,7 +477,7 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """Render the lists of retired content: the one of this second, and those that may be between two versions."""
+    """Render the lists of retired content: the list of this second, and the lists that may be between two versions."""
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
@@ -511,7 +514,7 @@ class PublicationPreview:
         return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:
-        """Do nothing: a dry run writes no list."""
+        """Do nothing, because a dry run writes no list."""
 
     def publish(
         self,
@@ -523,7 +526,10 @@ class PublicationPreview:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Return the result of a complete publication of all files so far. Raises the errors of a real publication."""
+        """Return the result of a complete publication of all files so far.
+
+        Raises the same errors as a real publication.
+        """
         if complete:
             self._servers = {}
         for server, files in servers.items():

@@ -1,4 +1,4 @@
-"""Signed list of an output tree: TUF metadata, and the keys that sign it."""
+"""Signed list of an output tree: TUF metadata, and the keys that sign the metadata."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ VALID: Final = timedelta(hours=24)  # how long a timestamp is valid
 RENEWED_BELOW: Final = VALID / 2  # a timestamp with less time left is renewed
 _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
 _RESIGNED_BELOW: Final = timedelta(days=60)  # a bin is signed again if less time than this is left
-# superseded metadata stays this long, because a reader may be about to fetch it
+# Superseded metadata stays for this time, because a reader may be about to fetch it.
 _KEPT_FOR: Final = timedelta(minutes=10)
 _FOLDER: Final = SIGNED.rstrip("/")
 _ROOT_ENDING: Final = ".root.json"
-_SPEC_VERSION: Final = "1.0.31"  # of TUF
+_SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
-_MOST: Final = 10**11 - 1  # the largest version, a time in the year 5138; gitboot writes no file with a larger version
+_MOST: Final = 10**11 - 1  # the highest version, a time in the year 5138; gitboot writes no file with a higher version
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
@@ -118,20 +118,20 @@ class _SnapshotReference(NamedTuple):
 class ListState(Struct, frozen=True, kw_only=True):
     """The list of a tree, without the content of its bins."""
 
-    version: int  # of the timestamp
+    version: int  # the version of the timestamp
     snapshot: _SnapshotReference  # the snapshot that the timestamp names
-    expires: datetime  # of the timestamp
+    expires: datetime  # the expiry of the timestamp
     manifest: str  # the digest of the ops/manifest.json that the list is of
     keyid: str | None  # the ID of the key that signed the list; None: the list is unsigned
     targets: int | None  # the version of targets.json
     bins: Mapping[str, int]  # the version of each bin, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp must be renewed. This is also so if a clock that was ahead made it."""
+        """Return whether the timestamp must be renewed, also if a clock that was ahead created it."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
-        """Return whether these keys signed the list; without keys, whether the list is unsigned."""
+        """Return whether these keys signed the list, or without keys, whether the list is unsigned."""
         own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
         return (self.keyid, self.targets) == own
 
@@ -159,8 +159,8 @@ def amend_list(
 ) -> tuple[ListState, dict[str, bytes]]:
     """Return the list with these targets, and the files that change, by path, with the timestamp last.
 
-    ``changed_targets`` has the targets that differ from ``before``; None: the target is removed. Without ``before`` it
-    has all targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
+    ``changed_targets`` has the targets that differ from ``before``, with None for a removed target. Without ``before``,
+    it has all targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
@@ -220,7 +220,7 @@ def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
 
 
 def _get_expiry(version: int) -> datetime:
-    """Return when a bin or a snapshot expires. Its version is its creation time in seconds since 1970."""
+    """Return when a bin or a snapshot expires. The version is its creation time in seconds since 1970."""
     return datetime.fromtimestamp(version, UTC) + _METADATA_VALID
 
 
@@ -234,7 +234,10 @@ def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
 
 
 def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
-    """Return the signed part of metadata. Raises `_Unusable` if another key signed it, or if it is of another kind."""
+    """Return the signed part of metadata.
+
+    Raises `_Unusable` for a signature by another key, or another kind of metadata.
+    """
     try:
         document = json.loads(data or b"")
         signed, signatures = document["signed"], document["signatures"]
@@ -250,7 +253,7 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]
 
 
 def find_listing(files: Files | None, server: str) -> ListedFile | None:
-    """Return the digest and size of a server's listing, from the server's files; None: there is no listing."""
+    """Return the digest and size of a server's listing, from the server's files, or None without a listing."""
     file = files.get(listing_path(server)) if files is not None else None
     return ListedFile(file.sha256, len(file.content)) if file is not None else None
 
@@ -261,18 +264,19 @@ class SignedList:
     def __init__(self) -> None:
         self._state: ListState | None = None  # the list in the tree; None: not read yet
         self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
-        self._to: str | None = None  # the digest of the manifest after them; None: this process has published nothing
+        # The digest of the manifest after these changes; None: this process has published nothing.
+        self._to: str | None = None
         self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
         self._is_current = False  # whether this process found or wrote a correct list since the last change
         self._superseded: dict[str, datetime] = {}  # files that the list no longer uses, and since when
 
     @property
     def expires(self) -> datetime | None:
-        """Return when the list expires; None: this process has not written a list."""
+        """The time at which the list expires, or None if this process has not written a list."""
         return self._state.expires if self._state is not None else None
 
     def note(self, listings: Listings, before: str | None, after: str) -> None:
-        """Record the listings of servers that a publication changed; None: the server is gone.
+        """Record the listings of servers that a publication changed. The listing of a removed server is None.
 
         ``before`` and ``after`` are the digests of the manifest. If ``before`` is None, the tree had no servers.
         """
@@ -282,12 +286,12 @@ class SignedList:
         self._to, self._is_current = after, False
 
     def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
-        """Update the list to the current tree, and renew it if it is due.
+        """Update the list to the current tree, and renew a list that is due.
 
         Except for listings and the timestamp, each file has the version of the list in its name. The timestamp is
         written last. Until then, a reader finds the metadata of the earlier list complete. New root metadata is written
-        right before the timestamp, because it may reject the key of the earlier timestamp. Raises PublishError; the
-        earlier list then stays.
+        right before the timestamp, because it may reject the key of the earlier timestamp. Raises PublishError, and
+        then the earlier list stays.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
@@ -305,7 +309,7 @@ class SignedList:
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
-            before = None  # the changes do not start at this list, or somebody removed files of the list
+            before = None  # the changes do not start at this list, or a person removed files of the list
         if before is not None and not _has_targets(disk, keys, before, shared_target):
             # a process may have ended after it wrote the listing, and before it wrote the list
             self._changed |= shared_target
@@ -327,7 +331,7 @@ class SignedList:
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
-            # root metadata of a lost root key: from the new root, readers would continue with it
+            # Root metadata of a lost root key. From the new root, readers would continue with it.
             if name.endswith(_ROOT_ENDING):
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
@@ -337,7 +341,7 @@ class SignedList:
         self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
-        """Return whether the list matches this manifest and these keys, and is not due."""
+        """Return whether the list matches this manifest and these keys, and is not due for renewal."""
         state = self._state
         is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
         return is_same and state is not None and not state.is_due(now)
@@ -367,7 +371,7 @@ def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
 
 
 def list_version(timestamp: bytes | None) -> int:
-    """Return the version of a timestamp, without checking its signature; 0 if the bytes are not a timestamp."""
+    """Return the version of a timestamp without verifying its signature, or 0 if the bytes are not a timestamp."""
     try:
         version = json.loads(timestamp or b"")["signed"]["version"]
     except (KeyError, RecursionError, TypeError, ValueError):
@@ -376,7 +380,7 @@ def list_version(timestamp: bytes | None) -> int:
 
 
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
-    """Return the list in the tree, if these keys signed it."""
+    """Return the list in the tree if these keys signed the list."""
     try:
         timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
         named = timestamp.meta["snapshot.json"]
@@ -423,7 +427,7 @@ def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
         data, path = disk.read(state_path(server)), listing_path(server)
         if data is None or compute_digest(data) != digest:
             raise build_damage_error(disk, state_path(server))
-        if (listed := parse_state(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
+        if (listed := parse_state(data).files.get(path)) is not None:  # an earlier version of gitboot wrote no listings
             found[target_name(path)] = listed
     return found
 
@@ -443,10 +447,10 @@ class KeyNotInRoot(UsageError):
 
 
 class ListKeys(Struct, frozen=True, kw_only=True):
-    """The publication key, and the metadata that makes readers trust it."""
+    """The publication key, and the metadata that makes readers trust the key."""
 
     keyid: str
-    root_expires: datetime  # of the newest root metadata
+    root_expires: datetime  # the expiry of the newest root metadata
     targets_version: int
     metadata: Mapping[str, bytes]  # root and targets metadata for readers, by file name
     _key: Ed25519PrivateKey
@@ -456,7 +460,7 @@ class ListKeys(Struct, frozen=True, kw_only=True):
         return self._key.sign(content).hex()
 
     def has_signed(self, content: bytes, signature: str) -> bool:
-        """Return whether the publication key made a signature of ``content``."""
+        """Return whether ``signature`` is a signature of ``content`` by the publication key."""
         from cryptography.exceptions import InvalidSignature
 
         try:
@@ -469,9 +473,8 @@ class ListKeys(Struct, frozen=True, kw_only=True):
 def read_list_keys(folder: Path) -> ListKeys:
     """Read a folder of list keys.
 
-    Raises:
-        KeyUnreadable: A file is missing or malformed, or other users may read the key.
-        KeyNotInRoot: The newest metadata of the root key does not name the publication key.
+    Raises KeyUnreadable if a file is missing or malformed, or if other users may read the key. Raises KeyNotInRoot if
+    the newest metadata of the root key does not name the publication key.
     """
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -491,7 +494,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     public = key.public_key().public_bytes_raw().hex()
-    # As in python-tuf: the sha256 of the canonical JSON of the key.
+    # The same as in python-tuf: the sha256 of the canonical JSON of the key.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):

@@ -1,4 +1,4 @@
-"""Signed mirror: compare a mirror with the signed list on it."""
+"""Signed mirror: compare a mirror with its own signed list."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def compare_with_list(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Return the faults of a mirror by its own list at ``now``.
+    """Return the faults of a mirror at ``now``, according to its own list.
 
-    ``keys`` are public keys of the list's root. Without keys, gitboot does not check signatures. If the list is
-    replaced meanwhile, gitboot compares the paths with findings again. Raises `HostUnreachable`.
+    ``keys`` are public keys of the list's root. Without keys, gitboot does not verify signatures. If the list is
+    replaced during the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -113,13 +113,13 @@ def compare_with_list(
 
 
 class ListReader:
-    """Reads the list of a mirror, and collects findings about it."""
+    """Reads the list of a mirror, and collects findings about the list."""
 
     def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
 
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
-        """Return the list; None if it cannot be trusted.
+        """Return the list, or None if the list cannot be trusted.
 
         An unsigned list is returned too, with a finding if there are keys.
         """
@@ -163,7 +163,7 @@ class ListReader:
         return dict(sorted(files.items())), hidden
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
-        """Return a listing, and the finding about it. The listing may have another version than the list names."""
+        """Return a listing and its finding. The listing may have another version than the list names."""
         target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
@@ -178,9 +178,9 @@ class ListReader:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
     def _other_version(self, name: str) -> Listing | None:
-        """Return a listing of this server with any digest; None: the file is not a listing.
+        """Return a listing of this server with any digest, or None if the file is not a listing.
 
-        A publication and a copy both write a listing before the list that names it.
+        A publication and a copy both write a listing before they write the list that names it.
         """
         with suppress(ListProblem, HostUnreachable):
             data = self._get(name, MAX_TARGETS_BYTES) or b""
@@ -191,7 +191,7 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a file of a listing at ``now``. The content after an ended window is also right."""
+    """Return a file of a listing at ``now``. The content of an ended window counts as right too."""
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]

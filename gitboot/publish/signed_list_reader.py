@@ -33,7 +33,7 @@ _TRIES = 3  # attempts while the tree is being copied
 # are right.
 TOLERANCE = timedelta(seconds=120)
 
-# Returns a file below signed/, or its first ``max_bytes + 1`` bytes; None if the file is absent.
+# Returns a file below signed/, or its first ``max_bytes + 1`` bytes, or None if the file is absent.
 Fetch = Callable[[str, int], Optional[bytes]]
 
 # Faults of a list
@@ -112,7 +112,7 @@ def _base() -> _Point:
 _BASE = _base()
 
 
-@lru_cache(maxsize=1024)  # when a list is read again, most of its parts are the same
+@lru_cache(maxsize=1024)  # most parts of a list are unchanged when it is read again
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether a signature of a message is valid for the key: RFC 8032, 5.1.7, without the cofactor.
 
@@ -142,7 +142,7 @@ _Keys = Dict[str, bytes]  # public keys by key id
 
 
 class _Role(NamedTuple):
-    """The keys of a role, and the number of signatures that it needs."""
+    """The keys of a role, and the number of signatures that the role needs."""
 
     keys: _Keys
     threshold: int
@@ -332,7 +332,7 @@ class _MetadataReader:
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
-        """Return the newest root that leads back to a root signed by each of ``keys``; None if there is no root.
+        """Return the newest root that leads back to a root signed by each of ``keys``, or None without such a root.
 
         Enough keys of each root, and of the root before it, must sign it: TUF, 5.3.
         """
@@ -376,7 +376,7 @@ class _MetadataReader:
 
 
 class FileVersion(NamedTuple):
-    """The content of a path from a time on."""
+    """The content of a path, starting at a time."""
 
     since: Optional[datetime]  # None: since the tree was published
     sha256: Optional[str]  # None: the path is absent
@@ -384,7 +384,7 @@ class FileVersion(NamedTuple):
 
 
 class WindowEnd(NamedTuple):
-    """The end of the open maintenance window: the files of a copy from then on, if no newer copy arrives."""
+    """The end of the open maintenance window: the later files of a copy if no newer copy arrives."""
 
     since: datetime
     files: Dict[str, FileVersion]  # by path below boot/
@@ -401,14 +401,14 @@ class Listing(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A reference of a bin to a listing."""
+    """A bin's reference to a listing."""
 
     sha256: str
     size_bytes: int
 
 
 class SignedList(NamedTuple):
-    """A list. Its metadata was verified if the caller named keys."""
+    """A signed list. Its metadata was verified if the caller named keys."""
 
     is_signed: bool
     is_verified: bool  # whether the signatures were checked
@@ -418,18 +418,18 @@ class SignedList(NamedTuple):
     gitboot: str  # the version of gitboot that published the tree
     expires: datetime  # the time at which the first part of the list expires
     expiring: str  # the name of this part
-    version: int  # of the timestamp
+    version: int  # the version of the timestamp
     accepted: AcceptedList
     targets: Dict[str, Target]  # by name below signed/
 
 
 def hash_path(path: str) -> str:
-    """Return the name that stands in a listing for a path that contains a token."""
+    """Return the name by which a listing contains a path with a token."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
 def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
-    """Return the version that is valid at ``now``; None if the path is absent then. Intervals are half-open."""
+    """Return the version that is valid at ``now``, or None if the path is absent then. Intervals are half-open."""
     found = None
     for version in versions:
         if version.since is not None and now < version.since:
@@ -441,7 +441,7 @@ def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[Fil
 def find_versions_around(
     versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
 ) -> Tuple[Optional[FileVersion], ...]:
-    """Return each version that a mirror may have at ``now``, the current one first; None: the path is absent.
+    """Return each version that a mirror may have at ``now``, the current version first, with None for an absent path.
 
     If a clock differs or a copy is in progress, a mirror may have the version before or after a transition.
     """
@@ -464,7 +464,7 @@ def is_hashed(path: str) -> bool:
 
 
 def check_path(path: str) -> str:
-    """Return a path if it stays below boot/. Raises ValueError."""
+    """Return a path below boot/. Raises ValueError for any other path."""
     parts = path.split("/")
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"no file can be at {path!r}")
@@ -486,7 +486,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
-    """Parse the end of a window. Raises ValueError if it lacks a text."""
+    """Parse the end of a window. Raises ValueError if a text is missing."""
     if value is None:
         return None
     since = parse_instant(value["since"])
@@ -543,10 +543,10 @@ def read_list(
     accepted: Optional[AcceptedList] = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> SignedList:
-    """Read a list with ``fetch``, and verify it.
+    """Read a list with ``fetch``, and verify the list.
 
     ``keys`` are public keys of the root. Each of them must have signed the first trusted root. Without keys, signatures
-    are not checked. ``each`` may read several bins at a time. An expired list is returned too, because it still ends
+    are not verified. ``each`` may read several bins at a time. An expired list is returned too, because it still ends
     windows. If the list is replaced during the read, this function reads it again. Raises `ListProblem`, and the errors
     of ``fetch``.
     """

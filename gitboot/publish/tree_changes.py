@@ -54,7 +54,7 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.text import format_names
 
-GRACE: Final = timedelta(days=7)  # how long unused content stays, because a running boot may still fetch it
+GRACE: Final = timedelta(days=7)  # unused content stays for this time, because a running boot may still fetch it
 _MAX_SHOWN: Final = 10  # paths in an error message
 
 
@@ -67,7 +67,7 @@ class Publication(Struct, frozen=True, kw_only=True):
     parts: FileUpdates = NO_UPDATES  # the files in parts that may have changed
 
     def __iter__(self) -> Iterator[Files]:
-        """Yield the files of each server, and those that belong to no server."""
+        """Yield the files of each server, and then files that belong to no server."""
         yield from (files for files in self.servers.values() if files is not None)
         yield self.changed_shared_files
 
@@ -77,7 +77,7 @@ class Publication(Struct, frozen=True, kw_only=True):
         return {**(self.shared or {}), **self.parts.files}
 
     def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
-        """Return the listing of shared files after the publication, from the one before it."""
+        """Return the listing of shared files after the publication, from the listing before the publication."""
         kept = {
             path: each
             for path, each in before.items()
@@ -91,7 +91,7 @@ class Publication(Struct, frozen=True, kw_only=True):
 
 
 class TreeChanges(Struct, kw_only=True):
-    """The changes of one publication; paths are sorted, except those of states."""
+    """The changes of one publication. Paths are sorted, except those of states."""
 
     at: datetime  # UTC, in whole seconds
     # The new digests of changed states in the manifest, by server; None: the server is removed.
@@ -105,15 +105,15 @@ class TreeChanges(Struct, kw_only=True):
     unchanged_states: Sequence[str] = ()  # unchanged states of servers with other changed files
     withdrawn: list[str] = field(default_factory=list)
     retired: list[str] = field(default_factory=list)  # content that is no longer used, and stays for GRACE
-    expired: Sequence[str] = ()  # content whose GRACE is over, to be removed
+    expired: Sequence[str] = ()  # content to remove, because its GRACE is over
     batches: Sequence[datetime] = ()  # the times of lists of retired content that can be removed
     still_used: Sequence[str] = ()  # content that a server no longer uses, but other servers do
     shards_after_adding: Mapping[str, Shard] = field(
         default_factory=dict
-    )  # index shards with the new pairs added, and the old ones still in them
+    )  # index shards with the new pairs added and the old pairs still present
     shards_after_removing: Mapping[str, Shard] = field(
         default_factory=dict
-    )  # index shards with the old pairs removed; empty: the shard is removed
+    )  # index shards without the old pairs; empty: the shard is removed
     possibly_indexed: frozenset[Pair] = frozenset()  # pairs that the index may have during the publication
 
     @property
@@ -161,7 +161,7 @@ class ContentReferences:
         return {path for path in paths if self._counts[path] > own[path]}
 
 
-SHARED: Final = ""  # in place of a server name: files that belong to no server
+SHARED: Final = ""  # replaces a server name for files that belong to no server
 
 
 def decide_changes(
@@ -174,10 +174,10 @@ def decide_changes(
 ) -> TreeChanges:
     """Return the changes from the tree on disk to the wanted publication, including repairs after a crash.
 
-    gitboot compares the files of a changed server by content, so it does not write unchanged files. It compares the
+    gitboot compares the files of a changed server by content, so that unchanged files are not written. It compares the
     files of an unchanged server by existence and size. Files that an interrupted publication may have changed are
     always written again, because after a failed sync the kernel may show content that is not on the disk.
-    ``possibly_indexed`` are pairs that the index may have; they are removed unless they are wanted. Raises PublishError
+    ``possibly_indexed`` are pairs that the index may have. They are removed unless they are wanted. Raises PublishError
     with all foreign files at wanted paths.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
@@ -245,7 +245,10 @@ class _Decision:
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
-        """Collect the earlier files of a server, which may be replaced or removed. Return its indexed identities."""
+        """Collect the earlier files of a server, which may be replaced or removed.
+
+        Return the server's indexed identities.
+        """
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
             return frozenset()
@@ -333,7 +336,7 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Choose the retired content to remove. Content that is used again stays, but its list is removed, too."""
+        """Choose the unused content to remove. Content that is used again stays, but its list is removed too."""
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
@@ -355,8 +358,8 @@ class _Decision:
             changes.shards_after_adding, changes.shards_after_removing = find_index_changes(
                 self._disk, gone, self._added_pairs, self._tree.pending
             )
-        # A state that takes over an identity is written before the state that gives it up, so that one server always
-        # has it.
+        # If an identity moves, the state of its new server is written before the state of its old server, so that one
+        # server always has the identity.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in changes.written if parse_state_path(path) is not None]
@@ -402,7 +405,7 @@ def find_index_changes(
 def rebuild_index(
     disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """Return the changed and pending shards of a complete index, first with new pairs, and then without old ones.
+    """Return the changed and pending shards of a complete index, first with new pairs, and then without old pairs.
 
     Damaged shards are replaced.
     """
@@ -469,7 +472,7 @@ def amend_manifest(
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
-    """Add a part to those that are written. Return its digest, or None if the part is empty."""
+    """Add a part to the parts to write. Return its digest, or None if the part is empty."""
     now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
     return compute_digest(data) if data is not None else None
@@ -481,18 +484,18 @@ def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None])
 
 
 _SERVERS: Final = "ops/servers"
-_IN_WINDOW: Final = b'"inWindow":true'  # in each state with a window
+_IN_WINDOW: Final = b'"inWindow":true'  # text in each state with a window
 # `WindowEnds` spends at most 1/20 or 1/200 of the time on reading all states.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
-# a file then gets a date one second after the version that it replaces
+# The file then gets a date one second after the version that it replaces.
 _A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
-    """The windows that were ended in a tree, and the next end."""
+    """The windows in a tree that were ended, and the next end."""
 
-    servers: tuple[str, ...]  # whose files were replaced, sorted
+    servers: tuple[str, ...]  # servers whose files were replaced, sorted
     next_end: datetime | None  # None: no known end
 
 
@@ -505,11 +508,11 @@ class WindowsNotEnded(PublishError):
 
 
 class WindowEnds:
-    """The times when the windows of a published tree end.
+    """The times at which the windows of a published tree end.
 
-    Reading all states of a large tree takes seconds, so gitboot reads them only now and then: soon after another
-    process replaced a state, which changes the time of the folder, and rarely otherwise. In between, it reads only the
-    states of servers whose window ends.
+    Reading all states of a large tree takes seconds, so gitboot reads all states only rarely: soon after another
+    process replaced a state, which changes the time of the folder, and otherwise after a long interval. In between, it
+    reads only the states of servers whose window ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -523,16 +526,17 @@ class WindowEnds:
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
-        """Return whether `end` has work to do at ``at`` in the tree at ``root``."""
+        """Return whether `end` would change the tree at ``root`` at ``at``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
-        """Replace each file of a window that is over at ``at``. No other process may publish to the tree meanwhile.
+        """Replace each file of a window that is over at ``at``. No other process may publish to the tree during the
+        call.
 
         The file gets the content that is valid for its path at ``at``. If that content belongs to another window, the
         file gets the content outside of windows, because a newer commit may have cancelled that window. A boot that
         writes a disk is replaced by its fallback. A file with unknown content stays. New files are dated
-        ``modified_at``, or one second after the version before if that is later. Raises `WindowsNotEnded`. The next
+        ``modified_at``, or one second after the previous version if that is later. Raises `WindowsNotEnded`. The next
         call then tries again, and reads only the states that are still due.
         """
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
@@ -585,7 +589,7 @@ class _LastRead(NamedTuple):
 
 
 def _read_folder_version(root: Path) -> tuple[int, ...] | None:
-    """Return a value that changes if a state or the whole tree is replaced; None: there is no tree."""
+    """Return a value that changes if a state or the whole tree is replaced, or None without a tree."""
     try:
         found = (root / _SERVERS).stat()
     except OSError:
@@ -594,7 +598,7 @@ def _read_folder_version(root: Path) -> tuple[int, ...] | None:
 
 
 def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
-    """End the windows that are over at ``at`` in the tree at ``root``, unless another process is publishing to it.
+    """End the windows of the tree at ``root`` that are over at ``at``, unless another process is publishing there.
 
     ``ends`` belongs to this tree. Raises `PublishError`.
     """
@@ -615,12 +619,12 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each file of an ended window of a server, with its new content; None: gitboot removes the file."""
+    """Yield each file of an ended window of a server, with its new content, or None for a file to remove."""
     for path, turns in sorted(state.paths.items()):
         now, _ = find_version(turns, at)
         windows = {turn.content for turn in turns if turn.in_window and turn is not now}
         if now is not None and now.in_window:
-            windows.discard(now.content)  # the same maintenance, or another one with the same boot
+            windows.discard(now.content)  # the same maintenance, or another maintenance with the same boot
         if not windows:
             continue
         found = disk.read(path)
@@ -640,7 +644,7 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
-    """Replace the files at these paths, by server, durably; None: remove the file.
+    """Replace the files at these paths, by server, durably. A file whose content is None is removed.
 
     Each server is added to ``changed_servers`` before its first file changes.
     """
@@ -662,7 +666,9 @@ def _replace_files(
 
 
 def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
-    """Return the content of a path in this version, or its fallback if the boot writes a disk; None: no file."""
+    """Return the content of a path in this version, or its fallback if the boot writes a disk, or None without a
+    file.
+    """
     if turn is None:
         return None
     digest = turn.content if turn.writes is None else turn.writes.fallback

@@ -1,4 +1,4 @@
-"""Tree reader: read an output tree and check it."""
+"""Tree reader: read and check an output tree."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Tree:
         older = read_older(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
-        self._shared: tuple[str | None, dict[str, ListedFile]] | None = None  # with its digest; None: not read yet
+        # The listing with its digest; None: not read yet.
+        self._shared: tuple[str | None, dict[str, ListedFile]] | None = None
         self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # parts of an older version of the manifest
@@ -94,7 +95,7 @@ class Tree:
             for name in disk.names(_RETIRED)
             if name.endswith(".json")
         }
-        self.retired = {  # path -> the time since when it is unused
+        self.retired = {  # path -> time since which it is unused
             path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
         }
 
@@ -117,7 +118,7 @@ class Tree:
         return self._read_digests(leaf_path(node, leaf), expected)
 
     def find_digest(self, server: str) -> str | None:
-        """Return the digest of a server's state in the manifest; None: the server is not listed."""
+        """Return the digest of a server's state in the manifest, or None if the server is not listed."""
         node, leaf = locate_server(server)
         return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
@@ -131,7 +132,9 @@ class Tree:
         return found
 
     def read_outline(self, server: str) -> Outline | None:
-        """Return the identities and files of a server at the last publication; None: its state is missing or bad."""
+        """Return the identities and files of a server at the last publication, or None if its state is missing or
+        damaged.
+        """
         data = self._disk.read(state_path(server))
         if data is None:
             return None
@@ -140,7 +143,9 @@ class Tree:
         return None
 
     def _read_digests(self, path: str, expected: str | None) -> Digests:
-        """Return a node or a leaf, from the cache if possible. Many servers of a publication use the same one."""
+        """Return a node or a leaf, from the cache if possible, because many servers of a publication use the same
+        node.
+        """
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
         if (held := self._digest_cache.get((path, expected))) is None:
@@ -149,7 +154,8 @@ class Tree:
 
     def _read_part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
-        # A publication replaces the parts before the head, so an interrupted one leaves newer parts. That is no damage.
+        # A publication replaces the parts before the head, so an interrupted publication leaves newer parts, which are
+        # not damaged.
         if (compute_digest(data) if data else None) != expected and path not in self.pending:
             raise build_damage_error(self._disk, path)
         return _parse(self._disk, path, data, parse_part) if data is not None else None
@@ -165,7 +171,7 @@ class Tree:
         self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
-        """Record content that is unused since ``since``, and drop the expired batches."""
+        """Record content that is unused since ``since``, and remove the expired lists of such content."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
@@ -175,7 +181,7 @@ class Tree:
 
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
-    """Return whether the tree was never published to, and no unknown files are in it."""
+    """Return whether no instance ever published to the tree, and no unknown files are in the tree."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
@@ -197,14 +203,14 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list of content that is unused since then."""
+    """Return the path of the list of content that is unused since a time."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
 def read_manifest(root: Path) -> Manifest | None:
-    """Return all files of the tree at ``root``; None if no publication has completed there.
+    """Return all files of the tree at ``root``, or None if no publication has completed there.
 
-    During a publication, files that it has not reached yet are in their old version.
+    During a publication, some files may still have their old version.
     """
     if not root.is_dir():
         return None
@@ -216,7 +222,9 @@ def read_manifest(root: Path) -> Manifest | None:
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
-    """Return the published state of a server; None if there is none. Raises ValueError if it is damaged."""
+    """Return the published state of a server, or None if there is no state. Raises ValueError if the state is
+    damaged.
+    """
     try:
         return parse_state((root / state_path(server)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -247,7 +255,7 @@ class _WholeTree:
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.differences: list[Difference] = []  # of parts of the manifest and of states
+        self.differences: list[Difference] = []  # wrong parts of the manifest, and wrong states
         self.identities: dict[str, tuple[str, ...]] = {}  # by server
         files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
@@ -326,7 +334,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
 
 
 def read_older(disk: Disk) -> OlderTree | None:
-    """Return a tree of gitboot 0.1.0; None for other trees. Replaced parts of its manifest are ignored."""
+    """Return a tree of gitboot 0.1.0, or None for other trees. Replaced parts of its manifest are ignored."""
     head = _parse_older(disk.read(MANIFEST))
     match head:
         case {
@@ -357,7 +365,7 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 def read_records(path: Path) -> dict[SystemUuid, Record]:
     """Read exported records from a file, or from the files of a folder such as ``ops/records`` of a tree.
 
-    Raises OSError, and `UsageError` with the file that is not such a record.
+    Raises OSError, and `UsageError` with the name of a file that is not such a record.
     """
     if not path.is_dir():
         return _import_records(path)
@@ -393,24 +401,24 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # in place of a server name: the files of all servers, or those that belong to no server
-PARTS: Final = "/"  # in place of a server name: all shared files in parts
+ALL: Final = ""  # replaces a server name for the files of all servers, or for files that belong to no server
+PARTS: Final = "/"  # replaces a server name for all shared files in parts
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """The state of each server, the content that it refers to, and the listing of shared files."""
+    """The state of each server, the content that the state refers to, and the listing of shared files."""
 
     states: Mapping[str, str]  # sha256 by server
-    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has those of shared files
+    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has the paths of shared files
     shared: str | None  # sha256 of the listing
     has_page: bool
 
 
 def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
-    """Return the servers whose files differ from ``before``, with the content that they refer to.
+    """Return the servers whose files differ from ``before``, with the content that the files refer to.
 
-    Servers that an interrupted publication affects are included. None: the process cannot continue from this tree. This
-    reads only the records of the tree; `find_suspects` compares them with the files.
+    Servers that an interrupted publication affects are included. Return None if the process cannot continue from this
+    tree. Only the records of the tree are read, and `find_suspects` compares the records with the files.
     """
     # If PENDING is in the set, each pending file belongs to a server whose state is in the set, or to no server: see
     # `write_changes`.
@@ -438,7 +446,7 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
 def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
     """Return the identities that the index may wrongly have for servers of an interrupted publication.
 
-    None: a pending part of the index is not readable.
+    Return None if a pending part of the index is not readable.
     """
     reached = _find_pending_servers(tree)
     states = {server: tree.read_outline(server) for server in reached}
@@ -457,10 +465,10 @@ def _find_pending_servers(tree: Tree) -> frozenset[str]:
 
 
 def find_suspects(root: Path) -> Iterator[str | None]:
-    """Check all files of a tree, and yield the servers whose files are damaged. `ALL` stands for shared files.
+    """Check all files of a tree, and yield the servers whose files are damaged. `ALL` means shared files.
 
     Yields None for a server without damage, to show progress. Files are checked by existence and size, states by
-    content. Servers that are published during the check may be included; publishing them again is harmless.
+    content. Servers that are published during the check may be included. Publishing them again is harmless.
     """
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
@@ -479,7 +487,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server if an identity of it is missing in the index; `ALL` if a shard is not readable."""
+    """Return the server if one of its identities is missing in the index, or `ALL` if a shard is not readable."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
@@ -509,7 +517,7 @@ class StopNotice(NamedTuple):
 
 
 def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
-    """Write the stop file into ``folder``, durably, and replace an existing one. Raises OSError.
+    """Write the stop file into ``folder``, durably, and replace an existing stop file. Raises OSError.
 
     Every user who can read the folder can read the file.
     """
@@ -518,12 +526,12 @@ def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
 
 
 def remove_stop(folder: Path) -> None:
-    """Remove the stop file. Raises OSError if it exists and cannot be removed."""
+    """Remove the stop file. Raises OSError if the file exists and cannot be removed."""
     (folder / STOP_FILE).unlink(missing_ok=True)
 
 
 class StopReader:
-    """Reads the stop files in some folders, and reads each again after it changed."""
+    """Reads the stop files in some folders, and reads a file again after it changed."""
 
     def __init__(self, *folders: Path) -> None:
         self._paths = tuple(folder / STOP_FILE for folder in folders)
@@ -554,7 +562,7 @@ def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
 
 
 def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
-    """Return an instance's conditions with a stop that operators set after the instance wrote them."""
+    """Return an instance's conditions, with a stop that operators set after the instance wrote the conditions."""
     found = [dict(each) for each in conditions]
     if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
         return found

@@ -1,1 +1,1 @@
-"""Decide what each server boots by a commit, and plan what the server boots at a given time."""
+"""Decisions and plans: what a commit decides for each server, and what a server boots at a given time."""

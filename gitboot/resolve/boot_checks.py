@@ -58,7 +58,7 @@ _MAX_SECRETS_PER_FILE: Final = 50  # secrets
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
-    """Yield each possible secret that would be published, at its line in a template, or else at the profile."""
+    """Yield each possible secret that gitboot would publish, at its line in a template if known, or at the profile."""
     known: set[str] = set()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
@@ -85,14 +85,14 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
-    # allowance: the author's reason to publish the secret
+    # `allowance` is the author's reason for publishing the secret.
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
 def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a finding if several policies tie for the server, or if no policy selects it (rule R3)."""
+    """Yield a finding if several policies tie for the server, or if the server has no policy (rule R3)."""
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
         yield DecisionFinding(
@@ -115,7 +115,8 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield the problems of a server's identities, BMC, boot loader and site.
 
-    An instance keeps an accepted commit with a placeholder identity, because earlier versions accepted such commits.
+    An instance keeps an accepted commit that has a placeholder identity, because earlier versions accepted such
+    commits.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
@@ -163,7 +164,7 @@ _IDENTITY_HINTS: Final = {
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 
-@lru_cache(maxsize=1024)  # servers share a few authorities
+@lru_cache(maxsize=1024)  # servers share a few URLs
 def _authority_expiry(certificates: bytes) -> datetime | None:
     return max(read_certificate_ends(certificates), default=None)
 
@@ -227,7 +228,8 @@ def _check_boot(
             )
     if boot is None:
         return
-    if boot.direct and override is OverrideMode.CONTINUOUS:  # no boot script can end the override
+    # Direct boots have no boot script that could end the override.
+    if boot.direct and override is OverrideMode.CONTINUOUS:
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
             f"override is Continuous, but BootImage/{boot.image} boots directly, without a boot loader",
@@ -254,7 +256,7 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield each tie of two maintenances with a current or future overlap. It holds until the overlap is over."""
+    """Yield a finding for each two maintenances of one priority whose windows overlap, until the end of the overlap."""
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
@@ -271,11 +273,13 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
 
 def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
-    """Return the provision number that an annotation declares as installed, or its problem. None: no annotation."""
+    """Return the provision number that an annotation declares as installed, or its problem, or None without
+    annotation.
+    """
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
         return None
-    if text.isascii() and text.isdecimal() and len(text) < 19:  # the limit of the model's integers
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # the model's integers have at most 18 digits
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
@@ -287,7 +291,10 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return the artifacts of an image for a machine. Raises `Unbootable` if the method or the machine needs others."""
+    """Return an image's artifacts for a machine.
+
+    Raises `Unbootable` if the method or the machine needs other artifacts.
+    """
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
@@ -319,7 +326,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return an error at the document that chose the profile for this machine. The profile may suit other machines."""
+    """Return an error at the document that chose the profile for this machine, because the profile may suit others."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
 
@@ -353,7 +360,7 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the booted system."""
+    """Raise `Unbootable` if the booted system cannot receive the arguments, user data, labels or taints."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
@@ -388,7 +395,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
-        return  # the Ignition document that the system fetches can contain everything
+        return  # the Ignition document that the system fetches can contain them
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
@@ -411,10 +418,10 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
 def check_command_line(
     arguments: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
-    """Raise `Unbootable` if loaders or the kernel cannot take the arguments.
+    """Raise `Unbootable` if the boot loaders or the kernel cannot represent the arguments.
 
-    The error is at the first argument that they cannot take. If only the whole is too long, the error is at the
-    document with the longest part. ``find_places`` returns the document and the list index of each argument.
+    The error is at the first such argument. If only the whole command line is too long, the error is at the document
+    with the longest part. ``find_places`` returns the document and the list index of each argument.
     """
     try:
         _quote(arguments)
@@ -440,11 +447,11 @@ def _quote(arguments: tuple[str, ...]) -> None:
     quote_grub_arguments(arguments)
 
 
-_MOST_NAMED: Final = 20  # servers in one line
+_MOST_NAMED: Final = 20  # number of servers that one line names
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each boot of a server that copies of the boot files cannot serve."""
+    """Yield a warning for each boot of a server that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
@@ -480,7 +487,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the loaders and boot methods that cannot query the endpoint for the end of a maintenance."""
+    """Yield the boot loaders and boot methods that cannot ask the endpoint whether a maintenance has ended."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
@@ -514,7 +521,7 @@ _ACCEPTED: Final = frozenset(
         "topology.kubernetes.io/zone",
     }
 )
-# Digests that authors write until they have the real one. `gitboot init` writes the third.
+# Digests that authors write as placeholders. `gitboot init` writes the third one.
 _PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 

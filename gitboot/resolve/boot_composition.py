@@ -1,4 +1,4 @@
-"""Boot composition: compose a boot of an image, a profile, a policy and a server (rules R6 and R7)."""
+"""Boot composition: build a boot from an image, a profile, a policy and a server (rules R6 and R7)."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ from gitboot.resolve.templates import TemplateFault
 
 
 class _SharedBoot(Struct, frozen=True):
-    """The common part of boots that differ only in their servers and files: everything except their texts."""
+    """The common part of boots that differ only in their servers and texts."""
 
     boot: Boot
-    documents: tuple[object, ...]  # its sources; the reference keeps their ids unique
+    documents: tuple[object, ...]  # the source documents; this reference keeps their ids unique
     template_values: dict[str, Any] = field(default_factory=dict)  # empty until a template needs them
 
 
 class Composer:
-    """Composes boots, and prepares their common parts once."""
+    """Composes boots, and caches their common parts."""
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
-        # By everything that the common part depends on; documents by their id.
+        # The key contains everything that the common part depends on. Documents are represented by their id.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
-        """Return the composed boot. Raises `Unbootable` if it cannot work.
+        """Return the composed boot. Raises `Unbootable` if the boot cannot work.
 
-        Kernel arguments are rendered first. User data may contain them. Boot scripts may contain both.
+        Kernel arguments are rendered before the user data, which may contain them. Boot scripts are last, and may
+        contain both.
         """
         begun = self._prepare_shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
@@ -224,9 +225,10 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Documents as templates see them, with YAML names, and with metadata and spec merged.
+    """Documents in the form in which templates see them: with YAML names, and with metadata and spec merged.
 
-    It keeps all documents except servers. Of the servers, which templates use one after the other, it keeps the last.
+    All documents except servers are cached. Only the last server is cached, because templates use one server after the
+    other.
     """
 
     def __init__(self) -> None:
@@ -249,18 +251,19 @@ class PlainDocuments:
 
 
 def _sort_keys(value: Any) -> Any:
-    """Return a value with sorted mappings, so that the order in YAML changes no output."""
+    """Return a value with sorted mappings, so that the order of keys in YAML does not change the output."""
     return decode(encode_canonical(value))
 
 
 class TemplateContext:
-    """The values for templates, made when a template needs them."""
+    """The values for templates, computed when a template uses them."""
 
     def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
-        self._shared = shared_values  # shared with boots of other servers; empty until a template needs them
+        self._shared = shared_values  # shared with boots of other servers; empty until a template uses them
         self._more: dict[str, Any] = {}
-        self._common: dict[str, Any] = {}  # shared with contexts made from this one; empty until a template needs them
+        # Shared with contexts that were derived from this one; empty until a template uses them.
+        self._common: dict[str, Any] = {}
         self._mapping: dict[str, Any] | None = None
 
     def with_values(self, **more: Any) -> TemplateContext:
@@ -299,7 +302,7 @@ class TemplateContext:
         return seen
 
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
-        """Return the URLs for the machine. The URL of the user data exists once the user data is rendered."""
+        """Return the URLs for the machine. The URL of the user data is included after the user data is rendered."""
         own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
@@ -331,7 +334,9 @@ def find_secret_files(source: BootSource) -> dict[str, str]:
 
 
 def read_secret_texts(source: BootSource) -> dict[str, str]:
-    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if gitboot would serve them forever."""
+    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if an Always boot would serve them
+    forever.
+    """
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
@@ -345,7 +350,7 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
-# The names of mirrored files below their digest, by role.
+# The file names of mirrored artifacts below their digest, by role.
 MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
@@ -370,5 +375,5 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
 
 
 def choose_download_url(url: str, base_url: str) -> str:
-    """Return the URL of an artifact below a base URL."""
+    """Return the download URL of an artifact for a mirror at ``base_url``."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

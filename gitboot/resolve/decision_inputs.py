@@ -1,4 +1,4 @@
-"""Decision inputs: what a decision reads of a commit, and findings."""
+"""Decision inputs: the parts of a commit that a decision depends on, and findings."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from gitboot.text import format_names
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
-    """The fields of a Fleet that the decision of each server depends on."""
+    """The fields of a Fleet on which the decision of each server depends."""
 
     name: str
     is_written: bool  # False: the commit has no Fleet document
-    outputs: tuple[Output, ...]  # sorted; those that boot loaders use, and the mirror
+    outputs: tuple[Output, ...]  # sorted: outputs that boot loaders use, and the mirror
     serving: Serving
     is_stopped: bool
-    is_declared: bool  # an annotation of the server is the evidence that it was provisioned
+    is_declared: bool  # an annotation of the server proves that it was provisioned
     attempts: int
     requires_policy: bool
-    unknown_not_found: bool  # gitboot answers unknown machines with 404
+    unknown_not_found: bool  # gitboot responds to unknown machines with 404
     has_instances_by_site: bool
 
     @property
@@ -53,11 +53,11 @@ class BootInputs(Struct, frozen=True, kw_only=True):
     """The image of a profile, and the files that the profile names."""
 
     profile: BootProfile
-    image: BootImage | None  # None: method Disk boots no image
-    chosen_by: Id | None  # the document that chose the image; None: the server's pin
+    image: BootImage | None  # None for method Disk, which boots no image
+    chosen_by: Id | None  # the document that chose the image; None: the server's pin chose it
     chosen_at: Field  # the field of that document
-    skew: Skew | None  # of the stream
-    files: Mapping[str, bytes]  # by path: templates and secrets
+    skew: Skew | None  # the skew of the stream
+    files: Mapping[str, bytes]  # templates and secrets, by path
     allowances: Mapping[str, str]  # the author's reasons to allow secrets, by the field of the profile
 
 
@@ -69,17 +69,17 @@ class MaintenanceInputs(Struct, frozen=True, kw_only=True):
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
-    """The inputs that the decisions of similar servers share."""
+    """The inputs that similar servers' decisions share."""
 
     fleet: FleetSettings
     sites: tuple[str, ...]  # sites that select the server; the first one is its site
     base_url: str
     endpoint: str | None
-    local_disk: str | None  # of the hardware
-    loader: Loader | None  # of the hardware
+    local_disk: str | None  # the setting of the hardware
+    loader: Loader | None  # the boot loader of the hardware
     pool: Pool | None  # the chosen policy
-    boot: BootInputs | None  # of that policy
-    tied: tuple[str, ...]  # the policies, if several tie
+    boot: BootInputs | None  # the boot of that policy
+    tied: tuple[str, ...]  # the policies with the same priority, if several tie
     is_unselected: bool  # no policy selects the server, and all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
 
@@ -92,41 +92,43 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     """All inputs of the decision for one server."""
 
     server: Server
-    files: Mapping[str, bytes]  # by path: those that the server names
+    files: Mapping[str, bytes]  # files that the server names, by path
     shared: SharedInputs
 
     @property
     def loader(self) -> Loader | None:
-        """The boot loader that DHCP names for the server; None: the default one."""
+        """The boot loader that DHCP names for the server. None: the default boot loader."""
         return self.server.spec.loader or self.shared.loader
 
     @property
     def local_disk(self) -> str | None:
-        """How boot loaders start the disk of the server; None: the default way."""
+        """The way in which boot loaders start the disk of the server. None: the default."""
         return self.server.spec.local_disk or self.shared.local_disk
 
 
 Field = tuple[str | int, ...]
-FILE: Final = "file"  # the kind in a place that is in a file; the field is the line, 1-based
+FILE: Final = "file"  # the kind of a place in a file, whose field is the 1-based line
 
 
 class DecisionFinding(NamedTuple):
-    """A problem of a decision. If several servers have it, gitboot reports it once and names them."""
+    """A problem of a decision. If several servers have the same problem, gitboot reports one problem that names
+    them.
+    """
 
     code: Code
     message: str
     hint: str
-    place: tuple[Id, Field]  # a document and its field; or `FILE` and its path, and the line
+    place: tuple[Id, Field]  # a document and its field; for a file: `FILE`, its path and the line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
-    most_named: int = 2  # servers that the message names; it only counts the others
-    beside: Id | None = None  # another document, whose file the message names
-    since: datetime | None = None  # the start; None: always
-    until: datetime | None = None  # the end; None: when the commit changes
+    most_named: int = 2  # number of servers that the message names; the message counts the others
+    beside: Id | None = None  # another document whose file the message names
+    since: datetime | None = None  # None: since ever
+    until: datetime | None = None  # None: until the commit changes
 
 
 class FindingPlace(NamedTuple):
-    """The position of a finding in its document, and the origin of the document."""
+    """The position of a finding in its document, and the document's source."""
 
     origin: Origin
     place: Place
@@ -137,9 +139,10 @@ def locate_findings(
     server_findings: Iterable[tuple[str, DecisionFinding]],
     known_places: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
-    """Return the findings of servers as problems, each once, and the places of the findings.
+    """Return the findings of servers as problems without duplicates, and the places of the findings.
 
-    ``known_places`` are the places in another commit. gitboot reads a document only if it changed since that commit.
+    ``known_places`` are the places of findings in another commit. gitboot reads a document only if it differs from that
+    commit.
     """
     servers: dict[DecisionFinding, list[str]] = {}
     for server, finding in server_findings:
@@ -188,20 +191,20 @@ OUTPUTS_WITHOUT_HTTPS: Final = (
 )
 LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
     *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
-)  # outputs of boot scripts
+)  # outputs of the type boot script
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """The policy of servers with the same selectors, and their shared inputs by pin and rollout."""
+    """The policy of servers that the same selectors match, with their shared inputs by pin and rollout."""
 
-    selected: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them
+    selected: list[object]  # policies, maintenances, sites, hardware, holds and rollouts that select the servers
     policy: Pool | Tie | None
-    rollout: tuple[str, int] | None  # of the policy: the stream, and the percentage
+    rollout: tuple[str, int] | None  # the policy's stream, and the percentage of its rollout
     shared_inputs: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
 
 
 class FleetView:
-    """Selects the inputs of decisions in one commit. A decision depends on these inputs alone."""
+    """Selects the inputs of decisions from one commit. A decision depends only on these inputs."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -219,7 +222,7 @@ class FleetView:
             unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
             has_instances_by_site=spec.has_instances_by_site,
         )
-        # All selectors. Servers with the same results share a choice.
+        # All selectors. Servers for which they give the same results share a choice.
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
             *((each, each.spec.select) for each in repository.maintenances.values()),
@@ -260,7 +263,8 @@ class FleetView:
     def unknown_boot_inputs(self) -> BootInputs | None:
         """Return the inputs of the boots of unknown machines.
 
-        None: the Fleet names no profile for them, or this part of the commit does not have the profile.
+        Return None if the Fleet names no profile for unknown machines, or if the profile is missing in this part of the
+        commit.
         """
         unknown = self._repository.fleet.spec.unknown_servers
         profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
@@ -270,7 +274,7 @@ class FleetView:
         chosen = [self._selected[number] for number in numbers]
         policy: Pool | Tie | None = None
         if is_active and policy_name is not None:
-            policy = self.pools.get(policy_name)  # broken policies have their own problem
+            policy = self.pools.get(policy_name)  # a broken policy has its own problem
         elif is_active:
             found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
             policy = found.winner if isinstance(found, Choice) else found

@@ -44,20 +44,20 @@ from gitboot.resolve.server_plan import BootPlan
 class Reason(Struct, frozen=True, kw_only=True):
     """A field of a server's boot, and the document that sets it."""
 
-    field: str  # image, kernelArguments[0], vars.console …
+    field: str  # such as image, kernelArguments[0] or vars.console
     value: str
     rule: str
     why: str
-    resource: str | None = None  # BootPolicy/web; None: a rule adds the field
+    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the field
     path: str | None = None
     line: int | None = None
     column: int | None = None
-    under: str | None = None  # the maintenance that it belongs to, if all maintenances are explained
-    steps: tuple[Step, ...] = ()  # the path of the value in the document
+    under: str | None = None  # the maintenance of the reason, if all maintenances are explained
+    steps: tuple[Step, ...] = ()  # the path of the value in its document
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The reasons for a server's boot at a time, in the order of the rules, and the candidates that lost."""
+    """The reasons for a server's boot at a time, in the order of the rules, and the candidates that were not chosen."""
 
     server: str
     reasons: tuple[Reason, ...]
@@ -67,7 +67,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Explain a server's plan, which was made of this decision and record. The decision is of this repository."""
+    """Explain a plan that was made from this decision and record. The decision must come from this repository."""
     explaining = _Explainer(FleetView(repository), repository, decision, plan, record)
     reasons = []
     for each in explaining.reasons():
@@ -130,7 +130,7 @@ class _Explainer:
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield the reasons that follow from the commit alone, for the policy and for each maintenance."""
+        """Yield the reasons that depend only on the commit, for the policy and for each maintenance."""
         yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
@@ -206,7 +206,8 @@ class _Explainer:
         yield self._reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
-            owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last one that sets it
+            # The last policy that sets the field.
+            owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
             yield self._reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
@@ -259,7 +260,8 @@ class _Explainer:
             template = source.profile.spec.user_data
             value = template.template if template else ""
             yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
-        setters: dict[str, Id] = {}  # the last document that sets each variable; policies come first, from the root
+        # The last document that sets each variable; policies come first, starting at the root.
+        setters: dict[str, Id] = {}
         policies = source.pool.chain if source.pool else ()
         holders: list[tuple[Id, Any]] = [
             *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in policies),
@@ -280,21 +282,21 @@ class ServerLocation(NamedTuple):
     """The place of a Server document."""
 
     file: str
-    lines_above: int  # in the file
+    lines_above: int  # lines of the file before the document
 
 
 class DocumentLocation(NamedTuple):
-    """The place of a document that servers may share, and of its values."""
+    """The place of a document that several servers may use, and the places of its values."""
 
     file: str
-    lines: dict[str, int]  # by the JSON pointer (RFC 6901) of the value
+    lines: dict[str, int]  # line numbers by the JSON pointer (RFC 6901) of the value
 
 
 class SourceLocations(Struct, frozen=True, kw_only=True):
     """The places of the documents of a commit."""
 
     servers: Mapping[str, ServerLocation] = field(default_factory=dict)  # by the name of the server
-    shared: Mapping[str, DocumentLocation] = field(default_factory=dict)  # by kind and name: BootPolicy/web
+    shared: Mapping[str, DocumentLocation] = field(default_factory=dict)  # by kind and name, such as BootPolicy/web
 
 
 def json_pointer(path: Path) -> str:
@@ -303,7 +305,7 @@ def json_pointer(path: Path) -> str:
 
 
 class SourceTexts:
-    """The texts of the documents of a commit. It keeps the last file."""
+    """The texts of the documents of a commit. The last file is cached."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -346,7 +348,7 @@ def find_source_locations(repository: FleetRepository) -> SourceLocations:
 
 
 def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
-    """Return the documents of either commit with another file, or another position in the file, sorted."""
+    """Return the documents whose file or position differs between two commits, sorted."""
     old, new = before.origins, now.origins
     return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
@@ -387,7 +389,7 @@ class Explanations:
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
-        """Return the servers whose explanation may differ from an earlier commit, and new servers.
+        """Return new servers, and the servers whose explanation may differ from an earlier commit.
 
         ``decided_servers`` are the servers whose decisions may differ.
         """
@@ -437,7 +439,9 @@ class Explanations:
 
 
 def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
-    """Return the Fleet fields in explanations: its name, and the URLs that templates of kernel arguments read."""
+    """Return the fields of a Fleet that explanations use: its name, and the URLs that kernel argument templates
+    read.
+    """
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 

@@ -55,7 +55,7 @@ from gitboot.resolve.server_plan import Phase
 
 
 class DecidedServer(NamedTuple):
-    """The decision for a server, its network interfaces, and the problems that gitboot found."""
+    """The decision for a server, its network interfaces, and the findings about the server."""
 
     decision: Decision
     host: Host
@@ -63,14 +63,14 @@ class DecidedServer(NamedTuple):
 
 
 class DecidedServers(NamedTuple):
-    """The decisions for some servers, by name. The mappings may decode a value when it is read."""
+    """The decisions for some servers, by name. The mappings may decode values lazily."""
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only of servers with findings
+    findings: Mapping[str, tuple[DecisionFinding, ...]]  # contains only servers with findings
 
 
-# Calls a function for each of some servers, in one or more processes.
+# A function that calls another function for each of some servers, in one or more processes.
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
@@ -92,7 +92,8 @@ class FleetDecisions(Struct, frozen=True, kw_only=True):
     finding_places: Mapping[DecisionFinding, FindingPlace]
 
 
-# Errors of a new commit that an instance tolerates in its accepted commit, because an earlier version accepted it.
+# gitboot rejects new commits with these errors, but an instance keeps its accepted commit, because an earlier version
+# accepted such commits.
 TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -100,7 +101,7 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
     """Return the decision for every server. Raises `InvalidRepository` with all problems of the commit.
 
-    By default, all overlaps of windows count, past ones too.
+    By default, overlaps of windows in the past count too.
     """
     try:
         decisions = decide_all(repository).decisions
@@ -115,9 +116,10 @@ def decide_all(
     apply: Apply = decide_one_by_one,
     known_places: Mapping[DecisionFinding, FindingPlace] | None = None,
 ) -> FleetDecisions:
-    """Return the decisions of a commit that may have been accepted before.
+    """Return the decisions of a commit that may be accepted already.
 
     ``known_places`` are the places of findings in another commit. With them, gitboot does not read unchanged documents.
+
     Raises `InvalidRepository` for errors that do not depend on the time, except `TOLERATED_CODES`.
     """
     view, composer = FleetView(repository), Composer()
@@ -158,7 +160,10 @@ def decide_all(
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
-    """Return the decision for a server, its network interfaces, and its findings. It depends on the inputs alone."""
+    """Return the decision for a server, its network interfaces, and its findings.
+
+    The result depends only on the inputs.
+    """
     server, shared, fleet = inputs.server, inputs.shared, inputs.shared.fleet
     findings = [*check_choice(inputs), *check_server(inputs)]
     policy = None
@@ -179,7 +184,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
         lifecycle=server.spec.lifecycle,
-        # If unknown machines get a boot script and not 404, a known machine with 404 would boot that script.
+        # If unknown machines get a boot script instead of 404, a known machine that gets 404 would boot that script.
         restrict=(serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found,
         base_url=shared.base_url,
         provision=server.spec.provision,
@@ -207,7 +212,7 @@ NOT_FOUND: Final = "NotFound"  # without a boot script, the machine boots its lo
 def _decide_policy(
     inputs: ServerInputs, pool: Pool, boots: BootInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> PolicyDecision:
-    """Return the boot of a policy (rules R4 and R6). Add its problems to ``findings``."""
+    """Return a policy's boot (rules R4 and R6), and add its problems to ``findings``."""
     boot = None
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
@@ -229,7 +234,7 @@ def _decide_policy(
 def _decide_maintenance(
     inputs: ServerInputs, of: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> MaintenanceDecision:
-    """Return the boot of a maintenance (rule R2). Add its problems to ``findings``."""
+    """Return a maintenance's boot (rule R2), and add its problems to ``findings``."""
     maintenance, spec, boot = of.maintenance, of.maintenance.spec, None
     if of.boot.image is not None:
         boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
@@ -260,7 +265,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """Return the source of a server's boot, for a policy or a maintenance."""
+    """Return the source documents and values of a server's boot, for a policy or a maintenance."""
     server, shared = inputs.server, inputs.shared
     assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(
@@ -283,7 +288,7 @@ def boot_source(
 def _compose(
     composer: Composer, source: BootSource, inputs: BootInputs, findings: list[DecisionFinding]
 ) -> Boot | None:
-    """Return the composed boot, or None if it cannot work. Add its problems to ``findings``."""
+    """Return the composed boot, or None if the boot cannot work, and add its problems to ``findings``."""
     try:
         boot = composer.compose(source)
     except Unbootable as error:
@@ -298,7 +303,7 @@ def decide_unknown_machines(
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
     """Return the boots of unknown machines for each architecture of the image, and the problems.
 
-    Each problem has the name of the machines. None: the Fleet names no profile for unknown machines.
+    Each problem has the name of the machines. The boots are None if the Fleet names no profile for unknown machines.
     """
     if inputs is None:
         return None, []
@@ -340,7 +345,7 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a problem for each use of a feature that this version does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
-        profile = repository.profiles.get(unknown.profile)  # None: the commit is invalid
+        profile = repository.profiles.get(unknown.profile)  # None: the profile is missing, so the commit is invalid
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
@@ -352,9 +357,9 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning if a URL for machines has an IPv6 address, and the clients have no IPv6 network.
+    """Yield a warning if machines get a URL with an IPv6 address, but the clients have no IPv6 network.
 
-    Host names are not resolved, because their addresses are not part of a commit.
+    Host names are not resolved, because the result would not depend on the commit alone.
     """
     spec = repository.fleet.spec
     clients = spec.provisioning.clients
@@ -376,8 +381,8 @@ def decide_loaded(
 ) -> FleetDecisions:
     """Return the decisions of a revision. Raises `InvalidRepository` with all its problems.
 
-    If documents are broken, gitboot decides with the others, and reports their problems, too. It leaves out problems
-    that may only follow from a broken document.
+    If documents are broken, gitboot decides with the others and also reports their problems, except problems that a
+    broken document may cause.
     """
     if not isinstance(loaded, InvalidRevision):
         try:
@@ -400,7 +405,7 @@ def decide_loaded(
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 
-_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # a missing one may change the policies of servers
+_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # if one of these is missing, servers may have other policies
 _POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
@@ -412,5 +417,5 @@ def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
 
 
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
-    """Return an index of the sites that select servers. The first one is the server's site."""
+    """Return an index of the sites that select servers. A server belongs to the first site that selects it."""
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)

@@ -36,14 +36,16 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance wrote the disks of a provisioned server, and the provision number was not raised."""
+    """Return whether a maintenance wrote the disks of a server that is provisioned with this number or a higher
+    number.
+    """
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 
 def provision_key(policy: PolicyDecision, record: Record) -> str:
     """Return the provision key of a policy.
 
-    Under OnImageChange, the policy may return to an earlier image. Overrides and attempts of then must not count, so
+    With OnImageChange, a policy may return to an earlier image. So that earlier overrides and attempts do not count,
     the key contains the time of the last provisioning.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
@@ -52,7 +54,7 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_provision_key(provision: int, image: str, record: Record) -> str:
-    """Return the provision key of an image that is to be installed after the recorded provisioning."""
+    """Return the provision key for an image to be installed after the recorded provisioning."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
@@ -61,7 +63,7 @@ _AFTER: Final = "/after/"
 
 
 def is_covered(recorded_key: str | None, required_key: str) -> bool:
-    """Return whether a boot for the recorded key counts for the required one. A lower number does not install again."""
+    """Return whether the recorded key satisfies the required key. A lower number does not install again."""
     if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
         return False
     same = _KEY.fullmatch(required_key)
@@ -72,7 +74,7 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
-    """Return the numbers of the attempt and of its boot from a boot key, counted from 1.
+    """Parse a boot key into the number of the attempt and the number of its boot, both counted from 1.
 
     ``base`` is the provision key.
     """
@@ -84,14 +86,14 @@ _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
-    """Return the last attempt at a provision key."""
+    """Return the last attempt with a provision key."""
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
-    """Return an attempt at another image or number that began after the provisioning and has not ended.
+    """Return an unfinished attempt at another image or number that began after the provisioning.
 
-    This happens if a commit is reverted while another image, or a higher number, is being installed.
+    Such an attempt remains if a commit is reverted while another image, or a higher number, is being installed.
     """
     last = record.attempts[-1] if record.attempts else None
     if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
@@ -110,10 +112,10 @@ def highest_served_provision(record: Record) -> int | None:
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """Return the next attempt and its next boot, counted from 1. None: an operator has to check the machine first.
+    """Return the next attempt and its next boot, counted from 1, or None if an operator must check the machine first.
 
-    If the installer reports a failure, another attempt follows if the Fleet allows one. If the installer reports
-    nothing, it may have written the disks, so a person has to check.
+    If the installer reports a failure, another attempt follows if the Fleet allows another one. If the installer
+    reports nothing, it may have written the disks, so a person has to check.
     """
     last = last_attempt(record, provision_key(policy, record))
     if last is None:
@@ -125,7 +127,7 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the next boot, or of the last one if there is no next boot."""
+    """Return the key of the next boot. If there is no next boot, return the key of the last boot."""
     key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
@@ -133,7 +135,9 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt at the policy's provision key, or of a provisioned server the last attempt at any key."""
+    """Return the last attempt with the policy's provision key. For a provisioned server, attempts with any key
+    count.
+    """
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
     return last_attempt(record, provision_key(policy, record))
@@ -142,7 +146,7 @@ def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
     """Return the token with which the next or last attempt fetches its user data and reports its end.
 
-    The first attempt has the token of the decision. None: the policy has no one-time installation.
+    The first attempt uses the token of the decision. Return None if the policy has no one-time installation.
     """
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
@@ -168,7 +172,7 @@ def find_unstarted_run(decision: Decision, name: str | None, record: Record | No
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
-    """Return the step of the wanted installation. Without one, return whether the server was ever provisioned."""
+    """Return the step of the wanted installation. If none is wanted, return whether the server was ever provisioned."""
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
     policy = decision.policy
@@ -184,9 +188,9 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """Return the attempt that has begun and not ended, or that failed without another attempt.
+    """Return the attempt that has not ended, or that failed and may not be repeated.
 
-    It may be an attempt at a key that the policy no longer wants.
+    The attempt may have a key that the policy no longer wants.
     """
     if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
         return None
@@ -196,14 +200,14 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
-    """Return whether fetches prove all boots of an attempt and its start."""
+    """Return whether fetches prove the start of an attempt and all of its boots."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
-    """Describe the evidence for the step of the wanted installation. None: no evidence."""
+    """Describe the evidence for the step of the wanted installation. Return None without evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
     last = _newest_attempt(decision.policy, record)
@@ -213,7 +217,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the last run of a maintenance, and describe the evidence for it. None: no evidence."""
+    """Return the last run of a maintenance and a description of its evidence. Return None without evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -231,7 +235,7 @@ _OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, Inst
 def make_first_records(
     decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Return records for the servers that a ledger does not have.
+    """Return records for the servers that a ledger does not contain.
 
     gitboot adopts a server with provision number 0: it records the server as provisioned and does not reinstall it. A
     server with 1 or more is pending. With ``adopt_all``, gitboot adopts all servers.
@@ -248,10 +252,10 @@ def make_first_records(
 
 
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
-    """Return the record of a server that is installed as its decision wants.
+    """Return a record that states that the server is installed as its decision wants.
 
-    With a time, runs of maintenances that began by then count as consumed, and gitboot does not serve them again.
-    Fetches before that time are not evidence.
+    With a time, runs of maintenances that began before it count as consumed, so gitboot does not serve them again.
+    Earlier fetches are not evidence.
     """
     policy = decision.policy
     begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
@@ -275,15 +279,15 @@ def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwr
     )
 
 
-HIGHEST_NEW_PROVISION = 1  # a new server with a higher number may have been installed elsewhere
+HIGHEST_NEW_PROVISION = 1  # a new server with a higher number may have been installed by another instance
 
 
 class UnrecordedState(StrEnum):
-    """How gitboot treats a server without a record."""
+    """The way in which gitboot treats a server without a record."""
 
-    NEW = "new"  # adopted at provision 0, otherwise to be installed
+    NEW = "new"  # adopted at provision 0, otherwise pending
     PENDING = "pending"
-    UNKNOWN = "unknown"  # gitboot does not install it
+    UNKNOWN = "unknown"  # gitboot does not install the server
 
 
 class UnrecordedServer(Struct, frozen=True, kw_only=True):
@@ -293,10 +297,10 @@ class UnrecordedServer(Struct, frozen=True, kw_only=True):
     why: str
     runs: Mapping[str, Run] = field(
         default_factory=dict
-    )  # consumed runs of the machine before its board was replaced, by maintenance
+    )  # by maintenance: consumed runs of the machine before its board was replaced
 
     def record(self, decision: Decision) -> Record | None:
-        """Return the first record of the server. None: the server gets no record, and boots its disk."""
+        """Return the first record of the server, or None if the server gets no record and boots its disk."""
         if self.state is UnrecordedState.NEW and decision.provision == 0:
             return make_adopted_record(decision)
         return Record(runs=self.runs) if self.state is not UnrecordedState.UNKNOWN else None
@@ -313,7 +317,7 @@ def classify_unrecorded_server(
     """Return the state of a server without a record.
 
     - ``seen_machines`` are all machines that the ledger ever saw.
-    - ``first_provision`` is the provision number of the server in the first commit that has it since the accepted one
+    - ``first_provision`` is the server's provision number in the first commit that has it since the accepted commit
       (`gitboot.review.commit_path.find_first_provisions`). None: the accepted commit has the server.
     - ``shared_mark`` names an identity that the server shares with another machine, as a new board in the same chassis
       does.
@@ -346,11 +350,11 @@ def classify_unrecorded_server(
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
-    """Return the progress of a server's installation at a time. None: no installation is in progress.
+    """Return the progress of a server's installation at a time, or None if no installation is in progress.
 
-    An attempt counts from its first fetch until there is evidence of its completion, even if the newest commit wants
-    another installation. If the evidence is only a fetch or a consumed override, or if a maintenance wrote the disks,
-    the installation counts as served until the machine boots its disk, for at most `SERVED_GRACE`.
+    An attempt counts from its first fetch until evidence proves its completion, even if the newest commit wants another
+    installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the disks, the
+    installation counts as served until the machine boots its disk, for at most `SERVED_GRACE`.
     """
     if record is None:
         return None
@@ -358,7 +362,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
     if record.provision is not None:
         last = unfinished_later_attempt(record)
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
-        last = None  # since then, an operator set the server to pending with `gitboot records set`
+        last = None  # afterwards, an operator set the server to pending with `gitboot records set`
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
     served = [
@@ -368,14 +372,14 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return the token of the disk boot that ends a served installation. None: gitboot does not wait for one."""
+    """Return the token of the disk boot that ends a served installation, or None if gitboot expects no disk boot."""
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
 def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
-    """Yield served installations without a completion report and without a later disk boot."""
+    """Yield served installations that have no completion report and no later disk boot."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in START_EVIDENCE and record.provisioned_at is not None:
         until = record.provisioned_at + SERVED_GRACE

@@ -34,7 +34,7 @@ REPEATED: Final = frozenset(
 
 @lru_cache(maxsize=4096)  # servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name that an argument sets. The kernel treats ``-`` and ``_`` in names as equal."""
+    """Return the name that an argument sets, with ``-`` and ``_`` unified, because the kernel treats them as equal."""
     return argument.partition("=")[0].replace("-", "_")
 
 
@@ -118,18 +118,18 @@ def _has_name(argument: str) -> Callable[[str], bool]:
     return lambda other: argument_name(other) == name and not is_separator(other)
 
 
-ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # with the document that has them
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # each list with its document
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
-    if boot.direct:  # the image's own arguments are built into its uki or iso
+    if boot.direct:  # the arguments of the image are built into its uki or iso
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *collect_own_arguments(source))
 
 
 def collect_own_arguments(source: BootSource) -> ArgumentLists:
-    """Return the arguments except those of the image, in the order of rule R7.
+    """Return all arguments except those of the image, in the order of rule R7.
 
     Under a maintenance, the arguments of the policy and of the server do not apply (R2).
     """
@@ -161,7 +161,7 @@ def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles
 
 
 def merge_vars(source: BootSource) -> dict[str, str | bool]:
-    """Merge the variables of the policies from the root, the profile and the server, sorted by name (rule R7)."""
+    """Merge the variables of policies (from the root), profile and server, sorted by name (rule R7)."""
     merged = {
         **(source.pool.vars if source.pool else {}),
         **source.profile.spec.vars,

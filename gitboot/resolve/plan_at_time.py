@@ -1,4 +1,4 @@
-"""Plan at a time: make a plan from a decision and a record, and find its transitions."""
+"""Plan at a time: the plan that follows from a decision and a record, and its transitions."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def make_plan(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """Return the plan of a server at a time. None: the server is parked or retired, or has no policy and no
-    maintenance.
+    """Return the plan of a server at a time. Return None if the server has none.
 
-    gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot was served already.
+    A parked or retired server has no plan, and neither has a server without a policy and a maintenance. gitboot does
+    not offer a boot that needs one of the ``absent`` files, unless the boot was served already.
     """
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
@@ -71,9 +71,10 @@ def make_plan(
         is_installed = state.maintenance is None and (state.key is not None or boot is None)
         data = told if is_installed else None
     if boot is not None and state.key is not None and record is not None:
-        offered = max(record.offered, record.taken_back)  # since then, it is a new offer
+        offered = max(record.offered, record.taken_back)  # a higher number means a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
-        # The system of a one-time boot fetches its user data from its own path, and reports with its own token.
+        # The system of a one-time boot fetches its user data from a path of its own, and reports with a token of its
+        # own.
         boot = boot.move_user_data(folder, token_change=(common or "", told if told is not None else common or ""))
     return BootPlan(
         server=decision.server,
@@ -102,9 +103,10 @@ def make_plan(
 
 
 def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Decision:
-    """Return a decision without the windows that have ended by the latest time that the clock showed.
+    """Return a decision without the windows that had ended at the latest time that the clock showed.
 
-    So an ended window does not open again if the clock is set back. None: the clock was not set back.
+    An ended window therefore does not open again if the clock is set back. ``latest_clock`` is None if the clock was
+    not set back.
     """
     if latest_clock is None:
         return decision
@@ -120,7 +122,7 @@ def find_next_transition(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """Return the next time after ``at`` at which the plan changes by itself."""
+    """Return the first time after ``at`` at which the plan changes by itself."""
     later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
     if not later:
         return None
@@ -131,10 +133,10 @@ def find_next_transition(
 def make_fallback_plan(
     decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent: Collection[BootFile] = ()
 ) -> BootPlan:
-    """Return the plan that replaces a withheld one.
+    """Return the plan that replaces a withheld plan.
 
-    The server gets the policy's Always boot if that writes no disk and has all its files, otherwise the local disk.
-    While all boots from the network are stopped, it gets the local disk.
+    The server gets the policy's Always boot if that boot writes no disk and has all its files, otherwise the local
+    disk. While all network boots are stopped, the server gets the local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -160,14 +162,16 @@ def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
 
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
-    """Return whether a run whose window starts at ``start`` is consumed, by the last run of its maintenance."""
+    """Return whether a run whose window starts at ``start`` is consumed, according to the last run of its
+    maintenance.
+    """
     if last_run is None or last_run.run < run:
         return False
     return last_run.end is None or start is None or start < last_run.end
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """Return the consumed runs of maintenances that have not ended, by maintenance."""
+    """Return the consumed runs of maintenances that have not ended, by the name of the maintenance."""
     if record is None:
         return {}
     return {
@@ -190,7 +194,7 @@ class _BootState:
     medium_boot: Boot | None = None  # the boot whose medium is, or may still be, in a virtual drive
     is_served_again: bool = field(
         default=False, compare=False
-    )  # whether the boot was served before, and is served again
+    )  # whether the boot was served before and is still served
 
 
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -200,7 +204,7 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
-        if record.provisioned_at is not None:  # if the clock was set back, a grace period may still begin
+        if record.provisioned_at is not None:  # if the clock was set back, a grace period may lie in the future
             yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
@@ -215,12 +219,12 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
-    """Return the state of a server's boot at a time, before its URLs are final. None: the server has no plan."""
+    """Return a server's boot at a time, before its URLs are final. Return None if the server has no plan."""
     policy = decision.policy
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
-    if active:  # R2: the highest priority; accepted commits have no current or later ties
+    if active:  # R2: the highest priority; an accepted commit has no current or future ties
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _maintenance_state(decision.uuid, highest, at, record)
     elif policy is not None:
@@ -236,7 +240,7 @@ def _find_boot_state(
         return _substitute_state(policy, Cause.STOPPED, absent)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
         instead = _substitute_state(policy, Cause.WITHHELD, absent)
-        if state.is_served_again and instead.boot is None:  # the booted system still fetches its user data
+        if state.is_served_again and instead.boot is None:  # the booted system may still fetch its user data
             return replace(instead, user_data=state.user_data, data=state.data)
         return instead
     if not state.is_served_again and boot.lacks(absent):
@@ -297,7 +301,7 @@ def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Colle
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot if it writes no disk and has all its files. None: the server boots its disk."""
+    """Return the policy's Always boot if it writes no disk and has all its files. Return None for the local disk."""
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
@@ -352,15 +356,16 @@ def _first_serve_time(record: Record, key: str) -> datetime | None:
 
 
 def is_run_served_again(last_run: Run, at: datetime) -> bool:
-    """Return whether a run's boot is still served: for `FETCH_GRACE`, until its system fetches its user data."""
+    """Return whether a run's boot is still served. gitboot serves it for `FETCH_GRACE`, or until user data is
+    fetched.
+    """
     return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 
 
 def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
     """Return the key of the run that a maintenance wants.
 
-    If a run is repeated in a later window, it has its own key, so overrides that were set for the first one do not
-    count.
+    A run that is repeated in a later window has a new key, so that overrides of the earlier window do not count.
     """
     reason = f"maintenance/{maintenance.name}/{maintenance.run}"
     before = record.runs.get(maintenance.name) if record is not None else None
@@ -422,11 +427,11 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the installation that waits until gitboot sees the machine off."""
+    """Return the key of the installation that waits until gitboot sees that the machine is off."""
     return f"{provision_key(policy, record)}/{record.offered}"
 
 
-_ADOPTED: Final = "Adopted"  # no installer is running that could still fetch its user data
+_ADOPTED: Final = "Adopted"  # the record has no installer that could still fetch its user data
 _CAUSE_BY_STEP: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
@@ -435,7 +440,7 @@ _CAUSE_BY_STEP: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Return whether a time is in a grace period. If the clock was set back, the period may not have begun."""
+    """Return whether a time is in a grace period, which may lie in the future if the clock was set back."""
     return since <= at < since + grace
 
 
@@ -476,7 +481,7 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
 def extend_moved_runs(record: Record, decision: Decision) -> Record:
     """Return the record after a commit moved the windows of runs. A run ends with its window.
 
-    So no second run is offered if a window is first extended and then starts later.
+    This prevents a second run if a commit first extends a window and a later commit moves its start.
     """
     runs = dict(record.runs)
     for each in decision.maintenances:

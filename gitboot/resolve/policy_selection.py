@@ -52,10 +52,10 @@ class Choice(Struct, Generic[T], frozen=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """A policy, including inherited fields."""
+    """A policy with the fields that it inherits."""
 
     name: str
-    chain: tuple[str, ...]  # from the root to the policy itself
+    chain: tuple[str, ...]  # names of policies from the root to this policy
     priority: int
     profile: str
     network_boot: NetworkBoot
@@ -64,7 +64,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     disk_boot: DiskBoot
     power: PolicyPower
     wait_for: PolicyWait
-    kernel_arguments: tuple[tuple[str, ...], ...]  # a list for each policy of the chain
+    kernel_arguments: tuple[tuple[str, ...], ...]  # one list for each policy of the chain
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...]
     vars: Mapping[str, str | bool]
@@ -123,7 +123,7 @@ class Tie(NamedTuple):
 
 
 def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
-    """Choose the policy of a server: the named one, or one of the policies that select the server (rule R3)."""
+    """Choose the policy of a server (rule R3): the named policy, or one of the policies that select the server."""
     if named_policy is not None:
         lost = tuple(
             LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
@@ -151,12 +151,12 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Return whether a rollout at ``percent`` reaches a server. A higher percentage reaches more servers."""
+    """Return whether a rollout at ``percent`` includes a server. A higher percentage only adds servers."""
     return joining_percentage(stream, uuid) <= percent
 
 
 def joining_percentage(stream: str, uuid: SystemUuid) -> int:
-    """Return the lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
+    """Return the lowest percentage, 1 to 100, at which a stream's rollout includes a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
     return (place * 100 >> 64) + 1
 
@@ -218,10 +218,10 @@ def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageSt
 class OptOut(Struct, frozen=True, kw_only=True):
     """A pin or a hold, and its place in the documents."""
 
-    what: str  # the pin of web01, a hold of flatcar-stable
+    what: str  # such as "the pin of web01" or "a hold of flatcar-stable"
     image: str
     reason: str
-    until: datetime | None  # a deadline for people; gitboot changes nothing at that time
+    until: datetime | None  # a deadline for people; gitboot itself changes nothing at that time
     resource: Id
     path: tuple[str | int, ...]
 
@@ -251,7 +251,7 @@ def list_opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
 
 
 def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
-    """Yield a warning for each pin and hold whose deadline is over."""
+    """Yield a warning for each pin and hold whose deadline has passed."""
     for opt_out in list_opt_outs(repository):
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.build_problem(
@@ -363,7 +363,7 @@ class MinimumVersion(NamedTuple):
 
 
 def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """Return the minimum version for the servers of each profile, if gitboot reports lower versions."""
+    """Return the minimum version for the servers of each profile, if gitboot should report older versions."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
         for name, profile in repository.profiles.items()
@@ -374,7 +374,7 @@ def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersi
 
 
 class BootSource(Struct, frozen=True, kw_only=True):
-    """The source of a boot."""
+    """All documents and values from which a boot is composed."""
 
     image: BootImage
     profile: BootProfile
@@ -384,9 +384,9 @@ class BootSource(Struct, frozen=True, kw_only=True):
     endpoint: str  # the URL of the endpoint that serves one-time boots
     phase: Phase
     mirrors: bool  # whether the mirror serves the files of images
-    files: Mapping[str, bytes]  # by path: those that the profile and the server name
+    files: Mapping[str, bytes]  # files that the profile and the server name, by path
     server: Server | None = None  # None: an unknown machine
-    pool: Pool | None = None  # None: under a maintenance, no policy applies
+    pool: Pool | None = None  # None for a maintenance, to which no policy applies
     maintenance: Maintenance | None = None
     site: str | None = None
 
@@ -407,7 +407,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
 
 class Unbootable(Exception):
-    """A boot that cannot work. The place is like that of a `DecisionFinding`."""
+    """A boot that cannot work. `place` has the same form as in `DecisionFinding`."""
 
     def __init__(
         self,
@@ -422,12 +422,12 @@ class Unbootable(Exception):
 
 
 class SelectorIndex(Generic[T]):
-    """An index of selectors, which finds the selectors of a server in a fixed order."""
+    """An index of selectors. It returns the selectors that match a server, in a fixed order."""
 
     def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
         self._selecting: list[T] = []
-        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # also "All" and "None"
-        self._by_name: dict[str, list[int]] = {}  # by server
+        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # includes "All" and "None"
+        self._by_name: dict[str, list[int]] = {}  # by the name of the server
         keys: set[str] = set()
         for number, (each, select) in enumerate(selecting):
             self._selecting.append(each)

@@ -26,16 +26,17 @@ def find_newer_records(
     ledger_records: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
-    """Return the servers whose records in an output tree are newer than in the ledger. The ledger is then an old copy.
+    """Return the servers with newer records in an output tree than in the ledger, which is then an old copy.
 
-    ``reasons`` returns the keys for which the ledger has set overrides of a server. A consumed override was set before.
+    ``reasons`` returns the keys for which the ledger has set overrides of a server. An override is set before a machine
+    consumes it.
     """
     return sorted(
         uuid
         for uuid, record in published_records.items()
         if (
             record.consumed_key is not None or record != ledger_records.get(uuid)
-        )  # a fast check, which excludes most records
+        )  # a fast check that excludes most records
         and (
             (before := _progress_key(record)) > (now := _progress_key(ledger_records.get(uuid)))
             or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
@@ -45,7 +46,7 @@ def find_newer_records(
 
 
 def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
-    """Return the parts of a record that only increase."""
+    """Return the fields of a record that only increase."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
@@ -55,7 +56,7 @@ def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, date
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
-    """Return whether a published record has an intent that the ledger neither has nor dropped as withheld."""
+    """Return whether a published record has an intent that the ledger neither contains nor dropped as withheld."""
     serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
@@ -66,7 +67,7 @@ def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bo
 
 
 def find_last_seen(record: Record) -> datetime | None:
-    """Return the time at which a server was last seen, by its record."""
+    """Return the time at which a server was last seen, according to its record."""
     seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
@@ -77,7 +78,7 @@ def _last_evidence_time(attempt: InstallAttempt) -> datetime:
 
 
 def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Return messages about differences between a provisioned server and its decision, by condition."""
+    """Return messages about differences between a provisioned server and its decision, by the name of the condition."""
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
         return {}
@@ -92,15 +93,15 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
 
 
 def shard_name(uuid: SystemUuid) -> str:
-    """Return the file of the output tree that has a server's record.
+    """Return the name of the output tree's file that contains a server's record.
 
-    UUIDs of a vendor have equal prefixes, so hash them.
+    The name is a part of a digest, because UUIDs of one vendor have equal prefixes.
     """
     return f"{crc32(uuid.encode()) & 0xFF:02x}"
 
 
 def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Return records as a file of ``ops/records``, which ``gitboot records begin FILE`` reads."""
+    """Return records in the format of a file in ``ops/records``, which ``gitboot records begin FILE`` reads."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
@@ -128,12 +129,12 @@ def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
 
 
 def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the field diskBoot if it is null, because 2fefe59 does not write it."""
+    """Remove the field diskBoot if it is null, because 2fefe59 does not write such a field."""
     return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
 def last_provisioning_facts(record: Record) -> list[Any]:
-    """Return the last provisioning of a server as JSON values. An operator sees them before a change of the record."""
+    """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
     return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
@@ -214,7 +215,9 @@ def _parse_run(item: Mapping[str, Any]) -> Run:
 
 
 def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Parse the evidence of `run_facts`. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    """Parse the evidence that `run_facts` writes. Raises ValueError, TypeError or KeyError for malformed JSON
+    values.
+    """
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
@@ -226,7 +229,7 @@ def _parse_number(value: object) -> int:
 
 
 def _parse_instant(value: object) -> datetime:
-    """Parse a time of `encode_records`. Times of evidence have fractions of a second, unlike times in YAML."""
+    """Parse a time that `encode_records` wrote. Times of evidence have fractions of a second, unlike times in YAML."""
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
         raise ValueError(f"expected a time with an offset, found {quote_value(value)}")
@@ -248,7 +251,7 @@ class StepEvidence(NamedTuple):
     """The evidence for an installation step: a fetch, or a consumed override."""
 
     at: datetime
-    path: str  # of the fetched file, below OUTPUT; "" for a consumed override
+    path: str  # the path of the fetched file below OUTPUT; "" for a consumed override
     client: str  # the address of the client
 
     def __str__(self) -> str:
@@ -261,28 +264,28 @@ class Run(NamedTuple):
 
     run: int
     at: datetime
-    end: datetime | None = None  # of its window; None: the window had no end, or the end is unknown
-    given: StepEvidence | None = None  # None: an operator recorded the run, or a version without evidence did
+    end: datetime | None = None  # the end of its window; None: no end, or unknown
+    given: StepEvidence | None = None  # None: recorded by an operator, or by a version without evidence
     started: StepEvidence | None = None  # the booted system fetched its user data
-    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched afterwards
+    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched after the run
 
 
 class UnknownServe(NamedTuple):
     """An endpoint's intent to serve a boot, without a recorded outcome.
 
-    It is not evidence, but the boot counts as consumed from `FETCH_GRACE` after the intent on. In a shared fetch log,
-    the outcome `withheld` may come before its intent. The record then keeps the outcome, so the later intent does not
-    count. Of the withheld intents, the record keeps the newest one, to recognize older output trees.
+    An intent is not evidence, but the boot counts as consumed when `FETCH_GRACE` has passed since the intent. In a
+    shared fetch log, the outcome `withheld` may come before its intent. The record then stores the outcome, so the
+    later intent does not count. The record stores only the newest withheld intent, to recognize older output trees.
     """
 
-    intent: str  # the id of the intent; "" if it was withheld and complete; "more" for all above a maximum
-    key: str  # of the boot: `boot_key`, or the key of a run
+    intent: str  # the id of the intent; "" if it was withheld and is complete; "more" for all intents above the maximum
+    key: str  # the key of the boot: a `boot_key`, or the key of a run
     seen: StepEvidence  # the request
     is_withheld: bool = False
 
 
 class Failure(NamedTuple):
-    """The report of an installer that it failed."""
+    """An installer's report of a failure."""
 
     at: datetime
     client: str
@@ -300,9 +303,9 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     number: int = 1
-    boots: tuple[StepEvidence, ...]  # served boots; several if the installer boots several times
+    boots: tuple[StepEvidence, ...]  # served boots; an installer may boot several times
     started: StepEvidence | None = None
-    started_boot: int = 0  # the last boot whose system fetched its user data, counted from 1
+    started_boot: int = 0  # the last boot whose system fetched its user data, counted from 1; 0: no boot
     failed: Failure | None = None
     disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched after the completion
 
@@ -323,11 +326,13 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     @property
     def last_seen(self) -> StepEvidence:
-        """The newest evidence: the start of the system, or its last served boot."""
+        """The newest evidence of the attempt: the start of the system, or the last served boot."""
         return self.started if self.started is not None and self.is_running else self.boots[-1]
 
     def is_served_again(self, at: datetime) -> bool:
-        """Return whether the last boot is still served, for a second NIC, a loader's retry, or the next loader."""
+        """Return whether the last boot is still served, for example to a second NIC, a retry, or the next boot
+        loader.
+        """
         given = self.boots[-1].at
         if self.failed is not None or self.is_running:
             return False
@@ -341,29 +346,32 @@ def boot_key(key: str, attempt: int, boot: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """The record of a server's provisioning. None in a field: unknown."""
+    """The record of a server's provisioning. A field that is None is unknown."""
 
     provision: int | None = None  # the last installed provision number; None: never provisioned
-    image: str | None = None  # of the last installation
+    image: str | None = None  # the image of the last installation
     pool: str | None = None
     decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
     provisioned_at: datetime | None = None  # or the time at which an operator set the server to pending
-    grace_until: datetime | None = None  # the end of the period in which the boot is still served
-    consumed_at: datetime | None = None  # an override was consumed, and there is no later evidence
+    grace_until: datetime | None = None  # until then, the boot is still served
+    consumed_at: datetime | None = None  # when the machine consumed an override, if there is no later evidence
     consumed_key: str | None = None  # the key of that override
-    runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> its last consumed run
-    # These three are numbers in the ledger's sequence. Fetches of offers before `offered` are not evidence.
+    runs: Mapping[str, Run] = field(default_factory=dict)  # the last consumed run by maintenance
+    # `offered`, `answered` and `taken_back` are numbers of the ledger's sequence. Fetches of offers before `offered`
+    # are not evidence.
     offered: int = 0  # an operator offered the boots again
     answered: int = 0  # the newest offer with evidence
-    taken_back: int = 0  # a boot that another client had fetched was offered again; earlier fetches still count
-    attempts: tuple[InstallAttempt, ...] = ()  # at the last wanted key, in their order
-    # The key for which gitboot saw the machine off. Exports leave it out, so an importing instance waits again.
+    taken_back: int = 0  # a boot that another client had fetched was offered again; earlier fetches are still evidence
+    attempts: tuple[InstallAttempt, ...] = ()  # attempts with the last wanted key, in order
+    # The key for which gitboot saw that the machine was off. Exports omit it, so that an importing instance waits
+    # again.
     released: str | None = field(default=None, metadata=OMITTED)
-    overwritten_by: str | None = None  # the maintenance that wrote its disks; only a higher number installs it
-    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # `record_facts` adds them
+    # The maintenance that wrote the disks; only a higher provision number installs the server again.
+    overwritten_by: str | None = None
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
-        """Return the first intent with an unknown outcome to serve the boot of a key."""
+        """Return the first intent to serve a key's boot that has no known outcome."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)

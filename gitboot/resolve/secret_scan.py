@@ -20,7 +20,7 @@ from gitboot.resolve.server_decision import Boot
 
 
 class SecretSpan(NamedTuple):
-    """The offsets of a secret in a text: the start of its name, and the secret itself, [start, end)."""
+    """The offsets of a secret in a text: the start of its name, and the range [start, end) of the secret."""
 
     at: int
     start: int
@@ -35,12 +35,12 @@ class LeakRule(NamedTuple):
 
     kind: str
     severity: Severity
-    words: tuple[str, ...]  # in lower case; a text with such a secret contains one of them
+    words: tuple[str, ...]  # in lower case; every text with such a secret contains one of these words
     find: Find
-    in_line: bool = False  # whether each line can be scanned alone
+    in_line: bool = False  # whether each line can be scanned separately
 
 
-# Harmless values in the place of secrets
+# Harmless values where secrets could be
 
 _HARMLESS: Final = re.compile(
     r"""
@@ -54,8 +54,8 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_MIN_DISTINCT_CHARACTERS: Final = 8  # placeholders have fewer different characters than tokens
-# In the documentation of AWS, of kubeadm, and of JWT.
+_MIN_DISTINCT_CHARACTERS: Final = 8  # placeholders have fewer distinct characters than tokens
+# From the documentation of AWS, kubeadm and JWT.
 _EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
 
 
@@ -64,21 +64,21 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_generated(value: str) -> bool:
-    """Return whether a value looks like a token, and not like a name or a word."""
+    """Return whether a value looks like a random token, and not like a name or a word."""
     return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
 
 
 # Kinds of rules
 
-_compiled: Final = cache(re.compile)  # compiled on first use, because most commits need few rules
-_BLANKS: Final = r"[^\S\n]*+"  # within a line
+_compiled: Final = cache(re.compile)  # compiled on first use, because most commits need only a few rules
+_BLANKS: Final = r"[^\S\n]*+"  # white space without line ends
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
 
 def _value_finder(
     pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
 ) -> Find:
-    """Return a function that finds the values of a pattern's groups, without harmless values."""
+    """Return a function that finds the values of a pattern's groups, except harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -121,11 +121,11 @@ def _line_finder(word: str, pattern: str) -> Find:
     return find
 
 
-# Rules with more than a pattern
+# Rules that need more than a pattern
 
 
 def _find_password_lists(text: str) -> Iterator[SecretSpan]:
-    """Yield each name:password in the lines after ``chpasswd:`` of cloud-init, at the line of ``chpasswd:``."""
+    """Yield each name:password after ``chpasswd:`` of cloud-init. The place is the line of ``chpasswd:``."""
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
@@ -161,7 +161,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _find_assignments(text: str) -> Iterator[SecretSpan]:
-    """Yield each NAME=value of a shell script or an environment file if the name is that of a secret."""
+    """Yield each NAME=value of a shell script or an environment file whose name looks like that of a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SECRET_SUFFIX.search(found["name"]) and not _is_harmless(value):
@@ -202,7 +202,7 @@ def _key_finder(*names: str, only: Callable[[str], bool] = bool) -> Find:
     in_its_place = _value_finder(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
     def find(text: str) -> Iterable[SecretSpan]:
-        # A search for the names alone takes a tenth of the time, and most texts do not contain the names.
+        # A search for only the names takes a tenth of the time, and most texts do not contain the names.
         return in_its_place(text) if _compiled(key).search(text) else ()
 
     return find
@@ -339,7 +339,7 @@ class Leak(NamedTuple):
     """The kind and the place of a possible secret, without the secret."""
 
     kind: str  # a private key, a password
-    location: str  # user data, line 7; kernel argument rd.luks.key
+    location: str  # such as "user data, line 7" or "kernel argument rd.luks.key"
     severity: Severity
     is_argument: bool = False
 
@@ -348,19 +348,19 @@ class Secret(NamedTuple):
     """A possible secret in a text. Lines are 1-based."""
 
     kind: str
-    line: int  # of the name
+    line: int  # the line of the name
     first: int  # first and last of the lines that must not be shown
     last: int
     severity: Severity
-    digest: str  # of the secret without white space, to recognize it in other places
+    digest: str  # the digest of the secret without white space; identifies the secret in other places
     allowance: str | None = None  # the author's reason to allow it
 
 
 def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """Yield the possible secrets in a boot's published files and arguments, the first of each kind.
+    """Yield the possible secrets in a boot's published files and arguments, the first one of each kind.
 
-    ``known_digests`` are secrets that were reported at their source. ``own`` are digests that gitboot made for the
-    server, and its MAC addresses. Many texts differ only in these values.
+    ``known_digests`` are secrets that were reported at their source. ``own`` are digests that gitboot computed for the
+    server, and the server's MAC addresses. Many texts differ only in the values of ``own``.
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
@@ -379,18 +379,18 @@ def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Col
 
 
 def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
-    """Replace a server's own values, so that the lines equal those of other servers and the caches apply."""
+    """Replace a server's own values, so that its lines are equal to those of other servers and can be cached."""
     for own, other in others:
         text = text.replace(own, other)
     return text
 
 
-# Rules treat these like all other values of their kind, and not like placeholders.
+# Secret rules must match these values like other values of their kind, and not like placeholders.
 _ANY_DIGEST: Final = sha256().hexdigest()
 _ANY_MAC: Final = "00-00-5e-00-53-1a"
 
 
-@lru_cache(maxsize=4096)  # servers have most of them in common
+@lru_cache(maxsize=4096)  # servers share most texts
 def is_secret_argument(argument: str) -> bool:
     name, _, value = argument.partition("=")
     return bool(find_secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
@@ -430,9 +430,9 @@ class _LeakLine(NamedTuple):
     """The scan result of a line."""
 
     length: int
-    rules: tuple[int, ...]  # numbers of rules that may match it together with other lines
-    matches: tuple[tuple[int, SecretSpan, str], ...]  # of the rules that scan single lines
-    pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, data)
+    rules: tuple[int, ...]  # numbers of rules that may match this line together with other lines
+    matches: tuple[tuple[int, SecretSpan, str], ...]  # matches of the rules that scan single lines
+    pieces: tuple[tuple[int, int, str], ...]  # pieces of base64: (start, end, data)
     base64: str | None  # the data, if the whole line is base64
 
 
@@ -443,10 +443,10 @@ def _scan_lines(text: str) -> list[_LeakLine]:
     ]
 
 
-_MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cache's memory
+_MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cache
 
 
-@lru_cache(maxsize=8192)  # servers have most of their lines in common
+@lru_cache(maxsize=8192)  # servers share most lines
 def _scan_line(line: str) -> _LeakLine:
     lowered = line.lower()
     parts = (lowered[at : at + _PART + _OVERLAP] for at in range(0, len(lowered), _PART))
@@ -469,7 +469,7 @@ def _scan_line(line: str) -> _LeakLine:
 
 @lru_cache(maxsize=16384)  # lines that differ only in a name or a digest share most parts
 def _rules_for(part: str) -> frozenset[int]:
-    """Return the numbers of the rules with a word in a part of a line. The part is in lower case."""
+    """Return the numbers of the rules that have a word in this part of a line. ``part`` is in lower case."""
     numbers: set[int] = set()
     found = _ANY_WORD.search(part)
     while found is not None:
@@ -503,8 +503,8 @@ for _number, _rule in enumerate(RULES):
         _RULES_BY_WORD[_word].append(_number)
 
 
-_PART: Final = 64  # characters of a part of a line
-_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # characters after the part, for words that begin in the part
+_PART: Final = 64  # number of characters in a part of a line
+_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # additional characters for words that begin in the part
 _WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # first character -> words
 
 
@@ -527,7 +527,7 @@ _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def parse_allowance(line: str) -> str | None:
-    """Return the reason of ``gitboot:allow-secret REASON`` in a line. None: the line does not allow a secret."""
+    """Return the reason of ``gitboot:allow-secret REASON`` in a line, or None if the line does not allow a secret."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -571,14 +571,17 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
             yield rule, SecretSpan(start, start, end), value
 
 
-@lru_cache(maxsize=1024)  # servers have most of them in common
+@lru_cache(maxsize=1024)  # servers share most pieces
 def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
     """Return the possible secrets in a short piece of base64."""
     return tuple(_secrets_in_base64(data))
 
 
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """Yield the possible secrets in data that is encoded up to ``times`` times. All of the data must be hidden."""
+    """Yield the possible secrets in data that is encoded up to ``times`` times.
+
+    If there is a secret, all of the data must be hidden.
+    """
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):

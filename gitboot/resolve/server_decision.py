@@ -1,4 +1,4 @@
-"""Server decision: the values that describe what a commit decides for a server."""
+"""Server decision: the values that a commit determines for a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """The decisions of a commit for every server, and for unknown machines."""
+    """The decisions of a commit for all servers and for unknown machines."""
 
     revision: str
     base_url: str
@@ -47,7 +47,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
     unknown: Mapping[Architecture, Boot] | None  # None: no profile for unknown machines
     unknown_not_found: bool  # whether unknown machines get 404
     warnings: tuple[Problem, ...]
-    dated: tuple[DatedProblem, ...]  # they depend on the time
+    dated: tuple[DatedProblem, ...]  # problems that depend on the time
 
     def problems_at(self, now: datetime) -> tuple[Problem, ...]:
         """Return the problems at a time, sorted."""
@@ -59,10 +59,10 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
 
 def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
-    """Raise `InvalidRepository` if a commit cannot be accepted at a time.
+    """Raise `InvalidRepository` if an instance cannot accept a commit at a time.
 
-    The commit then has an error of `TOLERATED_CODES`, or an error that depends on the time. An instance that accepted
-    the commit before keeps it.
+    The commit has an error of `TOLERATED_CODES`, or an error that depends on the time. An instance that has accepted
+    the commit earlier keeps it.
     """
     problems = decisions.problems_at(now)
     if any(problem.severity is Severity.ERROR for problem in problems):
@@ -77,7 +77,7 @@ def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
     return offer_token(uuid, str(provision), image)
 
 
-@lru_cache(maxsize=256)  # planning and rendering a server needs the same tokens several times
+@lru_cache(maxsize=256)  # each plan and its boot files need the same tokens several times
 def offer_token(*parts: str) -> Digest:
     """Return the digest that names an offer in paths, from the UUID of the machine and the parts of the offer."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
@@ -111,7 +111,7 @@ class BootFiles:
 
 
 def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
-    """Return digests in place of texts, so JSON contains no secrets."""
+    """Replace texts by their digests, so that the JSON contains no secrets."""
     return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
 
@@ -119,11 +119,11 @@ def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
 class UserDataFiles:
     """Rendered user data: one file, or the files of a NoCloud folder."""
 
-    format: str  # as in the profile, such as Ignition/3.4
+    format: str  # a format of a profile, such as Ignition/3.4
     files: Mapping[str, str] = field(metadata=OMITTED)  # by name, sorted
-    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the folder's names and digests
-    url: str  # of the file, or of the folder with a slash at the end
-    # by name: secrets that the system may fetch, encrypted with age, as base64
+    digest: Digest = field(metadata=json_key("sha256"))  # the digest of the file, or of the folder's names and digests
+    url: str  # the URL of the file, or of the folder with a slash at the end
+    # Secrets that the system may fetch, by name: encrypted with age, as base64.
     secrets: Mapping[str, str] = field(default_factory=dict, metadata=json_writer(_digest_texts, unless_default=True))
 
     @property
@@ -161,7 +161,7 @@ class Boot:
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...] = field(metadata=json_writer(_write_texts))
-    # by loader: boot scripts from templates, in place of the built-in ones
+    # Boot scripts from templates that replace the built-in ones, by boot loader.
     entries: Mapping[str, str] = field(metadata=json_writer(_digest_entries))
     templates: Mapping[str, Digest]  # digests of the template files of this boot
     # how many times the installer boots from the network
@@ -169,14 +169,14 @@ class Boot:
 
     @property
     def direct(self) -> bool:
-        """Whether it starts a uki or an iso, which get no kernel arguments."""
+        """Whether the machine starts a uki or an iso, to which gitboot cannot pass kernel arguments."""
         if self.method is Method.PXE:
             return self.files.kernel is None
         return self.http_boot is not HttpBoot.LOADER
 
     @property
     def medium(self) -> str | None:
-        """The URL of the image that the BMC inserts. None: another method."""
+        """The URL of the image that the BMC inserts, or None for other methods."""
         return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
 
     @property
@@ -191,13 +191,13 @@ class Boot:
 
     @property
     def direct_uki(self) -> BootFile | None:
-        """The uki of a direct boot, which UEFI boot loaders can start, too. None: an iso, or not a direct boot."""
+        """The uki of a direct boot, which UEFI boot loaders can also start, or None."""
         by_pxe = self.method is Method.PXE
         return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
 
     @property
     def shows_its_start(self) -> bool:
-        """Whether the booted system fetches a URL that no other client fetches."""
+        """Whether the booted system fetches a URL that no other client fetches, which proves its start."""
         if self.user_data is None or self.direct:
             return self.asks_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
@@ -205,7 +205,7 @@ class Boot:
 
     @property
     def may_ask_by_identity(self) -> bool:
-        """Whether the system may find its user data by the machine's identity, by its image and texts."""
+        """Whether the image and the texts suggest that the system may find its user data by the machine's identity."""
         if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
@@ -215,7 +215,8 @@ class Boot:
     def move_user_data(self, folder: str, *, token_change: tuple[str, str]) -> Boot:
         """Return the boot with its user data in another folder below the base URL.
 
-        In all texts, the second token replaces the first one, so the installer reports with the second.
+        In all texts, the second token of ``token_change`` replaces the first, so that the installer reports with the
+        second.
         """
         user_data = self.user_data
         within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
@@ -232,18 +233,18 @@ class Boot:
 
     @property
     def loaded_kernel(self) -> BootFile:
-        """The kernel of a boot that is not direct. Rule R6 guarantees it."""
+        """The kernel of a boot that is not direct. Rule R6 guarantees that it exists."""
         assert self.files.kernel is not None  # noqa: S101
         return self.files.kernel
 
     @property
     def http_boot_file(self) -> BootFile | None:
-        """The file that firmware fetches for UEFI HTTP boot. None: another method."""
+        """The file that firmware fetches for UEFI HTTP boot, or None for other methods."""
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
     @property
     def fetched_files(self) -> tuple[BootFile, ...]:
-        """The files that a machine fetches: those that its method starts, and those with a URL in the boot's texts."""
+        """The files that a machine fetches: those that its method starts, and those with a URL in the texts."""
         files, started = self.files, set[BootFile | None]()
         if self.direct:
             started = {self.direct_uki or files.iso}
@@ -257,7 +258,7 @@ class Boot:
         return bool(absent) and any(each in absent for each in self.fetched_files)
 
 
-# Parts of URLs of user data that a system finds by UUID or by a query: see `render.aliases`.
+# Parts of URLs of user data that a system finds by UUID or by a query: see `gitboot.render.emulated_apis`.
 _BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
@@ -271,14 +272,14 @@ class PolicyDecision:
     override: OverrideMode
     disk_boot: DiskBoot
     power: PolicyPower
-    provision: int  # the number wanted
-    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # the number of attempts that are allowed
-    # what gitboot waits for before the first attempt
+    provision: int  # the wanted number
+    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # the number of permitted attempts
+    # The event that gitboot waits for before the first attempt.
     wait_for: PolicyWait = field(default=PolicyWait.NONE, metadata=UNLESS_DEFAULT)
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Return whether a time is in the window [start, end). None: no bound."""
+    """Return whether a time is in the window [start, end). A bound that is None does not limit the window."""
     return (start is None or start <= at) and (end is None or at < end)
 
 
@@ -291,19 +292,19 @@ class MaintenanceDecision:
     end: datetime | None
     priority: int
     network_boot: NetworkBoot  # Always or Once
-    boot: Boot | None  # None: the profile's method is Disk
+    boot: Boot | None  # None: the method of the profile is Disk
     override: OverrideMode
     run: int
     power: MaintenancePower
     max_unavailable: str
-    # "Site", or the key of a label; None: of all selected servers
+    # "Site", or the key of a label. None: the limit counts all selected servers.
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
     def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
-        """Return the window [start, end) in which both are active. None: they do not overlap."""
+        """Return the window [start, end) in which both maintenances are active, or None if they do not overlap."""
         start = max((each for each in (self.start, other.start) if each is not None), default=None)
         end = min((each for each in (self.end, other.end) if each is not None), default=None)
         return (start, end) if start is None or end is None or start < end else None
@@ -315,22 +316,22 @@ class WithheldBoot(NamedTuple):
     maintenance: str | None  # None: the policy's boot
     start: datetime | None  # None: no start
     end: datetime | None  # None: no end
-    takes_image_back: bool  # whether the newer commit offers another image or no boot in this window
-    by: str  # the newer commit
+    takes_image_back: bool  # whether the newer commit offers another image, or no boot, in this window
+    by: str  # the revision of the newer commit
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
 
 class CopySettings(NamedTuple):
-    """What copies of the boot files may serve without a record of the fetch."""
+    """The boots that copies of the boot files may serve without a record of the fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
-    late_ends: bool = False  # whether loaders get a maintenance if they cannot query the endpoint for its end
-    ipxe_https: bool = False  # whether iPXE can query an endpoint with HTTPS
+    late_ends: bool = False  # whether boot loaders get a maintenance even if they cannot ask the endpoint for its end
+    ipxe_https: bool = False  # whether iPXE can use HTTPS to ask an endpoint
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that differ from the defaults, with the names of `spec.serving`."""
+        """Return the settings that differ from the defaults, with the field names of `spec.serving`."""
         return {
             **({"oneTimeBoots": "Copies"} if self.one_time_boots else {}),
             **({"lateEnds": "Accept"} if self.late_ends else {}),
@@ -338,11 +339,11 @@ class CopySettings(NamedTuple):
         }
 
 
-DEFAULT_COPY_SETTINGS: Final = CopySettings()  # of a Fleet without settings
+DEFAULT_COPY_SETTINGS: Final = CopySettings()  # the settings of a Fleet without settings
 
 
 def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
-    """Return maintenances as JSON values. Start and end become an object `window`."""
+    """Return maintenances as JSON values, with start and end in an object `window`."""
     found = []
     for each in map(to_json_value, maintenances):
         window = {bound: each.pop(bound) for bound in ("start", "end")}
@@ -352,42 +353,42 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The decision of a commit for a server: its possible boots, and their windows."""
+    """The decision of a commit for a server: its possible boots, and the windows of the boots."""
 
     server: str
     uuid: SystemUuid
-    macs: tuple[MacAddress, ...]  # of interfaces that may boot
+    macs: tuple[MacAddress, ...]  # the addresses of interfaces from which the machine may boot
     architecture: Architecture
     firmware: Firmware
     lifecycle: Lifecycle
-    restrict: bool  # whether each lookup of a server that boots its disk gets 404
+    restrict: bool  # whether each lookup gets 404 while the server boots its disk
     base_url: str = field(metadata=json_key("baseURL"))
     provision: int  # the provision number of the document
     policy: PolicyDecision | None
     # sorted by name
     maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(maintenances_facts))
-    # the provision number that Git declares as installed, if the Fleet uses this evidence
+    # The provision number that Git declares as installed, if the Fleet accepts this evidence.
     declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
     serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # for lookups of boot loaders
-    # its UUID before its board was replaced
+    # The UUID that the machine had before its board was replaced.
     replaces: SystemUuid | None = field(default=None, metadata=UNLESS_DEFAULT)
     # whether all install boots are stopped
     stopped: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    # the URL of the endpoint that serves one-time boots, for copies; None: no endpoint is named
+    # For copies: the URL of the endpoint that serves one-time boots. None: no endpoint is named.
     endpoint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # how boot loaders start its disk: Exit, Sanboot, a path; None: the default way
+    # How boot loaders start the disk: Exit, Sanboot or a path. None: the default.
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     copies: CopySettings = field(
         default=DEFAULT_COPY_SETTINGS, metadata=json_writer(CopySettings.facts, unless_default=True)
     )
-    # Install boots that newer commits do not offer. They are not in the digest, because they depend on other commits.
+    # Install boots that newer commits do not offer. They depend on other commits, so the digest does not include them.
     withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=OMITTED)
     # computed on first use
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """A digest of the decision, which other processes receive together with the decision."""
+        """The digest of the decision. Other processes receive it together with the decision."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
@@ -402,25 +403,24 @@ class Decision:
         return tuple(boot for boot in found if boot is not None)
 
     def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
-        """Return the files of its boots that are withheld."""
+        """Return the boot files that are withheld."""
         return frozenset(file for boot in self.boots for file in boot.fetched_files if is_withheld(file))
 
     @property
     def token(self) -> Digest | None:
-        """The token of the wanted one-time installation, for fetches and reports.
-
-        None: there is no such installation.
+        """The token of the wanted one-time installation, for fetches and reports, or None without such an
+        installation.
         """
         boot = self.installation
         return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
     @property
     def installation(self) -> Boot | None:
-        """The one-time install boot of its policy. None: the policy has none."""
+        """The one-time install boot of the policy, or None."""
         return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALL_MODES else None
 
     def data_folder(self, token: Digest) -> str | None:
-        """Return the folder below the base URL that has the user data of this offer alone."""
+        """Return the folder below the base URL that contains only the user data of this offer."""
         return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
 
 
@@ -431,7 +431,7 @@ class OverrideTarget(StrEnum):
     PXE = "Pxe"
     HDD = "Hdd"
     CD = "Cd"
-    USB_CD = "UsbCd"  # some BMCs boot a virtual CD with this value
+    USB_CD = "UsbCd"  # some BMCs boot a virtual CD only with this value
     NONE = "None"
 
 
@@ -447,7 +447,7 @@ class Nic(Struct, frozen=True, kw_only=True):
     """A network interface with its MAC address and IP addresses."""
 
     mac: MacAddress
-    addresses: tuple[str, ...]  # without prefix lengths
+    addresses: tuple[str, ...]  # without the prefix length
     boots: bool
 
 
@@ -458,7 +458,7 @@ class Host(Struct, frozen=True, kw_only=True):
     lifecycle: Lifecycle
     site: str | None
     nics: tuple[Nic, ...]  # in the document's order
-    loader: Loader | None = None  # that DHCP names; None: the default one
+    loader: Loader | None = None  # the boot loader that DHCP names; None: the default
 
 
 def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
@@ -480,17 +480,18 @@ def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
-    """Return the MAC addresses of interfaces that the machine may not boot from. Its decision does not have them."""
+    """Return the MAC addresses of interfaces from which the machine may not boot, and which the decision lacks."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
 class FieldSources(Struct, frozen=True, kw_only=True):
-    """The documents that set the fields of a server. They depend on the commit alone, and are for display."""
+    """The documents that set a server's fields, for display. These documents depend only on the commit."""
 
-    stream: str | None  # of its policy
-    joins: int | None  # the percentage at which the stream's rollout reaches it; None: already reached, or no rollout
-    kept: str | None  # the pin or hold that sets its image
-    packed: bytes  # the compressed lines
+    stream: str | None  # the stream of the policy
+    # The percentage at which the stream's rollout includes the server; None: included already, or no rollout.
+    joins: int | None
+    kept: str | None  # the pin or hold that determines the image
+    packed: bytes  # the compressed `lines`
 
     @property
     def lines(self) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Server plan: the values that describe a server's boot at a time."""
+"""Server plan: the values that determine a server's boot at a time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarge
 
 
 class InstallState(StrEnum):
-    """The state of an installation that has begun and has no evidence of its completion."""
+    """The state of an installation that has begun and whose completion is not proven."""
 
     INSTALLING = "Installing"
-    SERVED = "Served"  # its boot was served, and no completion is reported
+    SERVED = "Served"  # its boot was served, and its completion was not reported
 
 
 class InstallProgress(NamedTuple):
     """The progress of an installation that has begun."""
 
     state: InstallState
-    since: datetime  # of its first fetch
-    step: InstallStep  # the last one: Attempted, Started or Failed
-    at: datetime  # of the last step
-    until: datetime | None = None  # shown until then; None: until there is evidence of its completion
-    maintenance: str | None = None  # the maintenance of the install boot; None: the policy
+    since: datetime  # the time of its first fetch
+    step: InstallStep  # the last step: Attempted, Started or Failed
+    at: datetime  # the time of the last step
+    until: datetime | None = None  # the end of its display; None: until its completion is proven
+    maintenance: str | None = None  # the maintenance of the install boot; None: the policy's boot
 
     def __str__(self) -> str:
         last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """The reason for a server's phase. The boot files contain this text."""
+    """The reason for a server's phase. Boot files contain this text."""
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the maintenance's one boot was made"
@@ -99,15 +99,15 @@ class Cause(StrEnum):
     DISK = "the policy boots the local disk"
 
 
-# The server boots its disk and waits, because its installer may still be running and may report.
+# In these cases the server boots its disk, because its installer may still be running and may report.
 WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """A published boot, and what its fetch proves."""
+    """A published boot, and the evidence in a fetch of that boot."""
 
-    plan: Digest  # or the token that fetches and reports contain
+    plan: Digest  # or the token in the URLs of fetches and reports
     server: str
     uuid: SystemUuid
     decision: Digest
@@ -115,20 +115,20 @@ class Offer(Struct, frozen=True, kw_only=True):
     key: str
     policy: str | None
     image: str
-    provision: int  # the number wanted
+    provision: int  # the wanted number
     on_image_change: bool
-    maintenance: str | None  # in its phase
+    maintenance: str | None  # the active maintenance
     run: int | None
     once: bool = True  # whether it is a one-time boot
-    base: str | None = None  # the provision key, if `key` names one boot of several; None: `key` is the provision key
-    attempt: int = 1  # 0: the token does not name the attempt
+    base: str | None = None  # the provision key, if `key` names one of several boots; None: `key` is the provision key
+    attempt: int = 1  # 0: the token does not contain the attempt
     boot: int = 1
-    boots: int = 1  # of the attempt
-    shows_start: bool = False  # whether the system's fetches prove that it started
-    start: datetime | None = None  # of the maintenance's window
+    boots: int = 1  # number of boots in the attempt
+    shows_start: bool = False  # whether the fetches of the system prove that it started
+    start: datetime | None = None  # start of the maintenance's window
     end: datetime | None = None
     writes_disk: bool = True
-    number: int = 0  # of its last publication, in the ledger's sequence
+    number: int = 0  # the number of the last publication, in the ledger's sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,14 +138,14 @@ class BootOverride:
     enabled: OverrideEnabled
     target: OverrideTarget
     http_boot_uri: str | None
-    reason: str  # the key; gitboot sets an override at most once for each key
-    # whether gitboot sets it again after each reset that consumed it
+    reason: str  # the key of the reason; gitboot sets an override at most once for each key
+    # Whether gitboot sets the override again after each reset that consumed it.
     set_again: bool = field(default=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootPlan:
-    """What a server boots at a time, by its decision and its record."""
+    """A server's boot at a time, which follows from its decision and its record."""
 
     server: str
     uuid: SystemUuid
@@ -158,49 +158,51 @@ class BootPlan:
     cause: Cause
     policy: str | None
     maintenance: str | None
-    key: str | None  # of the one-time boot: a provision key, or the key of a maintenance's run
-    boot: Boot | None  # the boot from the network in this phase; None: the local disk
+    key: str | None  # the key of the one-time boot: a provision key, or the key of a maintenance's run
+    boot: Boot | None  # the network boot of this phase; None: the local disk
     user_data: UserDataFiles | None  # the user data that the booted system may fetch
     override: BootOverride | None
     next_transition: datetime | None = field(metadata=OMITTED)
-    # in the ledger's sequence; earlier fetches belong to earlier offers
+    # Number in the ledger's sequence. Fetches with lower numbers belong to earlier offers.
     offered: int = field(default=0, metadata=UNLESS_DEFAULT)
-    # the token with which the booted system fetches its user data
+    # The token with which the booted system fetches its user data.
     data: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # the token with which its installer reports, if it is not the token of the decision
+    # The token with which the installer reports, if it differs from the token of the decision.
     token: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # the URL of the image that is, or may still be, in a virtual drive
+    # The URL of the image that is, or may still be, in a virtual drive.
     medium: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # whether a second medium has the user data
+    # Whether a second medium contains the user data.
     reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start its disk
+    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start the disk
     # computed on first use
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """A digest of everything that the boot files and the override depend on."""
+        """A digest of all values on which the boot files and the override depend."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
 
     @property
     def is_evidence(self) -> bool:
-        """Whether a fetch of its boot is evidence: a one-time boot, or an install boot of a maintenance."""
+        """Whether a fetch of the boot is evidence: it is a one-time boot, or an install boot of a maintenance."""
         if self.boot is None:
             return False
         return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
     def offer(self) -> Digest | None:
-        """The identity of its one-time boot, which does not change with the content of the boot. None: no key."""
+        """The identity of the one-time boot, which does not change with the content of the boot, or None without a
+        key.
+        """
         if self.key is None:
             return None
         return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def data_medium(self) -> Digest | None:
-        """The identity of the medium with the user data: the token of the fetch, or else the digest."""
+        """The identity of the medium with the user data: the token of the fetch, or the digest if there is no token."""
         if not self.reads_medium or self.user_data is None:
             return None
         return self.data if self.data is not None else self.user_data.digest

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class StopScope(StrEnum):
-    """The boots that a stop order or a condition stops, in addition to the commit."""
+    """The boots that a stop order or a condition stops, in addition to those that the commit stops."""
 
     NONE = "none"
     WRITING = "boots that write disks"
@@ -15,7 +15,7 @@ class StopScope(StrEnum):
 
 
 class StopOrder(NamedTuple):
-    """An order of an operator to stop install boots, or all boots from the network, until an operator ends it."""
+    """An order of an operator to stop install boots or all network boots, until an operator ends the order."""
 
     who: str
     reason: str
@@ -26,11 +26,11 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A file of 2fefe59 that declares a host as the only one to serve the one-time boots of some sites."""
+    """A file written by 2fefe59 that declares that only one host serves the one-time boots of some sites."""
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read
-    fetch_log: str  # the folder where the fetches of that host belong
+    fetch_log: str  # the folder of that host's fetch log
 
     def __str__(self) -> str:
         whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"

@@ -1,4 +1,4 @@
-"""Templates: render Jinja2 templates of the fleet in a sandbox, with limits on their work."""
+"""Templates: render Jinja2 templates of the fleet in a sandbox that limits their work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _reject_secret(_: str) -> NoReturn:
 
 
 class TemplateFault(Exception):
-    """A template that cannot be read, or that cannot be rendered with these values."""
+    """A template that cannot be read, or that cannot be rendered with its values."""
 
     def __init__(self, code: Code, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ _SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
     list: (int, slice),
     tuple: (int, slice),
     range: (int, slice),
-    str: (slice,),  # an index of a text is usually a mistake
+    str: (slice,),  # an index into a text is usually a mistake
 }
 _LOOP: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
@@ -114,7 +114,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute's value. A key comes before a method of the same name."""
+        """Return an attribute's value. A key has precedence over a method of the same name."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
@@ -171,12 +171,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are_both(kind: Any, left: object, right: object) -> bool:
-    """Return whether both values are of this kind. Booleans are not numbers here."""
+    """Return whether both values have this kind. Booleans do not count as numbers here."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
 class TokenCount(Extension):
-    """Limits the tokens and the brackets of a template before Jinja2 parses it."""
+    """A Jinja2 extension that limits the tokens and brackets of a template before Jinja2 parses it."""
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         open_brackets = 0
@@ -191,7 +191,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """Return the node with a check of the budget at each place at which a value or the work can grow."""
+    """Return the node with a budget check at each place at which a value or the work can grow."""
     if depth > MAX_NESTING:
         raise make_limit_fault("the template is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -289,9 +289,9 @@ def join_texts(context: BudgetedContext, values: Sequence[object], separator: st
     return separator.join(texts)
 
 
-MAX_STEPS: Final = 100_000  # of all loops together
-MAX_WORK: Final = 1_000_000  # evaluated expressions, visited elements, and 16 characters of text each
-MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
+MAX_STEPS: Final = 100_000  # iterations of all loops together
+MAX_WORK: Final = 1_000_000  # evaluated expressions, visited elements, and 1 for each 16 characters of text
+MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, and of macros that call each other
 
 
 class Budget:
@@ -314,7 +314,7 @@ class Budget:
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
-        """Charge the budget for reading a whole value. A part that occurs several times counts several times."""
+        """Charge the budget for a whole value. A part that occurs several times counts several times."""
         if isinstance(value, str):
             self.spend(1 + len(value) // 16)
         elif type(value) in _NUMBERS or value is None:
@@ -340,7 +340,7 @@ _NUMBERS: Final = frozenset({bool, int, float})
 
 
 def as_text(value: object) -> str:
-    """Return a value as text. Booleans are written as in YAML."""
+    """Return a value as text. Booleans have the form of YAML."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -392,7 +392,7 @@ def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
 
 
-# Templates cannot contain these names.
+# The names contain characters that templates cannot use in a name.
 BUDGET_FILTERS: Final[dict[str, Any]] = {
     "-steps": _count_steps,
     "-spent": _spend_work,
@@ -410,7 +410,7 @@ def finalize_value(context: BudgetedContext, value: object) -> str:
 
 
 def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
-    """Return a list filter of Jinja2. Its first argument is the context or the environment."""
+    """Return a list filter of Jinja2 whose first argument is the context or the environment."""
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
@@ -477,7 +477,7 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
 
 
 def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
-    """Return a filter that quotes a value as a word, or a list of kernel arguments as the rest of a line."""
+    """Return a filter that quotes a value as one word, or a list of kernel arguments as the rest of a line."""
     return with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
 
@@ -499,11 +499,11 @@ def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return spending
 
 
-CALL_COST: Final = 4  # work of a filter, test, macro or function, which takes longer than other expressions
+CALL_COST: Final = 4  # a filter, test, macro or function takes longer than other expressions
 
 
 class NotDefined(UndefinedError):
-    """The use of a name that is not defined, with the value that lacks it."""
+    """A use of an undefined name, with the value that does not have the name."""
 
     def __init__(self, message: str | None, value: object, name: object) -> None:
         super().__init__(message)
@@ -511,7 +511,7 @@ class NotDefined(UndefinedError):
 
 
 class MissingName(StrictUndefined):
-    """The value of a name that is not defined. Each use is a fault, except in a test or with a default."""
+    """The value of an undefined name. Each use is a fault, except in a test or with a default."""
 
     __slots__ = ()
 
@@ -549,7 +549,8 @@ FILTERS: Final[dict[str, Any]] = {
     "selectattr": _list_filter("selectattr"),
     "sort": _list_filter("sort", environment=True),
     "string": with_cost(lambda value: as_text(value)),
-    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),  # no indent: it could be any number
+    # Without indent, because the indent could be any number.
+    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),
     "trim": with_cost(lambda value: as_text(value).strip()),
     "unique": _list_filter("unique", environment=True),
     "upper": with_cost(lambda value: as_text(value).upper()),
@@ -562,7 +563,7 @@ TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
     **{name: with_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
-MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one token
+MAX_TOKENS: Final = 10_000  # in a template; the text between two expressions is one token
 MAX_BRACKETS: Final = 25  # nested
 MAX_INTEGER: Final = 2**63 - 1
 
@@ -583,25 +584,25 @@ def format_key(key: object) -> str:
 
 
 ENVIRONMENT: Final = _Environment()
-MAX_BYTES: Final = 1024 * 1024  # of a template, and of its output
+MAX_BYTES: Final = 1024 * 1024  # of a template and of its output
 
 
 def render_template(source: str, context: Mapping[str, object]) -> str:
-    """Return the rendered text of a template. Text without markup stays as it is. Raises `TemplateFault`."""
+    """Return the rendered text of a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
     template = compile_template(source)
     if isinstance(template, TemplateFault):
         raise TemplateFault(template.code, template.message, template.line)
     return template if isinstance(template, str) else render_compiled(template, context)
 
 
-_CACHE_SIZE: Final = 1024  # templates; more than a fleet has
+_CACHE_SIZE: Final = 1024  # number of templates, more than any fleet has
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def decode_template(data: bytes) -> str:
     """Return the source of a template file. Raises `TemplateFault`."""
     try:
-        return data.decode("utf-8-sig")  # a byte order mark must not come before "#!ipxe"
+        return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TemplateFault(Code.TEMPLATE_SYNTAX, "the template is not UTF-8", line) from error
@@ -615,7 +616,8 @@ def compile_template(source: str) -> Template | str | TemplateFault:
         return source
     try:
         with _convert_syntax_errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of Python's compiler for {{ 1[1:] }}; rendering reports it
+            # Python's compiler warns of {{ 1[1:] }}, and rendering reports the error.
+            warnings.simplefilter("ignore", SyntaxWarning)
             return ENVIRONMENT.from_string(source)
     except TemplateFault as fault:
         return fault
@@ -623,7 +625,7 @@ def compile_template(source: str) -> Template | str | TemplateFault:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_names(source: str) -> frozenset[str]:
-    """Return the names that a template takes from its context."""
+    """Return the names that a template reads from its context."""
     with _convert_syntax_errors():
         return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
 
@@ -686,7 +688,7 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Describe the undefined name, and suggest a similar one."""
+    """Describe the undefined name, and suggest a similar name."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)
@@ -701,7 +703,7 @@ def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str
 
 
 def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return the path of a value in the context, such as server.labels. None: the context does not have the value."""
+    """Return the path of a value in the context, such as server.labels, or None if the context does not contain it."""
     if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()

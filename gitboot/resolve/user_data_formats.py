@@ -1,4 +1,4 @@
-"""User-data formats: check rendered user data, and the ways in which systems find it."""
+"""User-data formats: check rendered user data, and describe how systems find it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gitboot.model.scalars import Malformed, quote_value
 from gitboot.problems import Code
 from gitboot.resolve.server_decision import UserDataFiles
 
-# The file that systems expect, by format. For NoCloud formats, the main file of the folder.
+# The file name that systems expect, by format. For NoCloud formats, the main file of the folder.
 _FILE_NAME: Final = {
     UserDataFormat.IGNITION: "config.ign",
     UserDataFormat.KICKSTART: "ks.cfg",
@@ -45,9 +45,9 @@ _ARGUMENTS: Final = {
 }
 
 
-# The label of the volume that systems look for, and their folder on the volume, by format. Sources: cloud-init,
+# The label of the volume that systems look for, and the folder on the volume, by format. Sources: cloud-init,
 # "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
-# Combustion and of ignition-dracut in openSUSE. Systems do not look for volumes with Preseed or Generic.
+# Combustion and of ignition-dracut in openSUSE. There is no volume for Preseed and Generic.
 _VOLUMES: Final = {
     UserDataFormat.CLOUD_INIT: ("cidata", ""),
     UserDataFormat.AUTOINSTALL: ("cidata", ""),
@@ -69,7 +69,9 @@ def user_data_arguments(user_data: UserDataFiles) -> tuple[str, ...]:
 
 
 def find_volume(format: str) -> tuple[str, str] | None:
-    """Return the label of the volume on which systems look for a format, and the folder. None: they do not look."""
+    """Return the label of the volume on which systems look for a format, and the folder, or None if there is no
+    volume.
+    """
     return _VOLUMES.get(parse_family(format))
 
 
@@ -81,9 +83,9 @@ def format_meta_data(instance: Mapping[str, str]) -> str:
 def bundle_files(
     format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
 ) -> UserDataFiles:
-    """Return rendered text as files to publish.
+    """Return rendered text as files for publication.
 
-    NoCloud also needs a meta-data file, and accepts the files ``beside``.
+    NoCloud also needs a meta-data file, and accepts the additional files in ``beside``.
     """
     name = _FILE_NAME[parse_family(format)]
     if name != "user-data":
@@ -95,7 +97,7 @@ def bundle_files(
 
 
 def is_understood(format: str, supported: str) -> bool:
-    """Return whether an image that supports a format version can read user data of ``format``."""
+    """Return whether an image that supports the format ``supported`` can read user data of ``format``."""
     if supported == "None" or parse_family(format) is not parse_family(supported):
         return False
     return _parse_minor(format) <= _parse_minor(supported)
@@ -106,12 +108,12 @@ def _parse_minor(format: str) -> int:
 
 
 def check(format: str, text: str) -> None:
-    """Raise `Malformed` if rendered user data is not of this format."""
+    """Raise `Malformed` if rendered user data does not have this format."""
     _CHECKS[parse_family(format)](format, text)
 
 
 def check_beside(format: str, name: str, text: str) -> None:
-    """Raise `Malformed` if NoCloud does not accept a file of this name and content beside the user data."""
+    """Raise `Malformed` if NoCloud does not accept an additional file with this name and content."""
     if _FILE_NAME[parse_family(format)] != "user-data":
         raise Malformed(
             Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", f"remove {name}"

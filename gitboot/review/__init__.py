@@ -1,1 +1,1 @@
-"""Compare commits: what changes for which server, which guards hold it, and what a rollout does next."""
+"""Reviews: the changes between two commits, the guards that hold a commit, and the next step of a rollout."""

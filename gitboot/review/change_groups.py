@@ -20,8 +20,8 @@ from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # they identify the server
-RENDERED_LINES: Final = 50_000  # of all rendered diffs together
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that identify the server
+RENDERED_LINES: Final = 50_000  # lines of all rendered diffs together
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
@@ -29,13 +29,16 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
     id: Id
     fate: ChangeKind
-    number: int  # of documents; more than 1 if each server has its own Server document
+    number: int  # number of documents; more than 1 if each server has its own Server document
     fields: tuple[FieldChange, ...]
     place: tuple[str, int, int] | None  # in the new commit: path, line, column
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and its place. If there are several documents, the place is that of the first."""
+        """The words between the cause and its place.
+
+        If there are several documents, the place is that of the first document.
+        """
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
@@ -48,8 +51,8 @@ class Outlier(Struct, frozen=True, kw_only=True):
     """The difference between a group and a larger group with the same causes and the same changed fields."""
 
     than: str  # the first server of the larger group
-    lines: tuple[str, ...]  # of the rendered diff of this group alone; names replace the servers' own values
-    missing: tuple[str, ...]  # lines of the larger group alone
+    lines: tuple[str, ...]  # lines that only this group's rendered diff has; names replace the servers' own values
+    missing: tuple[str, ...]  # lines that only the larger group has
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -59,10 +62,12 @@ class Group(Struct, frozen=True, kw_only=True):
     servers: tuple[ServerChange, ...]  # by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]  # of all servers
-    unknown: tuple[UnknownReason, ...]  # of all servers
-    fields: tuple[FieldChange, ...]  # of the decision of the first server; values may differ between the servers
-    rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many lines
+    reinstalls: tuple[Reinstall, ...]  # reinstallations of all servers
+    unknown: tuple[UnknownReason, ...]  # unknown reasons of all servers
+    # Changed fields of the first server's decision; values may differ between the servers.
+    fields: tuple[FieldChange, ...]
+    # The diffs of the first server. None: not rendered, because there are too many lines.
+    rendered: tuple[RenderedDiff, ...] | None
     own: tuple[str, ...] = ()  # names of each server's own values in the added and removed lines
     outlier: Outlier | None = None  # None: no larger group has the same causes and the same changed fields
 
@@ -86,7 +91,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
-        # Equal for servers with the same causes and changes, apart from their own names and addresses.
+        # Equal for servers with the same causes and changes, except for their own names and addresses.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
         fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
         key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
@@ -258,13 +263,13 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
     images = {field.path[:-1] for field in found if field.path[-1] == "image"}
     for field in found:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
-            continue  # they follow from the image
+            continue  # this field follows from the image
         if field.path == ("policy", "provision"):
             continue  # the server's own field has the same number
         yield field
 
 
-_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # of a Server; only templates read them
+_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # fields of a Server that only templates read
 
 
 class _Part(Struct, frozen=True):
@@ -275,7 +280,7 @@ class _Part(Struct, frozen=True):
 
 
 class CauseFinder:
-    """Finds the changed documents and files that a boot is composed of."""
+    """Finds the changed documents and files from which a boot is composed."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
@@ -362,7 +367,7 @@ class CauseFinder:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
-        if part.key.kind == "BootPolicy":  # and the policies that it inherits from
+        if part.key.kind == "BootPolicy":  # including the policies from which it inherits
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
         yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
@@ -370,6 +375,6 @@ class CauseFinder:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):
-                if self._documents[key].fate is ChangeKind.EDITED:  # a new image alone changes no boot
+                if self._documents[key].fate is ChangeKind.EDITED:  # a new image without other changes changes no boot
                     yield key
             yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

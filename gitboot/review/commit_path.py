@@ -1,4 +1,4 @@
-"""Commit path: judge each commit between the accepted and the newest one."""
+"""Commit path: judge each commit between the accepted commit and the newest commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.review.guards import (
 )
 
 U = TypeVar("U", bound=str)  # a UUID
-MAX_STEPS: Final = 200  # more commits are judged as one step
+MAX_STEPS: Final = 200  # a longer path is judged as one step
 JudgeStep = Callable[[int, int], Verdict]  # judges the step from one position to another, without acknowledgements
 OnArrival = Callable[[int, int], None]  # takes the start of a step, and the position that the step reaches
 
@@ -39,11 +39,11 @@ class PathCommit(Struct, frozen=True, kw_only=True):
 
     revision: str
     valid: bool  # False: the commit is part of the step to the next valid commit
-    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
+    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
 
 
 class PathStep(Struct, frozen=True, kw_only=True):
-    """A step between two positions. Position 0 is the accepted commit, position n is the n-th commit after it."""
+    """A step between two positions. Position 0 is the accepted commit, and position n is the n-th commit after it."""
 
     old: int
     new: int
@@ -53,8 +53,8 @@ class PathStep(Struct, frozen=True, kw_only=True):
 class CommitPath(Struct, frozen=True, kw_only=True):
     """The commits that can be accepted, and the step that is held."""
 
-    accepted_steps: tuple[PathStep, ...]  # that no guard holds; each starts at the end of the step before
-    held_step: PathStep | None  # from the last accepted position to the newest commit; None: all are accepted
+    accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each step starts at the end of the previous step
+    held_step: PathStep | None  # from the last accepted position to the newest commit; None: all steps are accepted
     unacknowledged_steps: tuple[PathStep, ...]  # held steps between single commits, each with its own digest
     ignored_lines: tuple[IgnoredLine, ...]
     used_line_ids: frozenset[str] = frozenset()  # the ids of the signed lines that count for the accepted steps
@@ -74,13 +74,13 @@ def find_commit_path(
     counted_before: Container[str] = frozenset(),
     on_arrival: OnArrival = _ignore,
 ) -> CommitPath:
-    """Judge the first-parent commits after the accepted one, in their order. The last commit must be valid.
+    """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
-    gitboot judges the step to a commit from the last commit that can be accepted. So nobody has to acknowledge a change
-    that a later commit reverted. gitboot also judges the step from an earlier commit if a line acknowledges that step,
-    as in a branch whose commits were rebased one by one.
+    gitboot judges the step to a commit from the last commit that can be accepted, so that no acknowledgement is
+    necessary for a change that a later commit reverted. gitboot also judges the step from an earlier commit if a line
+    acknowledges that step, as in a branch whose commits were rebased one by one.
 
-    A line acknowledges one step: a step that ends at the line's commit or before it, or else one that ends after it.
+    A line acknowledges one step: a step that ends at the line's commit or earlier, or otherwise a step that ends later.
     A line that counts by its signature counts only for the first commit with that signed content.
 
     If a step waits although no guard holds it, the path ends before that step, so a wait does not change the steps.
@@ -112,7 +112,7 @@ class _AckPosition(Struct, frozen=True):
 
     @property
     def key(self) -> _AckPosition | str:
-        """What counts once on a path."""
+        """The value that counts only once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -156,7 +156,9 @@ class _Search:
         self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
     def arrive(self, new: int) -> None:
-        """Try to reach a position from the latest position, then from each one where an acknowledgement may apply."""
+        """Try to reach a position from the latest position, and then from each position where an acknowledgement may
+        apply.
+        """
         latest, *others = sorted(self.paths, reverse=True)
         acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
         for old in (latest, *acknowledged):
@@ -241,7 +243,7 @@ _Given = _AckPosition | tuple[str, str]  # a line, or an approval without a line
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """Return the provision number of each unknown UUID in the first commit that has the UUID.
 
-    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted one, in
+    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit, in
     order.
     """
     found = dict[U, int]()
@@ -256,12 +258,12 @@ class CommitBetween(NamedTuple):
     """A commit of the first-parent line from BASE to HEAD."""
 
     revision: str
-    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
+    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
     side: Callable[[], Side]
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
-    """A commit that a person has to acknowledge, and the lines that do so."""
+    """A commit that a person has to acknowledge, and the lines that acknowledge the commit."""
 
     commit: str
     lines: tuple[str, ...]
@@ -278,7 +280,7 @@ def judge_by_steps(
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
     """Judge several commits one by one, as an instance does.
 
-    Return the verdict on all of them, the commits that are held, and the lines that acknowledge nothing.
+    Return the verdict on all commits together, the held commits, and the lines that acknowledge nothing.
     """
 
     @cache
@@ -304,7 +306,7 @@ def judge_by_steps(
             trip for hop in found.accepted_steps for trip in hop.verdict.trips
         )  # all of them are acknowledged
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
-    # Together the commits may be harmless although one of them is not. An instance may see that commit alone.
+    # The commits may be harmless together although one of them is not harmless. An instance may see that commit alone.
     holding = verdict if verdict.held else found.held_step.verdict
     steps = (
         HeldStep(

@@ -79,7 +79,9 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the server in the new commit, or in the old one if the new commit removes the server."""
+        """The name of the server in the new commit. If the new commit removes the server, the name in the old
+        commit.
+        """
         decision = self.new or self.old
         assert decision is not None  # noqa: S101 - one of the two is there
         return decision.server
@@ -90,7 +92,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def retired(self) -> bool:
-        """Whether the server becomes Retired. Its document stays."""
+        """Whether the server becomes Retired. The document of such a server stays."""
         both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
         return both == [False, True]
 
@@ -106,7 +108,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
 
 class BmcChange(Struct, frozen=True, kw_only=True):
-    """A server whose BMC is new, or has another address or trust, so credentials go to a new place."""
+    """A server with a new BMC, or with another address or trust of its BMC, so that credentials go to a new place."""
 
     server: str
     is_new_server: bool  # whether the commit adds the server
@@ -116,14 +118,14 @@ class BmcChange(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """Everything that a commit changes. Each list is sorted by name."""
+    """All changes of a commit. Each list is sorted by name."""
 
     first: bool  # there is no commit before
     servers: tuple[ServerChange, ...]
     unchanged: int
     before: int  # how many servers the old commit has
     after: int
-    unknown: SharedChange | None  # of the boots of unknown machines; None: no change
+    unknown: SharedChange | None  # the change of the boots of unknown machines; None: no change
     shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: no change
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
@@ -135,7 +137,7 @@ class Changes:
     unknown_claims: tuple[str, ...]  # new servers whose boot claims to write no disk and is new in the fleet
     lost_identities: tuple[LostIdentity, ...]  # identities that machines no longer have, sorted
     gained_identities: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
-    digest: Digest = field(init=False)  # of all changes; an acknowledgement is bound to it
+    digest: Digest = field(init=False)  # the digest of all changes, to which an acknowledgement is bound
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
@@ -216,10 +218,10 @@ def compare_decisions(
     touched: Touched | None = None,
     get_offered_claims: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
-    """Return the changes from the old commit to the new one. If there is no old commit, everything is new.
+    """Return the changes between two commits. Without an old commit, everything is new.
 
-    ``touched`` names what can differ; None: everything. ``get_offered_claims`` returns the result of `list_claims` for
-    all old decisions; None: it is computed when needed.
+    ``touched`` names the servers and documents that can differ, or None for all. ``get_offered_claims`` returns the
+    result of `list_claims` for all old decisions. If it is None, the claims are computed when needed.
     """
     shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -370,7 +372,10 @@ def _count_areas(
     new: FleetRepository,
     sizes: Mapping[Label, int],
 ) -> tuple[Area, ...]:
-    """Return the whole fleet, then each site and each role. A server that moves from one to another counts in both."""
+    """Return the whole fleet, then each site and each role.
+
+    A server that moves between two sites or roles counts in both.
+    """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
 
@@ -404,7 +409,7 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """A change after which gitboot cannot tell whether a server is provisioned."""
+    """A change after which gitboot cannot determine whether a server is provisioned."""
 
     CAME = "came"  # the server is new, and its provision number may be from an installation elsewhere
     REPLACES = "replaces"  # it replaces a board without a document; only the ledger may have its record
@@ -415,7 +420,7 @@ class UnknownCause(StrEnum):
 
 
 class UnknownReason(NamedTuple):
-    """A reason why gitboot cannot tell whether a server is provisioned."""
+    """A reason why gitboot cannot determine whether a server is provisioned."""
 
     cause: UnknownCause
     detail: str  # the provision number, the old UUID, the new site, or the maintenance
@@ -424,10 +429,10 @@ class UnknownReason(NamedTuple):
 def find_unknown_reasons(
     old: Decision | None, new: Decision | None, new_site: str | None = None
 ) -> tuple[UnknownReason, ...]:
-    """Return the reasons why gitboot cannot tell whether a server is provisioned, as far as two decisions show them.
+    """Return the reasons in two decisions why gitboot cannot determine whether a server is provisioned.
 
     A server with a raised provision number is pending in each case. ``new_site`` is set if the server moves to this
-    site from another one, and both sites have their own instances.
+    site from another site, and both sites have their own instances.
     """
     if new is None:
         return ()
@@ -453,10 +458,10 @@ MatchingPair = tuple[str | None, str | None]  # a server's old and new name; Non
 
 
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
-    """Match the servers of two commits. Return each server once, sorted by its new name, or else by its old name.
+    """Match the servers of two commits. Return each server once, sorted by its new name, or by its old name if removed.
 
-    Servers match by UUID, then by the UUID that a document replaces. The others match by the identities that survive a
-    new motherboard: name, MAC address, serial number, BMC.
+    Servers match by UUID, then by the UUID that a document replaces. The remaining servers match by the identities that
+    survive a new motherboard: name, MAC address, serial number, BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
@@ -494,7 +499,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class ServerEffect(Struct, frozen=True, kw_only=True):
-    """What a commit changes for one server."""
+    """The changes of a commit for one server."""
 
     server: str  # the name in the new commit, or the old name of a removed server
     kind: EffectKind
@@ -517,7 +522,7 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 
 
 def _find_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """Yield the fields that differ, sorted by name. A value that only one side has comes as a whole."""
+    """Yield the fields that differ, sorted by name. A value that only one side has is yielded as a whole."""
     if _are_named(old) or _are_named(new):  # by name, so an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -532,7 +537,7 @@ def _are_named(value: Any) -> bool:
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two compared revisions. An invalid revision has problems and no decisions."""
+    """One of the two compared revisions. An invalid revision has problems instead of decisions."""
 
     named: str
     revision: str
@@ -542,6 +547,6 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The short revision; empty if it equals the name."""
+        """The short revision, or "" if it equals the name."""
         parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
         return "" if self.revision == self.named else " ".join(parts)

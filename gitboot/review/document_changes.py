@@ -1,4 +1,4 @@
-"""Document changes: compare the documents and files of two commits, and what gitboot publishes for all machines."""
+"""Document changes: compare two commits' documents and files, and the files that gitboot publishes for all machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
 class SharedChange(Struct, frozen=True, kw_only=True):
-    """A change of what gitboot publishes for all machines or for unknown machines."""
+    """A change of the files that gitboot publishes for all machines, or of the boots of unknown machines."""
 
     old: Mapping[str, Any] | None  # None: there is no old commit
     new: Mapping[str, Any]
@@ -34,9 +34,9 @@ def compare_shared(
     new_repository: FleetRepository,
     touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
-    """Compare what gitboot publishes for all machines. None: no change.
+    """Compare the files that gitboot publishes for all machines. Return None without a change.
 
-    ``touched`` are the servers that can differ; None: all servers.
+    ``touched`` are the servers that can differ, or None for all servers.
     """
     return _make_change(
         _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
@@ -44,7 +44,7 @@ def compare_shared(
 
 
 def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """Compare the boots of unknown machines. None: no change."""
+    """Compare the boots of unknown machines. Return None without a change."""
     return _make_change(_unknown_facts(old), _unknown_facts(new))
 
 
@@ -68,7 +68,7 @@ _WITHOUT_BOOT_FILES: Final = frozenset(
 
 
 def changes_ledger(change: SharedChange) -> bool:
-    """Return whether the Fleet or a site no longer names the ledger that it named before."""
+    """Return whether the Fleet or a site stops naming its previous ledger."""
     if change.old is None:
         return False
     by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
@@ -93,8 +93,8 @@ def _shared_facts(
         "monitors": list(map(str, spec.provisioning.monitors)),  # fetches of monitors prove no installation
         # If clients are named, only their fetches prove an installation.
         **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
-        "ledger": spec.provisioning.ledger,  # of the instance that serves one-time boots
-        **({"ledgers": ledgers} if ledgers else {}),  # of the instances of sites
+        "ledger": spec.provisioning.ledger,  # the ledger of the instance that serves one-time boots
+        **({"ledgers": ledgers} if ledgers else {}),  # the ledgers of the instances of sites
         **(
             _network_facts(decisions, other, touched)
             if other is not None and decisions.outputs & other.outputs & _HOST_OUTPUTS
@@ -109,7 +109,7 @@ _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.P
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
     """Return the input of the DHCP files.
 
-    It has only servers of both commits that differ, so a rebase changes nothing.
+    It contains only servers of both commits that differ, so a rebase changes nothing.
     """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
@@ -144,7 +144,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
     name: str
     fate: ChangeKind
     in_use: int  # servers of either commit that can boot it; unknown machines count as one
-    pair: tuple[Digest | None, Digest | None]  # of its spec, before and after
+    pair: tuple[Digest | None, Digest | None]  # digests of its spec, before and after
 
     @property
     def mutated(self) -> bool:
@@ -189,7 +189,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """How something changed."""
+    """The kind of a change."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -197,17 +197,19 @@ class ChangeKind(StrEnum):
 
 
 class DocumentChange(Struct, frozen=True, kw_only=True):
-    """A changed document, or a changed file that documents name (kind "file")."""
+    """A changed document, or a changed file to which documents refer (kind "file")."""
 
     id: Id
     fate: ChangeKind
-    fields: tuple[FieldChange, ...]  # of an edited document
+    fields: tuple[FieldChange, ...]  # changed fields of an edited document
 
 
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
-    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison; None: all."""
+    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison, or None for
+    all.
+    """
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
@@ -244,7 +246,7 @@ Path = tuple[str | int, ...]
 
 
 class FieldChange(NamedTuple):
-    """A field before and after. None: absent."""
+    """A field before and after a change. An absent value is None."""
 
     path: Path
     old: Any

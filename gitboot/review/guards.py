@@ -51,12 +51,12 @@ ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much one commit may change before guards hold it. An instance has these defaults."""
+    """The limits above which guards hold a commit. An instance has these defaults."""
 
     max_update_percent: int = 30
     max_delete_percent: int = 10
     max_deletes: int = 25
-    max_small_group: int = 3  # servers; instead of the percentages in groups smaller than `MIN_SIZE_FOR_PERCENT`
+    max_small_group: int = 3  # servers; replaces the percentages in groups smaller than `MIN_SIZE_FOR_PERCENT`
     max_reinstalls: int = 0
     max_installs: int = 50
     max_resets: int = 50
@@ -83,15 +83,15 @@ class Trip(Struct, frozen=True, kw_only=True):
     what: str  # the counted things, such as "servers removed"
     number: int
     limit: int
-    of: int | None = None  # the whole group; None: the limit is not a share of a group
+    of: int | None = None  # the size of the group; None: the limit is not a share of a group
     percent: bool = False  # whether the limit is a percentage
-    area: str = "all"  # or site=fra1
+    area: str = "all"  # "all", or a group such as site=fra1
     acknowledged: bool = False
-    by: str = ""  # who acknowledged it; "": not recorded
+    by: str = ""  # the person who acknowledged the limit; "": not recorded
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The guards that hold a commit, and the digest that acknowledgements are bound to."""
+    """The guards that hold a commit, and the digest to which acknowledgements are bound."""
 
     digest: Digest
     limits: Limits
@@ -106,11 +106,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def holding(self) -> tuple[Guard, ...]:
-        """The guards with an exceeded limit that is not acknowledged, each once."""
+        """The guards with an exceeded limit that is not acknowledged, without duplicates."""
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who acknowledged it
+Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> the person who acknowledged
 NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
@@ -128,13 +128,13 @@ def judge(
 ) -> Verdict:
     """Return the limits that a commit exceeds. An acknowledgement counts for one digest and one guard.
 
-    - ``pending`` is the number of servers that are not installed, by the records of the instance. For a first commit it
-      replaces the number of servers with a first boot. None: there are no records.
+    - ``pending`` is the number of servers that are not installed, according to the records of the instance, or None
+      without records. For a first commit it replaces the number of servers with a first boot.
     - ``returning`` is the number of servers that the commit adds again, that have records, and that it reinstalls.
     - ``inheritances`` are identities through which machines that may be installed already get install boots of other
       servers.
-    - ``rewound`` means that the commit does not descend from the accepted one.
-    - ``takeover`` means that the commit ends the work of an instance for the fleet. None: the extent decides.
+    - ``rewound`` means that the commit does not descend from the accepted commit.
+    - ``takeover`` means that the commit ends the work of an instance for the fleet. If it is None, the extent decides.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
     inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
@@ -243,7 +243,9 @@ def format_ack_line(digest: Digest, guard: Guard) -> str:
 
 
 def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
-    """Yield each guard that holds the commit with the line that acknowledges it. Some guards need `gitboot approve`."""
+    """Yield each guard that holds the commit with its acknowledgement line, or with `gitboot approve` if a line cannot
+    count.
+    """
     for guard in verdict.holding:
         if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
             yield guard, format_ack_line(verdict.digest, guard)
@@ -266,7 +268,7 @@ class AckLine(Struct, frozen=True, kw_only=True):
     digest: str
     guard: str
     by: str  # the author of the message
-    content: str = ""  # SHA-256 of what the commit's signature covers, if the line counts by that signature
+    content: str = ""  # SHA-256 of the content that the commit's signature covers, if the line counts by that signature
 
     @property
     def id(self) -> str:
@@ -376,7 +378,7 @@ def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area,
 def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
     """Return the extent of a first commit. `compare_decisions` has the same result and needs more memory.
 
-    ``servers`` are the decisions of all servers. They are read once.
+    ``servers`` are the decisions of all servers, which are read once.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
     found = Counter[Risk]()
@@ -413,10 +415,10 @@ GROUPING: Final = ("site", "role")  # labels; the servers with the same value ar
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that can differ between two commits. All others are equal."""
+    """The servers and documents that can differ between two commits. All other servers and documents are equal."""
 
-    servers: frozenset[str]  # of either commit
-    documents: frozenset[Id]  # and files, of kind "file"
+    servers: frozenset[str]  # servers of either commit
+    documents: frozenset[Id]  # documents and files, which have the kind "file"
     sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
 
 
@@ -428,9 +430,9 @@ class Area(Struct, frozen=True, kw_only=True):
 
     label: Label | None  # None: the whole fleet
     size: int  # servers of the old commit, and changed servers that moved here
-    changed: int  # without harmless changes
+    changed: int  # changed servers without harmless changes
     less: int  # servers with a harmless change, which guards ignore
-    removed: int  # or retired
+    removed: int  # removed or retired servers
     added: int
     reinstalled: int
 
@@ -441,7 +443,7 @@ class Area(Struct, frozen=True, kw_only=True):
 class Extent(Struct, frozen=True, kw_only=True):
     """The numbers by which guards judge a commit."""
 
-    digest: Digest  # of all changes; an acknowledgement is bound to it
+    digest: Digest  # the digest of all changes, to which an acknowledgement is bound
     first: bool  # there is no commit before
     before: int  # how many servers the old commit has
     after: int
@@ -449,7 +451,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     reinstalls: int  # servers that can newly get an install boot
     resets: int  # servers that a maintenance can newly reset while they run
     unknown: bool  # whether unknown machines boot something else
-    mutated_images: int  # in use, and edited
+    mutated_images: int  # edited images in use
     disk_claims: int  # images that claim for the first time to write no disk
     access: int  # settings that let more clients fetch
     takeover: bool  # whether the commit lets another instance act for the fleet
@@ -470,7 +472,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the extent with a digest that covers the inherited identities, if there are any.
 
-        So an acknowledgement of the changes alone does not let other machines be installed.
+        An acknowledgement of only the changes therefore does not let other machines be installed.
         """
         if not inheritances:
             return self
@@ -478,7 +480,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
     def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """Return the extent of a commit that does not descend from the accepted one, with a digest of both revisions.
+        """Return the extent of a commit that does not descend from the accepted commit, with a digest of both
+        revisions.
 
         A rewind may change no decision, so the digest of the changes does not identify the rewind.
         """

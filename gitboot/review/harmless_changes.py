@@ -16,20 +16,20 @@ from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision,
 
 
 class EveryBoot(Struct, frozen=True):
-    """At each boot, whatever the record contains."""
+    """A boot at each start of the machine, independent of the record."""
 
 
 class UntilProvisioned(Struct, frozen=True):
-    """Until a provision key is provisioned."""
+    """A boot until a provision key is provisioned."""
 
     number: int
-    image: str | None  # part of the key under OnImageChange; None under Once
+    image: str | None  # part of the key with OnImageChange; None with Once
     attempts: int = 1
     boots: int = 1  # of each attempt
 
 
 class UntilRun(Struct, frozen=True):
-    """Until a run of a maintenance is consumed."""
+    """A boot until a run of a maintenance is consumed."""
 
     maintenance: str
     run: int
@@ -41,7 +41,7 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether each record that allows a boot under ``other`` allows it under ``one``, too."""
+    """Return whether each record that allows a boot under ``other`` also allows the boot under ``one``."""
     match one, other:
         case (EveryBoot(), _):
             return True
@@ -49,7 +49,8 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
             as_often = other.attempts <= one.attempts and other.boots <= one.boots
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
-            # A machine that consumed the run in one window consumed it in the other, wherever the window was moved.
+            # A machine that consumed the run in one window also consumed it in the other window, even if the window was
+            # moved.
             if other.start is None or one.end is None or other.start < one.end:
                 return True
             return one.start is not None and other.start <= one.start
@@ -57,13 +58,13 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What a decision demands in a span of time."""
+    """The boot that a decision demands in a span of time."""
 
     boot: Boot | None  # None: the local disk, or no plan
     when: BootCondition = EveryBoot()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
-    waits: bool = False  # whether it waits until the machine is off
+    waits: bool = False  # whether the boot waits until the machine is off
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy demands it
 
@@ -87,7 +88,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
-    """Yield the span that begins at each of these times. They must contain the start and end of each window."""
+    """Yield the span that begins at each of these instants, which must contain the start and end of each window."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in instants)
         return
@@ -151,7 +152,10 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
 
 
 def is_harmless(old: Decision, new: Decision) -> bool:
-    """Return whether the new decision offers no boot that the old one did not offer. Guards ignore such a change."""
+    """Return whether the new decision offers only boots that the old decision also offered.
+
+    Guards ignore such a change.
+    """
     is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
         not is_active_as_before
@@ -165,7 +169,7 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether a demand offers no more than the first of these spans. The others are the spans after it."""
+    """Return whether a demand offers no more than the first of these spans. The other spans follow the first span."""
     here, key = spans[0], demand.when
     if _is_within(demand, here.demand):
         return True
@@ -189,7 +193,7 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
-        return False  # without the wait, the boot comes sooner; with it, the disk replaces a harmless boot
+        return False  # without the wait, the boot happens earlier; with the wait, the disk replaces a harmless boot
     if not demand.writes_disk and not covers(demand.when, other.when):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)

@@ -53,7 +53,7 @@ class ReinstallReason(StrEnum):
     RECORD = "record"  # the same with provision 0: only the record shows whether the server is installed again
     NETWORK_BOOT = "networkBoot"
     WAIT = "waitFor"  # no longer PowerOff, so a running server may be installed
-    OVERRIDE = "override"  # no longer None; before, the firmware's boot order decided
+    OVERRIDE = "override"  # no longer None; previously the firmware's boot order decided
     MAC = "MAC"  # the MAC address of another server, whose machine now gets the boots of this server
     SERIAL = "serial"  # the serial number of another server
     ADDRESS = "address"  # the IP address of another server, from which firmware fetches
@@ -65,7 +65,8 @@ class ReinstallReason(StrEnum):
     UNCOVERED = "uncovered"  # the maintenance with precedence is gone
     STOPPED = "stopped"  # install boots are no longer stopped
     CLAIM = "claim"  # an image that claims for the first time to write no disk
-    CLAIM_OF_BOOT = "claim of boot"  # such an image with arguments, scripts or templates that are new for it
+    # An image with such a claim and with arguments, scripts or templates that are new for it.
+    CLAIM_OF_BOOT = "claim of boot"
 
 
 class Reinstall(NamedTuple):
@@ -78,7 +79,7 @@ class Reinstall(NamedTuple):
 
 
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
-    """Return the ways in which the new decision allows an install boot that the old one did not allow.
+    """Return the ways in which the new decision allows an install boot that the old decision did not allow.
 
     The result does not depend on records, so the server may be installed already. A one-time boot for a provision key
     is the same boot under each policy and with each image.
@@ -185,7 +186,7 @@ def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str)
 
 
 def wants_install(decision: Decision) -> bool:
-    """Return whether a new server gets an install boot, from its policy or from a maintenance."""
+    """Return whether a new server gets an install boot from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
         if policy.network_boot in _BY_KEY and policy.provision > 0:  # gitboot adopts a server with 0
@@ -199,10 +200,10 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether the record of a server can show that it is installed already.
+    """Return whether the record of a server can show that the server is installed already.
 
-    A record contains what a policy installed on this machine. It does not contain the boots of other machines, or
-    whether an image really writes no disk.
+    A record contains the installations of a policy on this machine. A record does not contain the boots of other
+    machines, or whether an image really writes no disk.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
@@ -230,7 +231,7 @@ class GainedIdentity(NamedTuple):
     kind: str
     value: str
     server: str
-    uuid: SystemUuid  # of the server
+    uuid: SystemUuid  # the UUID of the server
     replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
     is_counted: bool  # whether the comparison counts it, because another server had it in the older commit
     is_new: bool  # whether the server did not have it in the older commit
@@ -246,7 +247,7 @@ class Inheritance(NamedTuple):
     server: str
     kind: str
     value: str
-    uuid: SystemUuid  # of the machine
+    uuid: SystemUuid  # the UUID of the machine
     machine: str  # its last name, or its UUID
 
     def __str__(self) -> str:
@@ -264,7 +265,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """A server as one commit describes it."""
+    """A server as described in one commit."""
 
     decision: Decision
     machine: Machine
@@ -273,7 +274,7 @@ class DescribedServer(NamedTuple):
     outputs: Collection[Output]
 
     def list_identities(self) -> Iterator[IdentityKey]:
-        """Yield every identity of the machine, including those of interfaces that it may not boot from."""
+        """Yield every identity of the machine, including interfaces from which the machine may not boot."""
         yield from _list_machine_identities(self.machine)
         yield from self._list_network_identities()
 
@@ -329,7 +330,7 @@ def find_identity_reinstalls(
 ) -> tuple[Reinstall, ...]:
     """Return the reinstallations that happen because a server takes over identities of other servers.
 
-    ``owners`` maps identities to the servers of the older commit. ``was`` is the name of this server there.
+    ``owners`` maps identities to the servers of the older commit. ``was`` is the name of this server in that commit.
     """
     return tuple(
         Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
@@ -370,8 +371,8 @@ def update_lost_identities(
 ) -> frozenset[LostIdentity]:
     """Return the lost identities after a commit was accepted.
 
-    If an accepted commit gives a server install boots through an identity, the guard let that pass. From then on, the
-    identity belongs to the machine of that server alone.
+    If an accepted commit gives a server install boots through an identity, the guard has permitted that. From then on,
+    the identity belongs only to the machine of that server.
     """
     now = before.union(newly_lost)
     owners = {each.mark: each.uuid for each in newly_gained}
@@ -399,7 +400,7 @@ class DiskClaims:
     ) -> None:
         """Create the claims. ``get_offered_claims`` returns the result of `list_claims` for all earlier decisions.
 
-        It is called only if needed. None: there is no earlier commit.
+        It is called only if needed, and is None if there is no earlier commit.
         """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
@@ -419,7 +420,7 @@ class DiskClaims:
     def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return the boots of a server that count as installations because their claims are new.
 
-        No old: a new server.
+        ``old`` is None for a new server.
         """
         found = []
         for maintenance, boot in _list_claimed_boots(new):
@@ -438,7 +439,7 @@ class DiskClaims:
     def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
         if new.base_url not in self._hosts:
             return False
-        if not boot.entries and boot.user_data is None:  # the image alone, apart from console arguments
+        if not boot.entries and boot.user_data is None:  # only the image, apart from console arguments
             own = self._new.images[boot.image].spec.kernel_arguments
             decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
             if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: no arguments
@@ -459,7 +460,7 @@ def list_claims(decision: Decision) -> frozenset[Digest]:
 
 
 def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
-    """Yield the boots of a decision that claim to write no disk, each with its maintenance. None: the policy."""
+    """Yield the boots of a decision that claim to write no disk, each with its maintenance, or None for the policy."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
     policy = decision.policy
@@ -472,7 +473,7 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of what a machine starts: files, arguments and scripts.
+    """Return a digest of the files, arguments and scripts that a machine starts.
 
     URLs and arguments for the console output do not change the digest.
     """
@@ -493,7 +494,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of what a machine starts, including the templates of the user data."""
+    """Return a digest of the files, arguments and scripts that a machine starts, and of its user data templates."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -529,8 +530,8 @@ def find_returning_servers(
 ) -> tuple[str, ...]:
     """Return the names of added servers that the guard maxReinstalls counts, because the ledger saw their machines.
 
-    Two commits cannot show this, because such a server looks new beside the commit before. A server in
-    ``unknown_claims`` boots an image whose claim to write no disk is not acknowledged.
+    A comparison of two commits cannot show this, because such a server looks new. A server in ``unknown_claims`` boots
+    an image whose claim to write no disk is not acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:
@@ -558,9 +559,9 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `find_windo
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
-    """Return the install boots of an accepted decision that a newer one does not offer, the earliest first.
+    """Return the install boots of an accepted decision that a newer decision does not offer, the earliest first.
 
-    ``newer`` is the decision of the commit ``by`` for the same machine. None: that commit does not describe the
+    ``newer`` is the decision of the commit ``by`` for the same machine, or None if that commit does not contain the
     machine.
     """
     times = find_window_edges(accepted) if newer is None else find_window_edges(accepted, newer)
@@ -581,7 +582,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
 
 
 def _install_facts(ask: Demand) -> tuple[object, ...] | None:
-    """Return the content, the key and the wait of an install boot. Equal offers have equal results. None: no boot."""
+    """Return the content, the key and the wait of an install boot, or None. Equal offers have equal results."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data

@@ -26,7 +26,7 @@ from gitboot.review.decision_changes import ServerChange
 from gitboot.text import format_count, format_rest
 
 _CONTEXT_LINES: Final = 2  # lines around each difference
-_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; a last line has the number of the others
+_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; a last line contains the number of omitted lines
 Texts = dict[str, str]  # by file name: boot.ipxe, user-data
 Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
 
@@ -49,8 +49,8 @@ class RenderedChanges:
     def make_key(self, change: ServerChange) -> Digest:
         """Return a digest of the diffs of all files of a server, with names in place of the server's own values.
 
-        Two servers have the same digest if and only if their diffs have the same lines at the same positions. Lines
-        that look like secrets are compared, too.
+        Two servers have the same digest if and only if their diffs have the same lines at the same positions. The
+        comparison includes lines that look like secrets.
         """
         if change.new is None:
             return compute_digest(None)  # all files are removed
@@ -218,9 +218,10 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
-        if secrets := plan.boot.user_data.secrets:  # they are encrypted
+        if secrets := plan.boot.user_data.secrets:  # the secrets are encrypted
             texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
-    if plan.boot is not None and "grub" in plan.boot.entries:  # it may differ where the other scripts do not
+    # The GRUB script may differ although the other scripts do not.
+    if plan.boot is not None and "grub" in plan.boot.entries:
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
 
@@ -249,10 +250,10 @@ _DIGEST: Final = "digest"  # of the user data, whose text is in the diff
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
     """Return the text with ⟨NAME⟩ in place of each value. ``own`` maps values to names. A bracket ⟨ becomes ⟨⟨⟩.
 
-    If values overlap, the first one in the text is replaced. If several begin there, the longest one is replaced.
+    If values overlap, the value that begins first is replaced. If several values begin there, the longest is replaced.
     """
     found = []
-    # Search for each value. Compiling a pattern for each server would take twice as long as everything else here.
+    # Search for each value. Compiling a pattern for each server would take twice as long as the rest of this module.
     for value, name in (*own.items(), (_OPEN, _OPEN)):
         start = text.find(value)
         while start >= 0:
@@ -270,7 +271,10 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
 
 
 def _extends_word(beside: str, name: str) -> bool:
-    """Return whether the character beside a value makes the value part of a longer word. "": the end of the text."""
+    """Return whether the character beside a value makes the value part of a longer word.
+
+    It is "" at the end of the text.
+    """
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
 
@@ -296,14 +300,16 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong to this server or its site, with their names. The last of equal values counts."""
+    """Yield the values that belong to this server or its site, with their names. Of equal values, only the last
+    counts.
+    """
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"
         yield mac.replace("-", ":"), f"MAC {number}:"
-    if decision.base_url != decisions.base_url:  # otherwise all servers have it
+    if decision.base_url != decisions.base_url:  # otherwise the base URL is the same for all servers
         yield decision.base_url, "base URL"
     yield decision.uuid, "UUID"
     yield decision.server, _NAME
@@ -357,10 +363,10 @@ def hide_decision_secrets(decision: Decision) -> Decision:
 
 
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
-    """Return JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays as it is.
+    """Return JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
 
-    Files in data URLs are decoded. ``show`` is applied to them and to all other texts in the JSON. If it changes
-    nothing, different inputs have different results, apart from white space in the JSON.
+    Files in data URLs are decoded. ``show`` is applied to these files and to all other texts in the JSON. If ``show``
+    changes nothing, different inputs have different results, apart from white space in the JSON.
     """
     try:
         value = _parse_json(text)
@@ -371,11 +377,11 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
 
 
 _DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # as the template filter data_url writes them
+_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError for a duplicate key, too, because JSON parsers treat duplicates differently."""
+    """Parse JSON. Raises ValueError also for a duplicate key, because JSON parsers treat duplicates differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
@@ -388,7 +394,7 @@ def _parse_json(text: str) -> Any:
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     """Return a JSON value with ``show`` applied to its texts, and with an object in place of each data URL.
 
-    The object has the decoded content, which can have data URLs, too. Text that contains such an object is not decoded.
+    The object has the decoded content, which can also have data URLs. Text that contains such an object is not decoded.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}

@@ -73,7 +73,7 @@ class Review(Struct, frozen=True, kw_only=True):
     changes: Changes | None = None  # None: HEAD is invalid
     verdict: Verdict | None = None
     ignored_lines: tuple[IgnoredLine, ...] = ()
-    steps: tuple[HeldStep, ...] = ()  # the held ones of several commits, each with its own digest
+    steps: tuple[HeldStep, ...] = ()  # the held steps of several commits, each with its own digest
     groups: tuple[Group, ...] = ()
     unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
     shared: CommonChange | None = None  # the files for all machines; None: no change
@@ -106,7 +106,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The outcome in a few words."""
+        """The outcome in a short phrase."""
         match self.outcome:
             case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
@@ -121,7 +121,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_records(self) -> str | None:
-        """A note that the records of an instance may decide otherwise; None: they do not matter."""
+        """A note that the records of an instance may lead to another decision, or None if records do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
         changes = self.changes.with_reinstalls
@@ -133,7 +133,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_identities(self) -> str | None:
-        """A note about identities that no server of BASE has; None: there are none."""
+        """A note about identities that no server of BASE has, or None."""
         if self.changes is None or not any(
             each.is_new and not each.is_counted for each in self.changes.gained_identities
         ):
@@ -145,7 +145,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """The changed documents that change no decision. The groups show the others."""
+        """The changed documents that change no decision. The groups show the other changed documents."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
@@ -159,7 +159,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def _describe_unknown_boot(self) -> str:
-        """The boot of unknown machines in HEAD, in words."""
+        """A description of the boot of unknown machines in HEAD."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
             return "no boot script (404)" if decisions is not None and decisions.unknown_not_found else "the local disk"
@@ -233,8 +233,8 @@ def review_commits(
 
     - ``known_changes`` are the changes, if they are known already.
     - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
-    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line.
-      None: the line is not committed.
+    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
+      or None if the line is not committed.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)

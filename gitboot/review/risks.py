@@ -1,4 +1,4 @@
-"""Risks: what the change of a server can cause, and when the change takes effect."""
+"""Risks: the possible consequences of a server's change, and the time at which the change takes effect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, w
 
 
 class Risk(StrEnum):
-    """What a change can cause, the worst first."""
+    """A possible consequence of a change, the worst first."""
 
     REINSTALL = "reinstall"  # the server can newly get an install boot
     UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
     ACCESS = "who may fetch"  # which clients may fetch boots, which secrets a server may fetch, and from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or no longer selected by a policy
-    BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot tell whether it is provisioned
+    BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot determine whether the server is provisioned
     INSTALL = "install"  # a new server that wants a first boot
     RESET = "reset"  # a maintenance can newly reset the running machine
     KERNEL_ARGUMENTS = "kernel arguments"
@@ -99,9 +99,9 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
 
 
 def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Reinstall, ...]) -> frozenset[Risk]:
-    """Return what a server's change can cause.
+    """Return the possible consequences of a server's change.
 
-    ``reinstalls`` are the ways in which it can newly get an install boot.
+    ``reinstalls`` are the ways in which the server can newly get an install boot.
     """
     if new is None:
         return frozenset({Risk.WITHDRAWN})
@@ -166,7 +166,7 @@ class Effect(NamedTuple):
     """The time from which a part of a change takes effect."""
 
     when: EffectTime
-    start: datetime | None = None  # of a window; None: no bound
+    start: datetime | None = None  # the start of a window; None: no bound
     end: datetime | None = None
     maintenance: str | None = None
 

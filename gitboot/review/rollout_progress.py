@@ -32,7 +32,7 @@ class ImageUse(Struct, frozen=True, kw_only=True):
     streams: tuple[str, ...]  # streams with this image as current image, in a rollout or in a hold
     decided: int  # servers that boot it by policy
     maintenances: int  # servers that boot it in a current or later window
-    provisioned: int | None  # servers with it by their records; None: there are no records
+    provisioned: int | None  # servers with this image according to their records; None: there are no records
 
 
 class Joining(Struct, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class StreamUse(Struct, frozen=True, kw_only=True):
     rollout: str | None
     percent: int | None
     images: Mapping[str, int]  # the number of its servers, by image
-    joining: tuple[Joining, ...]  # by percentage; servers that the rollout has not reached
+    joining: tuple[Joining, ...]  # by percentage: servers that the rollout has not reached
 
 
 class OptOutUse(Struct, frozen=True, kw_only=True):
-    """A pin or a hold, and the servers that it applies to."""
+    """A pin or a hold, and the servers to which it applies."""
 
     what: str  # "the pin of web01", "a hold of flatcar-stable"
     image: str
@@ -79,14 +79,14 @@ class ImageReport(Struct, frozen=True, kw_only=True):
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
-    behind: tuple[OptOutUse, ...]  # by deadline, so overdue ones come first
+    behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue opt-outs come first
     too_old: tuple[OutdatedServer, ...]
 
 
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """Return the image report of a fleet at a time. Without records it does not count provisioned servers."""
+    """Return the image report of a fleet at a time. Without records, provisioned servers are not counted."""
     found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:
@@ -207,7 +207,7 @@ _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
-    """The records of an instance, and a reason not to rely on them."""
+    """The records of an instance, and a reason not to rely on these records."""
 
     commit: Revision  # the applied commit
     at: datetime | None  # the time of its last status
@@ -220,21 +220,21 @@ class StepOutcome(StrEnum):
 
     NEXT = "Next"  # the rollout may take its next step
     COMPLETE = "Complete"  # there is no next step
-    WAITS = "Waits"  # not yet; the rollout continues by itself
+    WAITS = "Waits"  # the rollout has to wait, and continues by itself
     STOPPED = "Stopped"  # a person has to act
 
 
 class RolloutProgress(Struct, frozen=True, kw_only=True):
-    """The progress of a rollout, and the machines that prove it."""
+    """The progress of a rollout, and the machines that prove the progress."""
 
     stream: str
     outcome: StepOutcome
     why: str
-    image: str | None = None  # of the rollout
-    percent: int | None = None  # in Git now
+    image: str | None = None  # the image of the rollout
+    percent: int | None = None  # the current percentage in Git
     next: int | None = None  # the percentage of the next step
     reached: int = 0  # servers that boot the image because of the rollout
-    proven: int = 0  # servers of these that are provisioned with it
+    proven: int = 0  # of these, servers that are provisioned with the image
     begun: tuple[str, ...] = ()  # servers with a fetch or a consumed override, and no completion
     failed: tuple[str, ...] = ()  # servers whose installer reported a failure
     unknown: tuple[str, ...] = ()  # servers with an unknown disk
@@ -245,7 +245,7 @@ class AppliedRollout(Struct, frozen=True, kw_only=True):
     """A rollout in the commit that an instance applied."""
 
     rollout: Rollout | None
-    machines: tuple[Decision, ...]  # they boot the image because of the rollout; sorted by name
+    machines: tuple[Decision, ...]  # servers that boot the image because of the rollout; sorted by name
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
@@ -290,7 +290,7 @@ def advance(
     """Decide whether a rollout in Git may take its next step now.
 
     ``after`` is the percentage of the reached servers that must prove that they have the image. With
-    ``accept_fetched``, servers count, too, if their record shows only the beginning of an installation.
+    ``accept_fetched``, servers count too if their record shows only the beginning of an installation.
     """
     known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
     for decision in applied.machines:

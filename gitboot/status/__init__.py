@@ -1,1 +1,1 @@
-"""Define the conditions, events, status and progress that the controller, endpoints and commands share."""
+"""Status: conditions, events and progress that the controller, endpoints and commands share."""

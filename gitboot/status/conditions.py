@@ -20,14 +20,14 @@ class Event(Struct, frozen=True, kw_only=True):
     """An event for the log, `gitboot events` and the audit log."""
 
     at: datetime
-    type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
+    type: str  # Fetched, Accepted, Refused, Published, OverrideSet …: one word in CamelCase
     message: str
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
     warning: bool = False  # whether an operator should look
 
 
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return the events in their order. Merge events that differ only in the server, at the place of the first one."""
+    """Return the events in order. Events that differ only in the server are merged at the place of the first."""
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
@@ -51,7 +51,7 @@ BMC: Final = "Bmc/SERVER"  # the type of the condition of one server's BMC
 SERVER: Final = "SERVER"
 STATUS_CURRENT: Final = "StatusCurrent"
 STALE_S: Final = 150.0  # an older status is stale. This is a bit more than two intervals
-STATE: Final = "STATE"  # the state directory; the command that shows a remedy fills it in
+STATE: Final = "STATE"  # the state directory, which the command that shows a remedy fills in
 
 
 class Condition(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Enum):
-    """When gitboot reports an event for a condition that is false."""
+    """The situations in which gitboot reports an event for a false condition."""
 
     CHANGE = auto()  # if the status, the reason or the message changed
     REASON = auto()  # if the status or the reason changed
@@ -74,22 +74,22 @@ class Announcement(Enum):
 
 
 class Alert(NamedTuple):
-    """A rule of docs/monitoring/alerts.yml; `scripts/reference.py` derives its expression, duration and labels."""
+    """A rule of docs/monitoring/alerts.yml. `scripts/reference.py` derives its expression, duration and labels."""
 
     name: str
     severity: str  # critical or warning
     after: str  # how long the condition has to be false, as a Prometheus duration
     reasons: str = ""  # the reasons that fire it, as a PromQL matcher. "": all reasons without another alert
-    also: str = ""  # a second expression that fires it
+    also: str = ""  # a second expression that fires the alert
 
 
 class ConditionType(Struct, frozen=True):
-    """The declaration of a type of conditions. Docs, alerts and events are derived from it."""
+    """The declaration of a condition type, from which docs, alerts and events are derived."""
 
     name: str
     remedies: Mapping[str, str]  # by reason: a command or setting. Words in capitals are placeholders
     alerts: tuple[Alert, ...]
-    event: str | None = None  # the type of the event when it becomes false. None: other events report it
+    event: str | None = None  # the type of the event when the condition becomes false; None: other events report that
     events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: another event type
     announces_on: Announcement = Announcement.CHANGE
 
@@ -97,7 +97,7 @@ class ConditionType(Struct, frozen=True):
         return self.remedies.get(reason, self.remedies.get(ANY))
 
     def find_event_type(self, before: Condition | None, now: Condition) -> str | None:
-        """Return the type of the event for a false condition. None: no event is due."""
+        """Return the type of the event for a false condition, or None if no event is due."""
         is_same = before is not None and (
             before.status == now.status
             if self.announces_on is Announcement.STATUS
@@ -435,12 +435,12 @@ CONDITIONS: Final[Mapping[str, ConditionType]] = {each.name: each for each in _T
 
 
 def find_condition_type(type: str) -> ConditionType | None:
-    """Return the declaration of a condition type. None: a condition of this type is never false or has no remedy."""
+    """Return the declaration of a condition type, or None for a type that is never false or has no remedy."""
     return CONDITIONS.get(BMC if "/" in type else type)
 
 
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """Return the remedy of a false condition, without the value of STATE. None: no remedy is declared.
+    """Return the remedy of a false condition, without the value of STATE, or None if no remedy is declared.
 
     ``values`` replace the other words in capitals, as in `fill_placeholders`.
     """

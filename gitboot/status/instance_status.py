@@ -21,7 +21,7 @@ class Endpoints(Struct, frozen=True, kw_only=True):
 
     expected: int
     alive: int  # processes that respond
-    restarts: int  # since the start
+    restarts: int  # number of restarts since the start
     hung: int = 0  # processes that do not respond
     unread: tuple[str, ...] = ()  # unusable credential files: option, file, cause
     certificate: str | None = None  # why the operators' certificate cannot be used
@@ -35,7 +35,7 @@ class ForgeReport(Struct, frozen=True, kw_only=True):
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
     has_asked: bool = True  # whether gitboot has requested the ledger's state from the forge, with or without success
     known_changes: int | None = (
-        None  # changes of the ledger at the forge; None: the forge has no number, or did not respond
+        None  # number of ledger changes according to the forge; None: the forge has no number, or did not respond
     )
     claimed_changes: int | None = None  # changes of the ledger in commit statuses without a proof
 
@@ -44,8 +44,8 @@ class ThreadFailure(NamedTuple):
     """A thread of an instance that died of an error, and has run for less than a minute since."""
 
     thread: str
-    message: str  # the error, on one line
-    deaths: int  # since the instance started
+    message: str  # the error on one line
+    deaths: int  # number of deaths since the start of the instance
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
@@ -53,17 +53,17 @@ class TargetStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     base_url: str | None = None  # the URL that machines use, if known
-    commit: str | None = None  # the commit whose files are complete there, if any
+    commit: str | None = None  # the commit whose files are completely on the target, if any
     behind_since: datetime | None = None  # None: the target is up to date
     overdue_since: datetime | None = None  # the first transition that the target may lack
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    withheld: int = 0  # servers whose one-time boot is missing there, because no fetch would be recorded
+    withheld: int = 0  # servers whose one-time boot is missing on the target, because no fetch would be recorded
 
 
 class SignedListState(Struct, frozen=True, kw_only=True):
     """The signed list of the published tree."""
 
-    signed: bool = False  # whether a key signs it
+    signed: bool = False  # whether a key signs the list
     expires: datetime | None = None  # None: this process has not written a list
     root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
     failure: tuple[str, str] | None = None  # why it could not be written: reason, message
@@ -73,14 +73,15 @@ class Held(Struct, frozen=True, kw_only=True):
     """A commit that waits for an acknowledgement."""
 
     commit: str
-    digest: Digest  # of its changes
+    digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
-    lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge it
-    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
+    lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge the commit
+    # Servers that the commit may reinstall, because their records do not rule that out.
+    reinstalls: tuple[str, ...] = ()
 
 
 class WithheldServer(Struct, frozen=True, kw_only=True):
-    """A server of which gitboot withholds an install boot, because a newer commit does not offer it."""
+    """A server whose install boot gitboot withholds, because a newer commit does not offer it."""
 
     server: str
     by: tuple[str, ...]  # the newer commits, sorted
@@ -103,7 +104,7 @@ class ChangedArea(Struct, frozen=True, kw_only=True):
 
 
 class PassedCommit(Struct, frozen=True, kw_only=True):
-    """A commit between the accepted one and the newest."""
+    """A commit between the accepted commit and the newest commit."""
 
     commit: str
     says: str  # accepted, held …, invalid …
@@ -120,17 +121,17 @@ class Acknowledgement(Struct, frozen=True, kw_only=True):
 class Status(Struct, frozen=True, kw_only=True):
     """A summary of an instance."""
 
-    ledger: str | None = None  # its identity; None: `gitboot serve` wrote the status
+    ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
     attempted: str | None = None  # the commit of the last attempt
-    problems: tuple[Problem, ...] = ()  # of the attempted commit
-    held: Held | None = None  # the attempted commit, if a guard holds it
+    problems: tuple[Problem, ...] = ()  # the problems of the newest commit
+    held: Held | None = None  # the newest commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
-    passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one, the oldest first
+    passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the newest commit, the oldest first
     accepted: str | None = None  # the commit that the next commit is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
-    signer: Signer | None = None  # the owner of the trusted key that signed it
-    acknowledged: tuple[Acknowledgement, ...] = ()  # on the commit path to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # by the commits of the last acceptance
+    signer: Signer | None = None  # the owner of the trusted key that signed the commit
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements on the commit path to the accepted commit
+    changed: tuple[ChangedArea, ...] = ()  # the changes by the commits of the last acceptance
     applied: str | None = None  # the commit of the published files
     fetch_began: datetime | None = None  # when the last completed fetch began
     fetched: str | None = None  # the last fetched commit
@@ -139,7 +140,8 @@ class Status(Struct, frozen=True, kw_only=True):
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
     installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later -> servers with an install boot
-    runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
+    # Attempted, Started, Made -> number of servers in an open window.
+    runs: Mapping[str, int] = field(default_factory=dict)
     installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> servers
     installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest last step first
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
@@ -199,11 +201,11 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime | None) -> dict[str, Any]:
-    """Return a status with its age, and with a false condition if it is stale.
+    """Return a status with its age, and with a false condition if the status is stale.
 
     A stale status may be wrong in all parts, so it needs this condition even if all other conditions are true.
-    ``written_at`` is the time of the last status that this process has read, and ``age_s`` its age. None: no instance
-    has written a status.
+    ``written_at`` is the time of the last status that this process has read, and ``age_s`` its age. They are None if no
+    instance has written a status.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:
@@ -214,7 +216,7 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
 
 
 def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return when an instance wrote a status, by the clock of its host. None: no instance has written the status."""
+    """Return when an instance wrote a status, by the clock of its host, or None if no instance wrote the status."""
     try:
         return datetime.fromisoformat(status["clock"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):

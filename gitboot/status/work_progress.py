@@ -46,7 +46,7 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
     work: Work
     done: int
     total: int
-    remaining_s: int | None  # an estimate; None: no estimate yet
+    remaining_s: int | None  # estimated; None: no estimate yet
 
     @property
     def message(self) -> str:
@@ -72,8 +72,8 @@ BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 
 class Stage(StrEnum):
     """A stage that gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
 
-    FETCH = "fetch"  # in another thread
-    EVALUATE = "evaluate"  # of one commit, in another process
+    FETCH = "fetch"  # work in another thread
+    EVALUATE = "evaluate"  # the evaluation of one commit, in another process
     BMC = "bmc"  # one task, in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"
@@ -86,20 +86,20 @@ class Stage(StrEnum):
     RECONCILE = "reconcile"  # a whole reconcile
 
 
-# The stages of a reconcile in their order. Each begins when the one before ends.
+# The stages of a reconcile in order. Each stage begins when the previous stage ends.
 _RECONCILED: Final = (
     *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE_LEDGER, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
 )
 
 
 class StageTimes:
-    """Histograms of the durations of stages since the start. Any thread may use this."""
+    """Histograms of the durations of stages since the start of the process. Any thread may use the object."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
         self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}  # the last: longer than all bounds
         self._seconds = dict.fromkeys(Stage, 0.0)
-        self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and when it last made progress
+        self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and the time of its last progress
 
     def start(self, first: Stage | None = None) -> Stopwatch:
         """Start a stopwatch. ``first`` is the stage of a reconcile that begins now."""
@@ -108,11 +108,11 @@ class StageTimes:
         return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
 
     def start_stage(self, stage: Stage) -> Callable[[], None]:
-        """Start a stopwatch for one stage, and return the function that ends and counts it."""
+        """Start the stopwatch of a stage. Return the function that stops it and counts the duration."""
         return partial(self.start(), stage)
 
     def enter(self, stage: Stage | None) -> None:
-        """Set the stage of a reconcile that begins. None: no reconcile is under way."""
+        """Set the current stage of a reconcile. None: no reconcile is running."""
         self._under_way = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
@@ -121,13 +121,13 @@ class StageTimes:
             self.enter(under_way[0])
 
     def find_stalled_stage(self, seconds: float) -> Stage | None:
-        """Return the stage of a reconcile without progress for at least ``seconds``. None: no stage stalls."""
+        """Return the stage of a reconcile without progress for at least ``seconds``, or None."""
         under_way = self._under_way
         is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
         return under_way[0] if under_way is not None and is_stalled else None
 
     def add(self, stage: Stage, seconds: float) -> None:
-        """Count the duration of a stage. A duration that equals a bound is in the bucket below it."""
+        """Count the duration of a stage. A duration that equals a bound is in the bucket below that bound."""
         with self._lock:
             self._counts[stage][bisect_left(BOUNDS_S, seconds)] += 1
             self._seconds[stage] += seconds
@@ -142,7 +142,7 @@ class StageTimes:
 
 
 class Stopwatch:
-    """A stopwatch. Each call counts a stage that began at the end of the stage before."""
+    """A stopwatch. Each call counts a stage that began at the end of the previous stage."""
 
     def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
         self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile

@@ -110,6 +110,8 @@ def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
         [
             {"X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub
             {"X_Gitlab_Token": SECRET.decode()},
+            {"X_Hub_Signature": f"sha256={signed()}"},  # Bitbucket (finding P13)
+            {"X_Hub_Signature": f"sha1={'0' * 40}", "X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub sends both
             {"X_Gitea_Signature": signed(), "X_Hub_Signature_256": f"sha256={signed()}"},
         ]
     ):
@@ -132,6 +134,7 @@ def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
         {"X_Gitlab_Token": "another-secret-of-16"},
         {"X_Gitlab_Token": ""},
         {"X_Gitlab_Token": SECRET.decode(), "X_Gitea_Signature": "0"},  # one of two is wrong
+        {"X_Hub_Signature": f"sha256={signed(b'another-secret-of-16')}"},
         {"X_Hub_Signature": signed()},  # a SHA-1 signature, which gitboot ignores
     ],
 )

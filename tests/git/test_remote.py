@@ -545,7 +545,22 @@ def hashed(name: str) -> str:
     ],
 )
 def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
-    assert set(parse_known_hosts(lines, "git.example.net", 22)) == keys
+    assert set(parse_known_hosts(lines, "git.example.net", 22).trusted) == keys
+
+
+@for_each(
+    ("lines", "expected"),
+    [
+        ("", "has no host key of git.example.net port 22; get the current key"),
+        (f"@revoked * {ED}", "revokes the 1 host key that it has of git.example.net port 22 (@revoked); get the"),
+        (f"* {ED}\n@revoked * {ED}", "revokes the 1 host key"),
+        (f"@cert-authority *.example.net {ED}", "has only a certificate authority for git.example.net port 22"),
+    ],
+)
+def test_finding_p13_a_missing_host_key_has_its_cause(lines: str, expected: str) -> None:
+    found = parse_known_hosts(lines, "git.example.net", 22)
+    assert found.trusted == ()
+    assert found.explain_missing_key("git.example.net", 22).startswith(expected)
 
 
 @for_each(
@@ -559,7 +574,7 @@ def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
     ],
 )
 def test_another_port_has_names_of_its_own(names: str, is_known: bool) -> None:
-    assert parse_known_hosts(f"{names} {ED}", "git.example.net", 2222) == ((ED,) if is_known else ())
+    assert parse_known_hosts(f"{names} {ED}", "git.example.net", 2222).trusted == ((ED,) if is_known else ())
 
 
 TAGS = [

@@ -1,1 +1,1 @@
-"""Read and change one BMC over Redfish: its connection, its resources, and the differences between vendors."""
+"""Redfish: the connection to one BMC, its resources, and the differences between vendors."""

@@ -55,7 +55,7 @@ _LONGEST_DETAIL = 300
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 
 
-# The error for each error of sushy. For an HTTPError, the status counts too.
+# gitboot's error for each error of sushy. For an HTTPError, the status counts too.
 ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
@@ -83,7 +83,7 @@ _NOT_SUPPORTED = frozenset({501, 505})
 
 
 class BmcConnection:
-    """A connection to one BMC that stays open until `close`; for one thread at a time.
+    """A connection to one BMC that stays open until `close`. Use a connection from one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     gitboot does not repeat a request that may have changed the BMC.
@@ -94,11 +94,11 @@ class BmcConnection:
         address: str,
         credentials: Credentials,
         *,
-        system: str | None = None,  # the path of the ComputerSystem; None: the only one
+        system: str | None = None,  # the path of the ComputerSystem; None: the BMC has only one
         tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
         connect_timeout_s: float = 3,
-        read_timeout_s: float = 10,  # until the whole response has arrived
+        read_timeout_s: float = 10,  # the limit until the whole response has arrived
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials.name
@@ -110,7 +110,7 @@ class BmcConnection:
             self._address,
             verify=tls.verify_mode is not ssl.CERT_NONE,
             response_callback=self._store_headers,
-            server_side_retries=1,  # a GET with a 5xx response is repeated once. sushy reads 0 as 3
+            server_side_retries=1,  # sushy repeats a GET once after a 5xx response; it would read 0 as 3
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
@@ -118,7 +118,7 @@ class BmcConnection:
         self.media = RedfishMedia(self)
         self.firmware = RedfishFirmware(self)
         session = self._connector._session
-        session.trust_env = False  # ignore REQUESTS_CA_BUNDLE, ~/.netrc and proxies, which are not for BMCs
+        session.trust_env = False  # ignore REQUESTS_CA_BUNDLE, ~/.netrc and proxies, which do not apply to BMCs
         session.max_redirects = MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
         self.policy = reach or ConnectionPolicy()
@@ -158,7 +158,7 @@ class BmcConnection:
         return build_observation(system, None)
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Add the Manager's clock, in one more request. Without a clock, return ``observed``."""
+        """Add the Manager's clock, with one more request. Return ``observed`` unchanged if there is no clock."""
         if observed.manager_path is None or observed.marks.bmc_time is not None:
             return observed
         try:
@@ -168,7 +168,7 @@ class BmcConnection:
         return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the properties that differ from ``observed``. A BMC may accept an override and not keep it.
+        """Write the properties that differ from ``observed``. Some BMCs accept an override and do not store it.
 
         `adapt_override` must have returned ``override``. Raises `BmcChanged` if the BMC has changed since ``observed``.
         """
@@ -183,7 +183,7 @@ class BmcConnection:
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
-        """Add the reset types from the ActionInfo, in one more request, if the system itself does not show them."""
+        """Add the reset types from the ActionInfo, with one more request, if the system does not report them."""
         if observed.reset_types or observed.action_info_path is None:
             return observed
         try:
@@ -192,14 +192,14 @@ class BmcConnection:
             return observed
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
-        """Request ComputerSystem.Reset, once. The BMC may accept it without a reset of the machine."""
+        """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
         path = observed.reset_action
         if path is None:
             raise BmcRejected(f"{self._address}{observed.system} has no action ComputerSystem.Reset")
         self.post(path, {"ResetType": type})
 
     def is_redfish(self) -> bool:
-        """Return whether a Redfish service answers. The request has no credentials: each service allows that."""
+        """Return whether a Redfish service answers. The request has no credentials, which every service allows."""
         url, connector = f"{self._address}{_ROOT}", self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
@@ -222,11 +222,11 @@ class BmcConnection:
     def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
     ) -> None:
-        """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
+        """Send a PATCH with each form of the ETag in turn, until the BMC accepts a form.
 
-        A request with a refused precondition does not change the BMC, so the next form cannot repeat a change. gitboot
-        reads the BMC again after the first refusal, and right before each request that the BMC would accept after any
-        change. Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
+        A request whose precondition failed does not change the BMC, so the next form cannot repeat a change. gitboot
+        reads the BMC again after the first failure, and right before each request that the BMC would accept after any
+        change. Raises `BmcChanged` if the resource has changed, or if the BMC rejects every form.
         """
         refused_forms: list[str] = []
         answer = ""
@@ -263,7 +263,7 @@ class BmcConnection:
 
     @contextmanager
     def _translate_errors(self, method: str, link: str) -> Iterator[str]:
-        """Yield the path of a link at this BMC, and raise errors of requests in the block as gitboot's errors."""
+        """Yield the path of a link at this BMC, and convert request errors in the block to gitboot's errors."""
         path = self._get_own_path(link)
         if path is None:
             raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
@@ -275,11 +275,11 @@ class BmcConnection:
                 raise self._translate_http_error(error, request) from error
             raise _translate_error(error, request) from error
         except (AttributeError, TypeError, RecursionError) as error:
-            # sushy does not check the shape of an error's body.
+            # sushy does not check the structure of an error's body.
             raise BmcUnreachable(f"{request}: the BMC returned an error that is not in Redfish format") from error
 
     def _get_own_path(self, link: str) -> str | None:
-        """Return the path of a link, which may be a URL. None: the link does not lead to this BMC."""
+        """Return the path of a link, which may be a URL, or None if the link does not lead to this BMC."""
         if link.startswith("/") and not link.startswith("//"):
             return link
         try:
@@ -341,7 +341,7 @@ def _shorten(text: str) -> str:
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
-    """Return Retry-After in seconds. None for a date, which RFC 9110 allows and BMCs do not send."""
+    """Return Retry-After in seconds, or None for a date, which RFC 9110 allows and BMCs do not send."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -358,7 +358,7 @@ class RedfishFirmware:
         self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # the marks at the last reading, and the URI
 
     def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
-        """Add the Secure Boot state, in one more request, if the BMC shows it to this role."""
+        """Add the Secure Boot state, with one more request, if the BMC shows it to this role."""
         if observed.secure_boot_path is None:
             return observed
         try:
@@ -368,7 +368,7 @@ class RedfishFirmware:
         return structs.replace(observed, secure_boot=parse_secure_boot(resource))
 
     def with_uri(self, observed: BmcObservation) -> BmcObservation:
-        """Add the URI that firmware boots by HTTP, in one more request, if the BMC shows it to this role.
+        """Add the URI that firmware boots by HTTP, with one more request, if the BMC shows the URI to this role.
 
         The setting changes only at a reset, so gitboot reads it again only when the machine's marks change.
         """
@@ -384,9 +384,9 @@ class RedfishFirmware:
         return structs.replace(observed, firmware_uri=self._uri[1])
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
-        """Store a URI in the firmware settings, for the next reset. The BMC may accept it and not apply it.
+        """Store a URI in the firmware settings for the next reset. Some BMCs accept the URI and do not apply it.
 
-        Returns False if no change is needed, or if the setting has another value than ``observed``.
+        Return False if no change is needed, or if the setting has another value than ``observed``.
         """
         setting = get_quirks(observed).firmware_uri
         if setting is None or observed.bios_path is None:
@@ -394,9 +394,9 @@ class RedfishFirmware:
         bios = self._bmc.read(observed.bios_path)
         path = bios.link("@Redfish.Settings", "SettingsObject")
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
-            return False  # somebody else set this URI, even if it is not active
+            return False  # another program or person stored this URI, even if it is not active
         pending = self._bmc.read(path)
-        # Only attributes of this firmware: an unknown one would make it reject the whole request.
+        # Only attributes of this firmware, because the firmware rejects a request with an unknown attribute.
         related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
         attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
@@ -418,7 +418,7 @@ class RedfishMedia:
         self._bmc = bmc
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
-        """Add the slots of the system, or else of its Manager, where they were before Redfish 2020.4."""
+        """Add the slots of the system, or of its Manager, where Redfish had them before 2020.4."""
         paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
@@ -426,7 +426,7 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image. The BMC downloads it."""
+        """Insert an image, which the BMC downloads."""
         self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:

@@ -1,6 +1,6 @@
 """Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
 
-gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row is only for facts
+gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row contains only facts
 that a BMC does not advertise, or advertises wrongly. docs/bmcs.md lists both.
 """
 
@@ -31,14 +31,17 @@ class ModePolicy(Enum):
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """The BIOS attribute with the URI that firmware boots by HTTP instead of DHCP. It changes at a reset."""
+    """The BIOS attribute with the URI that firmware boots by HTTP instead of using DHCP. A change applies at a
+    reset.
+    """
 
     attribute: str
-    related_attributes: Mapping[str, str]  # attributes to write with it
-    enabling_attribute: str | None = None  # the related attribute that must have its value, or firmware ignores the URI
+    related_attributes: Mapping[str, str]  # attributes to write together with the URI
+    # The related attribute that must have its value, otherwise firmware ignores the URI.
+    enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """Return the URI that firmware would boot, or "" for no URI. None: firmware has no such setting."""
+        """Return the URI that firmware would boot, "" for no URI, or None if firmware has no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -50,22 +53,22 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True):
-    """One row: the BMCs that it is for, their differences, and the sources."""
+    """One row of the table: the BMCs to which it applies, their differences, and the sources."""
 
     name: str
     source: str
     manufacturers: tuple[str, ...] = ()  # prefixes of ComputerSystem.Manufacturer, in lower case
-    systems: tuple[str, ...] = ()  # or paths of the ComputerSystem
+    systems: tuple[str, ...] = ()  # alternatively, paths of the ComputerSystem
     mode: ModePolicy = ModePolicy.DIFFERENT
-    always: frozenset[str] = frozenset()  # properties to send with every change, even if they do not differ
-    off_target: OverrideTarget | None = None  # the target to send with Disabled; None: leave it
-    takes_http_boot_uri: bool = True  # if the BMC shows HttpBootUri
+    always: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
+    off_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
+    takes_http_boot_uri: bool = True  # applies if the BMC shows HttpBootUri
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
-    firmware_uri: FirmwareUri | None = None  # UefiHttp boots this URI instead of using DHCP
+    firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots this URI instead of using DHCP
     reset_time: tuple[str, ...] = (
         "LastResetTime",
-    )  # the property of the system with the time of its last reset; (): it has none
+    )  # the property of the system with the time of its last reset; (): there is no such property
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -92,20 +95,21 @@ STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
 QUIRKS = (
     Quirks(
         name="Dell iDRAC",
-        # Sending an unchanged mode queues a BIOS job and a second reboot, so gitboot never does.
+        # Sending an unchanged mode queues a BIOS job and a second reboot, so gitboot never sends an unchanged mode.
         source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
         " dsx-ai-factory/libredfish pull request 75",
         manufacturers=("dell",),
         firmware_uri=FirmwareUri(
             attribute="HttpDev1Uri",
             related_attributes={
-                "HttpDev1EnDis": "Enabled",  # the other attributes can be written together with it, not before
+                # The other attributes must be written together with this attribute, not before.
+                "HttpDev1EnDis": "Enabled",
                 "HttpDev1DhcpEnDis": "Enabled",
-                "HttpDev1TlsMode": "None",  # otherwise it rejects http
+                "HttpDev1TlsMode": "None",  # otherwise the BMC rejects http
             },
             enabling_attribute="HttpDev1EnDis",
         ),
-        continuous_http=False,  # it moves the HTTP device to the top of the boot order permanently
+        continuous_http=False,  # a Continuous override moves the HTTP device to the top of the boot order permanently
     ),
     Quirks(
         name="HPE iLO",
@@ -115,13 +119,13 @@ QUIRKS = (
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=ModePolicy.NEVER,
         firmware_uri=FirmwareUri(attribute="UrlBootFile", related_attributes={"PreBootNetwork": "Auto"}),
-        off_target=OverrideTarget.PXE,  # it rejects None
-        takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
+        off_target=OverrideTarget.PXE,  # the BMC rejects None
+        takes_http_boot_uri=False,  # iLO 6 shows HttpBootUri and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
     Quirks(
         name="Supermicro",
-        # X10 and older show no mode, and reject a PATCH with a mode. gitboot sends it only if the BMC shows it.
+        # X10 and older show no mode, and reject a PATCH with a mode, so gitboot sends a mode only if the BMC shows one.
         source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
         manufacturers=("supermicro", "super micro"),
         mode=ModePolicy.ALWAYS,
@@ -129,7 +133,7 @@ QUIRKS = (
         boots_cd_as=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
     ),
     Quirks(
-        name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, NVIDIA DGX H100, which are built on it
+        name="AMI MegaRAC",  # also ASRock Rack, Gigabyte, Lenovo TSM and NVIDIA DGX H100, which are built on it
         source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD;"
         " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
         manufacturers=("ami", "asrock", "giga"),
@@ -139,29 +143,30 @@ QUIRKS = (
         off_target=OverrideTarget.NONE,
     ),
     Quirks(
-        name="OpenBMC",  # and NVIDIA's GB200, GH200 and BlueField, which are built on it
+        name="OpenBMC",  # also NVIDIA's GB200, GH200 and BlueField, which are built on it
         source="openbmc/bmcweb, redfish-core/lib/systems.hpp; NVIDIA/libredfish, mockups nvidia_gb200 and nvidia_dpu",
         systems=(
             "/redfish/v1/Systems/system",
             "/redfish/v1/Systems/System_0",
             "/redfish/v1/Systems/Bluefield",
         ),
-        reset_time=(),  # LastResetTime is the last time that the chassis power changed, so a reboot does not change it
+        # LastResetTime is the last time at which the chassis power changed, so a reboot does not change it.
+        reset_time=(),
     ),
 )
 
-# The ends of message ids of temporary refusals.
+# The suffixes of message ids of temporary rejections.
 TEMPORARY_REFUSALS = (
     "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
     "InvalidOperationForSystemState",  # HPE iLO message registry
-    "SYS518",  # Dell: the iDRAC is not ready after the operation before
+    "SYS518",  # Dell: the iDRAC is not ready after the previous operation
     "ResourceInUse",  # DMTF Base registry
     "ServiceTemporarilyUnavailable",  # DMTF Base registry
 )
 
 
 def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
-    """Return the first row that matches a ComputerSystem. A slash at the end of its path does not matter."""
+    """Return the first row that matches a ComputerSystem, ignoring a slash at the end of its path."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     for row in QUIRKS:
@@ -176,9 +181,9 @@ def get_quirks(observed: BmcObservation) -> Quirks:
 
 
 def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, str | None]:
-    """Return the ``Boot`` properties to send for an override. Empty: the BMC shows it already.
+    """Return the ``Boot`` properties to send for an override, or an empty mapping if the BMC shows it already.
 
-    They are the properties that differ, and the ones that this BMC needs with every change.
+    The properties are those that differ, and those that this BMC needs with every change.
     """
     quirks = get_quirks(observed)
     if override.enabled is not OverrideEnabled.DISABLED:

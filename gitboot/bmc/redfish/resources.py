@@ -1,4 +1,4 @@
-"""Redfish resources: parsers from their JSON to gitboot's values."""
+"""Redfish resources: conversion of their JSON to gitboot's values."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 class Resource(Struct, frozen=True, kw_only=True):
     """A Redfish resource that gitboot read."""
 
-    url: str  # after redirects
+    url: str  # the URL after redirects
     body: Mapping[str, Any]
-    etags: tuple[str, ...] = ()  # of the header and of the body, as `read_etags` returns them
+    etags: tuple[str, ...] = ()  # the ETags of the header and of the body, as `read_etags` returns them
 
     @property
     def path(self) -> str:
@@ -61,11 +61,11 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def can_apply_at_reset(self) -> bool:
-        """True if changes of its Settings resource can wait for the next reset."""
+        """Whether changes of the Settings resource can be applied at the next reset."""
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
-        """Return the path of the resource that the property at ``keys`` links to."""
+        """Return the path of the resource to which the property at ``keys`` links."""
         path = _get_nested(self.body, (*keys, "@odata.id"))
         return path if isinstance(path, str) else None
 
@@ -77,9 +77,9 @@ class Resource(Struct, frozen=True, kw_only=True):
 
 
 def build_observation(system: Resource, settings: Resource | None) -> BmcObservation:
-    """Return what a system shows. ``settings`` is its Settings resource if the override is there.
+    """Return the observation of a system. ``settings`` is its Settings resource, if the override is there.
 
-    Raises `BmcRejected` if the resource shows no override.
+    Raises `BmcRejected` if the resource has no override.
     """
     quirks, order = find_quirks(system.path, system.body), system.boot.get("BootOrder")
     takes_overrides = settings or system
@@ -123,7 +123,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
 
 
 def parse_secure_boot(secure_boot: Resource) -> bool | None:
-    """Return whether Secure Boot is on from the next boot. None: the resource does not show it.
+    """Return whether Secure Boot is on from the next boot, or None if the resource does not report it.
 
     SecureBootEnable applies from the next boot on, and SecureBootCurrentBoot to the current boot (DSP0268).
     """
@@ -161,7 +161,7 @@ def parse_slot(resource: Resource) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Add the clock of a Manager to marks, if it shows one. ``at`` is the time by our clock."""
+    """Add the clock of a Manager to marks, if the Manager reports a clock. ``at`` is the time of gitboot's clock."""
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
@@ -175,16 +175,17 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
     """Return the identity in a ComputerSystem."""
     serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
-    digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())  # in any spelling
+    # The hexadecimal digits of any notation.
+    digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())
     try:
         uuid = parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
-    except Malformed:  # the vendor did not set one
+    except Malformed:  # the vendor did not set a UUID
         uuid = None
     return ReportedIdentity(uuid=uuid, serial=serial, sku=sku)
 
 
 def find_manager_path(system: Mapping[str, Any]) -> str | None:
-    """Return the path of the first Manager of a ComputerSystem. None: it shows no Manager."""
+    """Return the path of the first Manager of a ComputerSystem, or None."""
     managers = _get_nested(system, ("Links", "ManagedBy"))
     first = managers[0] if isinstance(managers, list) and managers else None
     return _as_text(_as_mapping(first).get("@odata.id"))
@@ -200,7 +201,7 @@ def _parse_override(resource: Resource) -> Override:
     if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
         enabled = (
             OverrideEnabled.DISABLED
-        )  # without the value Disabled, the target None means that there is no override
+        )  # if the value Disabled does not exist, the target None means that there is no override
     if enabled not in set(OverrideEnabled):
         raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(OverrideEnabled)}")
     return Override(
@@ -212,7 +213,7 @@ def _parse_override(resource: Resource) -> Override:
 
 
 def _parse_time_text(value: object) -> str | None:
-    """Return a time as the BMC wrote it. None: it is a placeholder, such as 1970, which OpenBMC uses for "never"."""
+    """Return a time as the BMC wrote it, or None for a placeholder such as 1970, which OpenBMC uses for "never"."""
     text = _as_text(value)
     return text if text and text >= "2000" else None
 

@@ -36,12 +36,12 @@ from gitboot.http_client import (
     resolve_host,
 )
 
-TASK_TIMEOUT_S: Final = 300.0  # for all requests of a task: 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0  # for all requests of a task together: 30 requests of 10 s each
 _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """A request that gitboot itself aborted. ``error_type`` is gitboot's error for it."""
+    """A request that gitboot itself aborted. gitboot raises an error of ``error_type`` for such a request."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -54,16 +54,18 @@ class ConnectionPolicy(Struct):
     is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
     required_fingerprints: tuple[
         str, ...
-    ] = ()  # fingerprints that the certificate must have; the issuer does not matter
-    has_trusted_certificate: bool = False  # `access.toml` names a fingerprint, so no authority is needed
-    fence: Callable[[], None] = lambda: None  # called right before a change; raises if this instance may not make it
-    ending_fence: Callable[[], None] | None = None  # the same for requests that only end something; None: `fence`
+    ] = ()  # the certificate must have one of these fingerprints; the issuer does not matter
+    has_trusted_certificate: bool = False  # `access.toml` contains a fingerprint, so no authority is needed
+    # Called right before a change; raises if this instance may not change the BMC.
+    fence: Callable[[], None] = lambda: None
+    ending_fence: Callable[[], None] | None = None  # like `fence`, for requests that only end something; None: `fence`
     pinned_fingerprint: str | None = None  # None: no fingerprint is pinned
-    shown_fingerprint: str | None = None  # from the first connection, if no authority verifies the certificate
-    latency_s: float | None = None  # until the last response began; None: the last request had no response
+    # The fingerprint at the first connection, if no authority verifies the certificate.
+    shown_fingerprint: str | None = None
+    latency_s: float | None = None  # seconds until the last response began; None: the last request had no response
     total_s: float = TASK_TIMEOUT_S  # for all requests in a `measure_requests` block
-    deadline_s: float | None = None  # the end of this time, by the monotonic clock
-    is_ending: bool = False  # the current requests only end something
+    deadline_s: float | None = None  # the end of this time on the monotonic clock
+    is_ending: bool = False  # whether the current requests only end something
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
         """Raise `LedgerError` if another instance may change this BMC."""
@@ -72,7 +74,7 @@ class ConnectionPolicy(Struct):
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as ones that only end something. They do not need the ledger's database."""
+        """Mark the requests in the block as requests that only end something and do not need the ledger's database."""
         self.is_ending = True
         try:
             yield
@@ -91,7 +93,7 @@ class ConnectionPolicy(Struct):
 
     @contextmanager
     def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
-        """Limit the time of all requests in the block together. The yielded function returns their `ResponseSample`.
+        """Limit the total time of all requests in the block. The yielded function returns their `ResponseSample`.
 
         Without this limit, a BMC could answer each request just in time, and list any number of resources to read.
         """
@@ -105,7 +107,9 @@ class ConnectionPolicy(Struct):
             self.deadline_s = None
 
     def remaining_s(self) -> float:
-        """Return how many seconds the next request may take. Raises `RequestAborted` after the time of the task."""
+        """Return how many seconds the next request may take. Raises `RequestAborted` if the time of the task is
+        over.
+        """
         left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise RequestAborted(
@@ -114,7 +118,9 @@ class ConnectionPolicy(Struct):
         return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
-        """Raise `RequestAborted` if a certificate lacks a required fingerprint, or changed without an authority."""
+        """Raise `RequestAborted` if a certificate lacks a required fingerprint, or has changed and no authority
+        verifies it.
+        """
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
         for name in self.required_fingerprints:
             if name != shown:
@@ -127,15 +133,18 @@ class ConnectionPolicy(Struct):
 
 
 _READ_METHODS: Final = ("GET", "HEAD")
-_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: read the response to a write there
+_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: the response to a write is at another URL
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
-# DSP0266 13.3.4.2: no slash at the end, and open to all clients. It shows only the sessions.
+# DSP0266 13.3.4.2: without a slash at the end, and open to all clients. It lists only the sessions.
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
-MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
+MAX_REDIRECTS: Final = 3  # within the BMC, for example for a missing slash or a version
 
 
 class BmcAdapter(HTTPAdapter):
-    """Adapter of requests for one BMC: reads whole responses within limits, and stays at that BMC after redirects."""
+    """A requests adapter for one BMC.
+
+    The adapter reads whole responses within limits, and follows redirects only within the BMC.
+    """
 
     def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:
         self._tls, self._policy = tls, reach
@@ -144,7 +153,7 @@ class BmcAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        # urllib3 only calls these, so functions are enough.
+        # urllib3 only calls these classes, so functions are enough.
         pools: dict[str, Any] = {
             "http": partial(_build_pool, HTTPConnectionPool, _Connection, self._policy),
             "https": partial(_build_pool, HTTPSConnectionPool, _TlsConnection, self._policy),
@@ -158,12 +167,12 @@ class BmcAdapter(HTTPAdapter):
         return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
 
     def cert_verify(self, *_: Any) -> None:
-        """Leave the connection alone, because the TLS context has the trusted authorities."""
+        """Do nothing, because the TLS context has the trusted authorities."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         """Send a request, and read the whole response before its deadline: the sum of connect and read timeout.
 
-        A write that the BMC redirects to another of its own paths is repeated there, with its method and body.
+        If the BMC redirects a write to another of its paths, gitboot repeats the write there, with its method and body.
         """
         limits = self._get_limits(request, *kwargs["timeout"])
         for _ in range(MAX_REDIRECTS + 1):
@@ -171,7 +180,7 @@ class BmcAdapter(HTTPAdapter):
             if not response.is_redirect:
                 return response
             target = _get_redirect_target(request, response)
-            if request.method in _READ_METHODS:  # requests follows this redirect
+            if request.method in _READ_METHODS:  # requests itself follows this redirect
                 self._redirected = target, limits
                 return response
             request = request.copy()
@@ -196,16 +205,17 @@ class BmcAdapter(HTTPAdapter):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         raise RequestAborted(BmcUnreachable, f"the response has more than {MAX_ANSWER_BYTES} bytes")
-                # requests stores a body that it has read here.
+                # requests stores a body that was read in this attribute.
                 response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
-                response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
+                # Redfish, DSP0266 6.5; requests would need seconds to guess the encoding of random bytes.
+                response.encoding = "utf-8"
             except BaseException:
                 response.close()
                 raise
         return response
 
     def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """Return the limits of a request. A redirected request keeps the limits of the original one."""
+        """Return the limits of a request. A redirected request keeps the limits of the request before the redirect."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -213,7 +223,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestAborted` for a redirect to another origin, and for a redirect that turns a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, or a redirect that turns a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -227,8 +237,8 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
-    """Return the URL of a redirect, as requests reads it. Raises ValueError."""
-    location = response.headers["Location"].encode("latin-1").decode()  # requests raises the error
+    """Return the URL of a redirect in the same way as requests. Raises ValueError."""
+    location = response.headers["Location"].encode("latin-1").decode()  # a missing header raises the error of requests
     return urljoin(request.url or "", location)
 
 
@@ -239,9 +249,9 @@ def parse_origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_strange_error(status: int, body: bytes) -> bool:
-    """Return whether only the status of an error response counts, and sushy cannot parse its body.
+    """Return whether sushy cannot parse the body of an error response, so that only the status counts.
 
-    sushy expects the shape of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
+    sushy expects the structure of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
     """
     if status not in _JUDGED_BY_STATUS:
         return False
@@ -251,7 +261,7 @@ def _is_strange_error(status: int, body: bytes) -> bool:
         return not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
     except (AttributeError, TypeError, RecursionError):
         return True
-    except ValueError:  # not JSON, which sushy handles
+    except ValueError:  # the body is not JSON, which sushy handles
         return False
 
 
@@ -290,7 +300,7 @@ def _build_pool(
     return pool
 
 
-ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
+ANY: Final = "*"  # matches any state of the resource, RFC 9110, 13.1.1
 
 
 def _strip_quotes(etag: str) -> str:
@@ -300,12 +310,12 @@ def _strip_quotes(etag: str) -> str:
 
 # The forms of an ETag in If-Match, in the order in which gitboot sends them. gitboot sends each form first with the
 # ETag of the header, which DSP0266 requires, and then with the optional @odata.etag of the body. Some BMCs accept only
-# @odata.etag, because their header has double quotes twice.
+# @odata.etag, because their header has two pairs of double quotes.
 _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
     # As the BMC sent it: RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268.
     str,
-    # Strong, in one pair of quotes. If-Match is compared strongly, so some BMCs refuse the weak ETags that they send
-    # themselves: openstack/sushy, Connector._etag_handler; ansible-collections/community.general pull request 6434.
+    # A strong ETag in one pair of quotes. If-Match uses strong comparison, so some BMCs reject the weak ETags that they
+    # sent: openstack/sushy, Connector._etag_handler; ansible-collections/community.general pull request 6434.
     lambda etag: f'"{_strip_quotes(etag)}"',
     # Without quotes: stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296.
     _strip_quotes,
@@ -313,9 +323,9 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
 
 
 def read_etags(header: object, body: object) -> tuple[str, ...]:
-    """Return the ETag of a header and the ``@odata.etag`` of its body, each once.
+    """Return the ETag of a header and the ``@odata.etag`` of its body, without duplicates.
 
-    Only values of printable ASCII count, because a header cannot contain other characters.
+    Values with characters other than printable ASCII are ignored, because a header cannot contain them.
     """
     texts = (str(each).strip() for each in (header, body) if isinstance(each, str | int) and not isinstance(each, bool))
     return tuple(dict.fromkeys(each for each in texts if _strip_quotes(each) and each.isascii() and each.isprintable()))
@@ -326,17 +336,17 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 
     Without an ETag, the request without If-Match comes first.
     """
-    # Some BMCs refuse every ETag (ansible-collections/community.general issue 11261), or every If-Match
-    # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler ends without If-Match, too.
+    # Some BMCs reject every ETag (ansible-collections/community.general issue 11261), or every If-Match
+    # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler also ends with a request without If-Match.
     known = tuple(etags)
     yield from dict.fromkeys(write(etag) for write in _ETAG_FORMS for etag in known)
     yield from (ANY, None) if known else (None, ANY)
 
 
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
-_SESSION_RETRY_S: Final = 3600  # after the BMC did not open a session, or refused its token
+_SESSION_RETRY_S: Final = 3600  # the pause after the BMC did not open a session, or rejected its token
 _LOGOUT_S: Final = 2
-# Each client may read these, so a response does not prove that the password is right (DSP0266, 13.3.1).
+# Every client may read these paths, so a response does not prove that the password is right (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
 ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
@@ -344,27 +354,28 @@ _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 class _Session(Struct):
     path: str
-    was_used: bool = False  # the BMC accepted its token
+    was_used: bool = False  # whether the BMC accepted the token
 
 
 class Login:
-    """Authentication of one connection; for one thread at a time."""
+    """The authentication of one connection. Use it from one thread at a time."""
 
     def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
-        """``translate_errors`` takes a method and a path, and raises errors in its block as gitboot's errors."""
+        """``translate_errors`` takes a method and a path, and converts errors in its block to gitboot's errors."""
         self._connector, self._credentials, self._translate_errors = connector, credentials, translate_errors
         self._session: _Session | None = None
-        self._is_authenticated = False  # a response proved that the BMC accepted the last login
-        self._refusal: exceptions.AccessError | None = None  # the 401 of the last request by basic authentication
-        self._has_tried_session = False  # after such a 401, without success
+        self._is_authenticated = False  # whether a response proved that the BMC accepted the last login
+        # The 401 response to the last request with basic authentication.
+        self._refusal: exceptions.AccessError | None = None
+        self._has_tried_session = False  # whether gitboot tried to open a session after such a 401, without success
         self.session_failure: str | None = None  # why there is no session after a 401; None: for the same reason
-        self.challenge = ""  # WWW-Authenticate of the last response
-        self._not_before_s = 0.0  # the earliest time for the next session, by the monotonic clock
-        self.keeps_session = False  # the connection is used often enough for a session
+        self.challenge = ""  # WWW-Authenticate in the last response
+        self._not_before_s = 0.0  # the earliest monotonic time for the next session
+        self.keeps_session = False  # whether the connection is used often enough for a session
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request. After a 401, log in the other way and send it again.
+        """Send a request. After a 401, log in by the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC does not open a session now.
@@ -395,11 +406,12 @@ class Login:
         return response
 
     def _switch_login(self, refusal: exceptions.AccessError) -> bool:
-        """After a 401, choose another login for the next request, and return whether there is one.
+        """After a 401, choose another login for the next request, and return whether there is another login.
 
         If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
-        opens a session. It does so only once, because a BMC without a challenge counts a wrong password twice. If the
-        challenge names basic authentication, the next request opens a session first (`_replace_password_by_session`).
+        opens a session. gitboot tries that only once, because a BMC without a challenge counts a wrong password twice.
+        If the challenge names basic authentication, the next request opens a session first
+        (`_replace_password_by_session`).
         """
         if self._session is not None:
             was_used = self._session.was_used
@@ -417,7 +429,7 @@ class Login:
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
-        """Open a session that the login needs. Raise the failure if it may be temporary."""
+        """Open a session that the login needs. Raise the error if the failure may be temporary."""
         failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
@@ -426,32 +438,32 @@ class Login:
         return failure is None
 
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
-        """Open a session instead of sending the password that the BMC refused before. Raise ``refusal`` if that fails.
+        """Open a session instead of sending the password that the BMC rejected before. Raise ``refusal`` if that fails.
 
         Some BMCs name basic authentication in their challenge even if it is off. This login replaces the request with
         the password, so that a wrong password still counts once.
         """
-        self._refusal = None  # if there is no session now, the next request sends the password again
+        self._refusal = None  # if no session can be opened now, the next request sends the password again
         if not self._open_required_session():
             raise refusal
         self._refusal = refusal
 
     def log_out(self) -> None:
-        """End the session at the BMC. If that fails, the session times out."""
+        """End the session at the BMC. If the request fails, the session ends by its timeout."""
         if self._session is not None:
             with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
             self._use_password()
 
     def _open_session(self) -> _SessionFailure | None:
-        """Open a session, or return why there is none. Then gitboot continues with the password."""
+        """Open a session, or return why there is no session. Without a session, gitboot continues with the password."""
         body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
             with self._translate_errors("POST", SESSIONS):
                 answer = self._connector.post(SESSIONS, data=body)
             token, path = answer.headers.get(_TOKEN), _parse_session_path(answer)
-            if token and path:  # both are needed, to use the session and to end it
+            if token and path:  # gitboot needs both to use the session and to end it
                 self._connector._session.headers[_TOKEN] = token
                 self._session = _Session(path)
                 return None
@@ -473,7 +485,7 @@ class Login:
     def _use_password(self) -> None:
         self._session = None
         self._connector._session.headers.pop(_TOKEN, None)
-        # As bytes: requests would encode text as Latin-1, and fail for other characters.
+        # As bytes, because requests would encode text as Latin-1, and fail for other characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
 
 
@@ -483,11 +495,11 @@ def _is_401(failure: BmcRejected) -> bool:
 
 
 def _parse_session_path(answer: Response) -> str | None:
-    """Return the path of a new session. None: the response does not contain it.
+    """Return the path of a new session, or None if the response does not contain the path.
 
-    DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send it without the beginning of its path
-    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 there, openbmc/openbmc issue 3353), and
-    send @odata.id in the body.
+    DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send Location without the beginning of its path
+    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 there, openbmc/openbmc issue 3353), and send
+    @odata.id in the body.
     """
     location = answer.headers.get("Location", "")
     try:
@@ -503,7 +515,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path of a URL or of a path. "" for any other text."""
+    """Return the path of a URL or of a path, or "" for any other text."""
     try:
         return urlsplit(link).path
     except ValueError:

@@ -1,1 +1,1 @@
-"""Implement the commands, one module for each command or group of commands."""
+"""The commands, one module for each command or group of commands."""

@@ -1,4 +1,4 @@
-"""`gitboot artifacts`: place boot loaders; download, verify and resolve artifacts."""
+"""`gitboot artifacts`: place boot loaders, and download, verify and resolve artifacts."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def download(
         mirror_all(fetchers, signed, out, note, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
-    if not sites:  # else it is not known what the others need
+    if not sites:  # with --site, the artifacts that other sites need are unknown
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)
@@ -183,7 +183,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Return the files, by digest, that no trusted key signed in any image, each with the reason."""
+    """Return the files, by digest, that no trusted key signed in any image, and the reason for each file."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -271,7 +271,7 @@ def signatures(
     fleet = load_fleet(path, rev)
     before = {}
     if since is not None:
-        with suppress(InvalidRepository):  # nothing is known of what was there
+        with suppress(InvalidRepository):  # without the earlier decisions, if that commit is invalid
             before = dict(load_fleet(path, since).images)
     images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
     base_url = fleet.fleet.spec.base_url
@@ -512,7 +512,7 @@ def check_needed_artifacts(
     read: bool,
     parallel: int,
 ) -> dict[BootFile, Sighting]:
-    """Return the state of each artifact. gitboot adds what it reads to ``results``, even if the command ends early."""
+    """Return the state of each artifact. Add new results to ``results``, even if the command ends early."""
     seen: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
@@ -525,7 +525,7 @@ def check_needed_artifacts(
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
-    """Return why no machine can boot the artifact, or None if there is no known reason."""
+    """Return why no machine can boot the artifact, or None without a known reason."""
     if sighting.is_absent:
         return sighting.message
     return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None

@@ -364,7 +364,9 @@ def _inspect(
     assets: Path | None = None,
 ) -> list[Inspection]:
     def has_signature(url: str, base_url: str) -> bool | None:
-        """Return if the program at a URL has a signature. None: it is not in ``assets``, or is not an EFI program."""
+        """Return whether the program at a URL has a signature, or None if ``assets`` lacks it or it is not an EFI
+        program.
+        """
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
 
         served = f"{base_url}/assets/"
@@ -376,7 +378,7 @@ def _inspect(
                     return is_signed(content.read(HEAD))
         return None
 
-    raise_limits()  # each BMC has a connection
+    raise_limits()  # each BMC needs a connection
     at = current_time()
     with open_offline(state, at) as instance, open_connections(credentials) as kept:
         names = select_names(servers, instance, selector)
@@ -401,7 +403,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
         person, unread, pending, fine = _STATE_ORDER
         standing = unread if one.observed is None else fine if one.is_settled else pending
         counts[person if one.needs_operator else standing] += 1
-        # What may stand on the BMC, or what was set last; the instant that a reason may end in says little here.
+        # The override that may still be on the BMC, or the override that was set last.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
@@ -439,7 +441,7 @@ def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator
 
 
 def _format_diff(inspections: list[Inspection], state: Path) -> str:
-    # Those of whom the same is to be said, and to which nothing is to be sent, are shown as one.
+    # Inspections with the same text and without a request are shown together.
     groups: dict[object, list[Inspection]] = {}
     for number, one in enumerate(inspections):
         is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
@@ -824,7 +826,7 @@ def scan_places(
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
-    CredentialDirectory(credentials).read(name)  # says at once, and not of each address, what is missing
+    CredentialDirectory(credentials).read(name)  # raises one error here instead of an error for each address
     order = {address: number for number, address in enumerate(places)}
     with open_connections(credentials) as kept:
 
@@ -832,7 +834,7 @@ def scan_places(
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
             driver = kept.connect(
                 SystemUuid(address), address, access, is_in_ledger=True
-            )  # named by whoever typed the command
+            )  # the operator named the address on the command line
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 

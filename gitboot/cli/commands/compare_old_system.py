@@ -42,10 +42,10 @@ from gitboot.text import format_count
 if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
 
-_MAX_SCRIPT_BYTES: Final = 1 << 20  # of one answer
-_MAX_FILE_BYTES: Final = 1 << 32  # of one file that machines boot
+_MAX_SCRIPT_BYTES: Final = 1 << 20  # for one answer
+_MAX_FILE_BYTES: Final = 1 << 32  # for one file that machines boot
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_REDIRECTS: Final = 3  # from script to script
+_MAX_REDIRECTS: Final = 3  # redirects from script to script
 
 
 @click.command(
@@ -170,10 +170,12 @@ def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions
 
     fleet, servers = copy(repository.fleet), {}
     object.__setattr__(fleet, "spec", copy(fleet.spec))
-    object.__setattr__(fleet.spec, "require_policy", False)  # who has none boots its disk: that is compared
+    # A server without a policy boots its disk, and that boot is compared.
+    object.__setattr__(fleet.spec, "require_policy", False)
     for name, server in repository.servers.items():
         servers[name] = active = copy(server)
-        if server.spec.lifecycle is Lifecycle.PARKED:  # copied as it is: a document is validated as text, and once
+        # Changed in a copy, because gitboot validates a document only once, as text.
+        if server.spec.lifecycle is Lifecycle.PARKED:
             spec = copy(server.spec)
             object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
             object.__setattr__(active, "spec", spec)
@@ -206,7 +208,7 @@ def _compare_server(
             return BootComparison(
                 server=asker.name, verdict=Verdict.NOTHING, message="no policy boots it from the network"
             )
-        # Whether gitboot would boot it from the network, once its document is no longer Parked.
+        # Whether gitboot would boot the server from the network after its document is no longer Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
             return BootComparison(
@@ -234,7 +236,7 @@ def _fetch_old_boot(
         for _ in range(_MAX_REDIRECTS):
             if not (
                 script := _fetch_text(client, url, timeout_s) or ""
-            ).strip():  # Cobbler answers so whom it does not know
+            ).strip():  # Cobbler sends this answer to an unknown machine
                 break
             boot = parse_boot_script(script, url, variables)
             if boot.chain is None or not _is_same_host(boot.chain, old) or "${" in boot.chain:
@@ -269,7 +271,7 @@ def _fetch_text(client: HttpClient, url: str, timeout_s: float) -> str | None:
         return answer.read_whole(_MAX_SCRIPT_BYTES).decode(errors="replace")
 
 
-# What is shown
+# Output
 
 
 def _format_text(contrasts: list[BootComparison]) -> str:

@@ -1,4 +1,4 @@
-"""`gitboot diff` and `gitboot comment`: show what commits change, and post the review."""
+"""`gitboot diff` and `gitboot comment`: show the changes of commits, and post the review."""
 
 from __future__ import annotations
 
@@ -183,11 +183,12 @@ def _format_review(format: str, result: Review, path: Path, range: str) -> str:
     return FORMATS[format](as_problems(result), prefix)
 
 
-_MAX_REVIEW_BYTES: Final = 65_536  # GitHub takes as many characters; `gitboot diff` writes at most 60,000 bytes
-# A note of GitLab has up to 1,000,000 characters (its "Instance limits"), and JSON may need six bytes for each.
+# GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
+_MAX_REVIEW_BYTES: Final = 65_536
+# A note of GitLab has up to 1,000,000 characters ("Instance limits" of GitLab), and JSON may need six bytes for each.
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
-_MAX_PAGES: Final = 1000  # GitLab takes 5000 notes, GitHub 2500 comments
+_MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
 _FORBIDDEN_STATUSES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
@@ -258,7 +259,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            # O_NONBLOCK: a FIFO opens at once
+            # With O_NONBLOCK, opening a FIFO does not wait.
             fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
@@ -284,7 +285,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CommentThread:
-    """The comments of the pull request or merge request that a CI job is for."""
+    """The comments of the pull request or merge request for which a CI job runs."""
 
     client: HttpClient
     token: str
@@ -292,11 +293,12 @@ class _CommentThread:
     log: str  # URL of the job's log, for people
     request: str  # URL
     comments: str  # URL
-    comment: str  # URL of one comment, without its number
+    comment: str  # URL of a comment, without its number
     user: str  # URL of the token's account
-    graphql: str | None = None  # URL where the token's account may be asked for instead; "": it may stay unknown
+    # URL that returns the token's account if `user` does not; "": the account may stay unknown.
+    graphql: str | None = None
     edits_by: str  # HTTP method
-    # Names of nested fields: of the newest commit in a request, of an account's id in the account and in a comment.
+    # Names of nested fields: the newest commit in a request, and an account's id in the account and in a comment.
     commit: tuple[str, ...]
     account: tuple[str, ...]
     author: tuple[str, ...]
@@ -306,8 +308,9 @@ class _CommentThread:
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit this account's newest comment with the marker, or add a comment. Return which of the two."""
-        # A job's own token of GitHub is that of an app, for which GET /user is forbidden; GraphQL names its bot.
+        """Edit this account's newest comment with the marker, or add a comment. Return which of the two happened."""
+        # The token of a GitHub job belongs to an app, for which GET /user is forbidden. GraphQL returns its bot
+        # account.
         status, detail, own = self._send_request("GET", self.user)
         if self.graphql is None and (status != HTTPStatus.OK or own is None):
             raise ForgeRefused(f"GET {self.user}: {status} {detail}")
@@ -317,7 +320,7 @@ class _CommentThread:
             )
         account = _escape_field(own, *self.account)
         written = (each for each in self._list_comments() if account and _escape_field(each, *self.author) == account)
-        # GitLab notes changes of a request as comments of their author.
+        # GitLab records changes of a request as comments of their author.
         ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
@@ -369,7 +372,7 @@ def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
         edits_by="PATCH",
         commit=("head", "sha"),
         account=("login",),
-        author=("user", "login"),  # null: an account that was deleted
+        author=("user", "login"),  # null for a deleted account
     )
 
 

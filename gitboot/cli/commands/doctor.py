@@ -1,4 +1,4 @@
-"""`gitboot doctor`: checks of this host and of an instance on it."""
+"""`gitboot doctor`: check this host and an instance on this host."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield environment_checks.fine("ledger", str(error))  # another host acts by it
+        yield environment_checks.fine("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
         message = f"the instance of this host is active, with lease {lease.number}, until {lease.until} and on"

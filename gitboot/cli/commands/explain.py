@@ -118,7 +118,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that wrote a field. None if no file has it, or without a Git repository."""
+    """Return the commit that wrote a field, or None if no file has the field or if there is no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 
@@ -171,7 +171,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     rows, written = [], []
     for each in explanation.reasons:
         value = each.value
-        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
+        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the whole value
             value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
         rows.append((each.field, value, each.rule, each.why))
         commit, by = _find_commit(each, blame), ""

@@ -22,7 +22,7 @@ from gitboot.jsonio import format_document, to_json_value
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
 
-_DERIVED_FIELDS: Final = ("version", "files")  # by the image: shown as JSON only
+_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image, which only JSON shows
 
 
 @click.command(

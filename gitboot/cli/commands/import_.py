@@ -32,8 +32,8 @@ from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
-_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
-_MAX_BYTES: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # contains the digest of each file that the last import wrote
+_MAX_BYTES: Final = 16 << 20  # size of one input file; a larger file is not a description of a machine
 _MAX_FILES: Final = 50_000  # files
 _HELP: Final = """Write a fleet from the data of another system.
 
@@ -194,7 +194,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Return if the file differs from what the last import wrote."""
+        """Return whether the file differs from the file that the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -210,7 +210,7 @@ class _ImportTarget:
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
     """Return the digests that the last import wrote, by path. Raises `UsageError` if a path leads out of ``out``.
 
-    gitboot deletes files by these paths, and a commit can change them.
+    The check is necessary because gitboot deletes files at these paths, and a commit can change the paths.
     """
     try:
         found = json.loads(data)

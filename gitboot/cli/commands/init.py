@@ -1,4 +1,4 @@
-"""`gitboot init`: write a small fleet to start from."""
+"""`gitboot init`: write a small fleet as a starting point."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from gitboot.git.branch_writer import find_pushed_url
 from gitboot.git.repository import parse_subpath
 from gitboot.text import quote_words
 
-SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
+SEED: Final = Path(__file__).with_name("seed")  # the files to write, except the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
-CI: Final = (  # dot-files, so that they are no part of the fleet
+CI: Final = (  # dot-files, so that they are not part of the fleet
     ".github/workflows/gitboot.yml",
     _GITLAB,
     ".pre-commit-config.yaml",
     ".github/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
-SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
-PACKAGES: Final = ".gitboot/requirements.txt"  # of the CI jobs that hold a token, with hashes
-_REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
+SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is not part of the fleet
+PACKAGES: Final = ".gitboot/requirements.txt"  # for the CI jobs that have a token, with hashes
+# The requirements of gitboot with hashes, written by `scripts/lock`.
+_REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
 
 
 @click.command(
@@ -112,10 +113,10 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
+    """Return the content of a file in the new fleet, whose CI jobs install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
     text = (SEED / name).read_text()
-    if name in CI and subpath:  # an instance of its own
+    if name in CI and subpath:  # the fleet in the subpath has its own instance
         text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
     for token, value in (
         ("@GITBOOT@", json.dumps(gitboot)[1:-1]),
@@ -129,10 +130,10 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file, with hashes, of the CI jobs that hold a token.
+    """Return the requirements file, with hashes, for the CI jobs that have a token.
 
     A requirement that ends in ``#sha256=DIGEST`` has its hash. Any other requirement gets the hash MISSING, and the
-    jobs fail until someone runs the command in the comment above it.
+    jobs fail until a person runs the command in the comment above the requirement.
     """
     path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
     requirement, _, digest = gitboot.partition("#sha256=")
@@ -185,7 +186,7 @@ _UNKNOWN: Final = f"""
 Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
-_FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
+_FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless their metadata names another origin
 
 
 def requirement() -> str | None:

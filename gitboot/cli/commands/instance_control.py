@@ -54,7 +54,7 @@ from gitboot.resolve.stop_orders import StopOrder
 from gitboot.review.guards import Guard
 from gitboot.text import format_count, format_names
 
-_TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
+_TIMEOUT_S: Final = 180  # a hanging fetch fails after `git-timeout`, and the next fetch may hang too
 _POLL_S: Final = 0.1
 
 
@@ -95,7 +95,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     process = find_running_process(state)
     if process is None:
         raise UsageError(f"no gitboot runs with the state directory {state}: start `gitboot run` first")
-    with suppress(LedgerError):  # a database that is down keeps no commit away
+    with suppress(LedgerError):  # an unavailable database does not block commits
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
     try:
@@ -123,9 +123,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
 
 def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
-    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None if they are not
-    finished.
-    """
+    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None before their end."""
     fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
     if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:
         return None
@@ -143,7 +141,7 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
         return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
     if status["accepted"]["commit"] != commit:
-        return None  # the instance reads what was fetched until now before it judges the commit
+        return None  # the instance reads all earlier fetches before it judges the commit
     for type in ("LedgerWritable", "Published"):
         if (found := conditions.get(type)) is not None and not found["status"]:
             return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"
@@ -228,11 +226,12 @@ def allow_installs_command(state: Path) -> None:
             without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
-    except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here
+    except (HeldByAnother, LedgerLeft) as error:  # the stop of the endpoints on this host is removed here
         for each in (*apply_to_folders(found, remove_stop), f"the instance was not told, only endpoints here: {error}"):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
-    missed = list(apply_to_folders(found, remove_stop))  # first: the instance would take it over once more
+    # Removed first, because the instance would otherwise adopt the stop again.
+    missed = list(apply_to_folders(found, remove_stop))
     click.echo(request_change(state, START, {}))
     if names:
         click.echo(f"{format_count(len(names), 'server')} to boot from the network now: {format_names(names)}")
@@ -286,7 +285,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
     try:
         click.echo(request_change(state, STOP, {"reason": reason, "everything": everything}))
-    except OperatorError as error:  # the instance takes over what endpoints were told as soon as it can
+    except OperatorError as error:  # the instance adopts the stop of the endpoints when the ledger is available
         if len(missed) == len(found):
             raise
         click.echo(stoppage)

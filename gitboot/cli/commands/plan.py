@@ -1,4 +1,4 @@
-"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
+"""`gitboot plan`, `render` and `boot-script`: show the boots of servers."""
 
 from __future__ import annotations
 
@@ -252,7 +252,9 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Return each boot script with all of its paths, first scripts first, and how an endpoint serves it."""
+    """Return each boot script with all of its paths, first scripts first, and the way in which an endpoint serves the
+    script.
+    """
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = find_version(turns, at)[0]

@@ -21,7 +21,7 @@ from gitboot.status.conditions import Event
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import Settings
 
-_NICENESS: Final = 10  # whatever else the host does goes first
+_NICENESS: Final = 10  # all other processes of the host have precedence
 
 
 @click.command()
@@ -51,13 +51,14 @@ def prepare_subcommand(
     from gitboot.evaluator.protocol import EvaluationLimits
 
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
+    # A terminal sends SIGINT to all processes, but the parent decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     log_to_events()
     settings = Settings(
         output=output,
         state=state,
-        git=GitSettings(repository=""),  # the standby fetches
+        git=GitSettings(repository=""),  # the standby itself fetches
         allowance=EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
         output_group=output_group,
         site=site,

@@ -55,7 +55,7 @@ _STATE_ORDER: Final = (
     *("drifted", "as wanted"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_NAMES: Final = 20  # in a line that is to be typed
+_MAX_NAMES: Final = 20  # the number of names in a line that a person types
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")
@@ -125,7 +125,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
-        if not instance.commit.is_for(identity):  # who does not act takes no word for what is installed
+        if not instance.commit.is_for(identity):  # an instance that does not act must not record what is installed
             raise UsageError(
                 f"the Fleet names {instance.commit.ledger}, and this instance has {identity}, so it does not act: let "
                 "the Fleet name it (gitboot status has the line), and say then what is installed"
@@ -220,9 +220,9 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
         before = instance.knowledge.stored_record(decision.uuid) or Record()
         record = replace(
             make_adopted_record(decision) if what == "provisioned" else Record(),
-            # Of what only grows: going back would look like an older backup.
+            # This time must only increase. A smaller value would look like an older backup.
             provisioned_at=max(at, before.provisioned_at or at),
-            runs=before.runs,  # what maintenances have booted stays as it was
+            runs=before.runs,  # the runs of maintenances stay unchanged
             evidence="Operator" if what == "provisioned" else None,
         )
         items.append(
@@ -386,7 +386,7 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
-    # The step that an installation has come to, if it has come to no end; else by what its end is known.
+    # The step of an unfinished installation, or the evidence for the end of a finished installation.
     evidence = record.get("evidence") or "-"
     since = record.get("consumedAt") or record.get("provisionedAt")
     if standing == "unknown" and record:
@@ -412,9 +412,7 @@ HAND_OVER_KIND: Final = "HandOver"
 
 
 def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
-    """Return the record of a server that the instance has released. Raises `UsageError` if it has not released the
-    server.
-    """
+    """Return the record of a server that the instance has released. Raises `UsageError` before the release."""
     about = look.knowledge.facts
     server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
@@ -426,7 +424,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
     standing = [each for each in look.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
     if standing:
         raise UsageError(f"{server}: what was set at its BMC for {standing[0].reason} is not known to be withdrawn yet")
-    is_given_away = server in look.commit.decisions.servers  # its name, to another machine
+    is_given_away = server in look.commit.decisions.servers  # another machine has its name now
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
     has_spool = about.spool is not None and Path(about.spool).is_dir()
@@ -450,7 +448,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         "ledger": about.identity,
         "site": about.site or None,
         "at": format_instant(at),
-        # Nothing that was given here is given there once more.
+        # A boot that was served here must not be served again there.
         "record": record_facts(replace(record, grace_until=None)),
     }
 
@@ -495,13 +493,16 @@ def read_hand_over(file: Path) -> dict[str, Any]:
 
 
 def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
-    """Return the machine's name in the accepted commit, because the move may have renamed it."""
+    """Return the machine's name in the accepted commit, because the move to another site may have renamed it."""
     machine = look.commit.machines.get(hand_over["uuid"])
     return str(hand_over["server"]) if machine is None else machine.name
 
 
 def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
-    """Return the record for a server that came from another site. Raises `UsageError` if it may have booted since."""
+    """Return the record for a server that came from another site.
+
+    Raises `UsageError` if the server may have booted since.
+    """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")

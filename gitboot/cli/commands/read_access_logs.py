@@ -82,7 +82,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             ]
             is_last = False
             while not is_last:
-                is_last = stop is None or stop.is_set  # what was written before that is still read
+                is_last = stop is None or stop.is_set  # lines that were written before the stop are still read
                 for file, sent in files:
                     with closing(file.read_lines()) as lines:
                         _record_lines(lines, spool, written, outcomes, asked, sent)
@@ -104,8 +104,8 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
 
 _OBSERVED: Final = "observed"
 _OUT_OF_ORDER: Final = "backwards"
-_UNREADABLE: Final = "unclear"  # boots that a machine or a monitor fetched
-_UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
+_UNREADABLE: Final = "unclear"  # boots that were fetched by a machine or by a monitor
+_UNKNOWN: Final = "unknown"  # requests for missing boot scripts, for example by unknown machines
 
 
 def _record_lines(

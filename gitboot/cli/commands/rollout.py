@@ -189,7 +189,7 @@ def advance_stream(
             )
         if found.next is not None:
             file, content, changed = _build_change(found, snapshot, decided.repository)
-            decide(changed)  # raises `InvalidRepository` where the fleet does not bear it
+            decide(changed)  # raises `InvalidRepository` if the changed fleet is invalid
             where = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
             name = None if no_commit else branch or f"gitboot/rollout-{where}"
             done = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
@@ -201,15 +201,15 @@ def advance_stream(
 
 
 class _Proposal(Struct, frozen=True, kw_only=True):
-    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch was there already; Nothing: a dry run
+    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch existed already; Nothing: a dry run
     file: str
     message: str
-    branch: str | None  # None: in the work tree alone
+    branch: str | None  # None: only in the work tree
     commit: Revision | None = None
 
 
 def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
-    """Return a stream's rollout, if there is one.
+    """Return a stream's rollout, or None.
 
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
     """
@@ -230,7 +230,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
 def _build_change(
     step: RolloutProgress, snapshot: Snapshot, repository: FleetRepository
 ) -> tuple[str, bytes, Snapshot]:
-    """Return the file that the next step changes, its new content, and the fleet with it."""
+    """Return the file that the next step changes, its new content, and the fleet after the change."""
     origin = repository.origins[Id("ImageStream", step.stream)]
     content = replace_scalar(snapshot.read(origin.blob), origin.document, _PERCENT_FIELD, str(step.next))
     blob = BlobId(f"step {step.next} of {step.stream}")

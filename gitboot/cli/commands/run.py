@@ -1,4 +1,4 @@
-"""`gitboot run`: run an instance, and the endpoint processes that it starts."""
+"""`gitboot run`: run an instance and its endpoint processes."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     from gitboot.controller.loop import Loop, WakeSignal
 
 
-_MAX_SHUTDOWN_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
-_MAX_NOTIFY_S: Final = 15.0  # of a forge, after reconciling once
-_FINAL_NOTIFY_S: Final = 1.0  # of a forge, at the end
-_SECTIONS: Final = {  # of the help page; the most frequent options are in its first section
+_MAX_SHUTDOWN_S: Final = 4.5  # from a signal to the end, whatever the instance is doing, because all writes are durable
+_MAX_NOTIFY_S: Final = 15.0  # for a forge, after one reconcile
+_FINAL_NOTIFY_S: Final = 1.0  # for a forge, at the end
+_SECTIONS: Final = {  # sections of the help page; the first section has the most frequent options
     "Git repository": (
         *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),
         *("allow_empty", "allow_rewind", "allow_takeover"),
@@ -409,9 +409,9 @@ def command(**given: Any) -> None:
     once, dry_run = given.pop("once"), given.pop("dry_run")
     access = take_access_settings(given)
     check_access_settings(access)
-    raise_limits()  # each BMC has a connection
+    raise_limits()  # each BMC needs a connection
     settings = _build_settings(**given)
-    # A secret, or what decides about installations, is not served with the tree.
+    # The web server must not serve secrets, or files that decide about installations.
     check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
         from gitboot.endpoint.webhooks import PushSecret
@@ -511,7 +511,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
             try:
                 if not _run_as_active(settings, access):
                     break
-            except HeldByAnother:  # it was quicker
+            except HeldByAnother:  # another standby took the lease first
                 continue
             except LedgerError as error:
                 if standby.address is None:
@@ -523,8 +523,10 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
 
 
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
-    """Reconcile as the active instance until a signal arrives. Return True if another instance took over instead."""
-    with pause_garbage_collection():  # what modules make stays
+    """Reconcile as the active instance until a signal arrives. Return True if another instance took over before
+    that.
+    """
+    with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.loop import WakeSignal, watch_folders
 
     bell = WakeSignal()
@@ -547,7 +549,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
             print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
-    signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter has no signal handler while it exits
     return bell.is_stopped
 
 
@@ -556,7 +558,7 @@ def _reconcile_once(settings: Settings) -> Exit:
     from gitboot.controller.loop import WakeSignal
 
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
-        with pause_garbage_collection():  # the process ends after it
+        with pause_garbage_collection():  # the process ends after this block
             loop.run_once()
         return _find_exit_code(instance.reconciler.status)
 
@@ -569,7 +571,7 @@ def _open_loop(
 
     At the end, these reports may take ``patience_s`` seconds. With ``wait``, the loop waits for evaluations.
     """
-    with pause_garbage_collection():  # what modules make stays
+    with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
         from gitboot.controller.instance.assembly import run_instance
         from gitboot.controller.loop import Loop
@@ -581,7 +583,7 @@ def _open_loop(
             if verdicts is not None:
                 verdicts.note(list_verdicts(status, change))
 
-        with pause_garbage_collection():  # what is read of a ledger stays
+        with pause_garbage_collection():  # the values that are read from a ledger stay in memory
             acting = run_instance(
                 settings,
                 tell=print_event,
@@ -592,7 +594,7 @@ def _open_loop(
                 on_lease_lost=bell.stop,
             )
             instance, source = stack.enter_context(acting)
-            gc.freeze()  # the collector would look through it again and again
+            gc.freeze()  # so that the collector does not examine these objects again
         identity = instance.store.progress[0]
         yield (
             instance,
@@ -610,7 +612,7 @@ def _open_loop(
 
 
 def _dry_run_once(settings: Settings) -> Exit:
-    """Print what one reconcile would do."""
+    """Print the changes that one reconcile would make."""
     from gitboot.controller.instance.assembly import open_dry_run
     from gitboot.controller.loop import Loop
 
@@ -653,7 +655,7 @@ def _find_exit_code(status: Status) -> Exit:
     return Exit.FINE
 
 
-# These take nothing from what the pass did, and any client can make the second one false.
+# These conditions do not mean that the reconcile is incomplete, and any client can make the second condition false.
 _EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
@@ -694,7 +696,7 @@ def serve_endpoints(
                 return found
             certificate.reload_if_changed(
                 datetime.now(UTC)
-            )  # each of them looks for itself, and tells what it has found
+            )  # each process checks the certificate itself, and reports its result
             return structs.replace(found, certificate=certificate.failure)
 
         yield read_endpoints

@@ -153,18 +153,19 @@ def command(
     gitboot serves an output tree, and an API about it, with one or more processes. A new version of the tree is
     effective at the next request. The endpoint changes boot scripts at the times that the tree contains.
     """
-    with pause_garbage_collection():  # what modules make stays
+    with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.endpoint import app, recorder, server  # noqa: F401
     log_to_events()
     reject_old_variables()
     if parent is not None:
         end_with_parent(parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
+        # A terminal sends SIGINT to all processes, but the parent decides when to end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not output.is_dir():
         raise UsageError(f"{output} is not a directory; pass the output tree with --out")
     if spool is not None:
         create_spool(spool)
-        if parent is None:  # else the instance has looked at it
+        if parent is None:  # otherwise the instance has checked it
             check_fetch_log_folder(
                 spool, accepted_filesystems, partial(_print_event, "StateMayBeLost", is_warning=True)
             )
@@ -180,7 +181,7 @@ def command(
         if push_secret is not None and parent is not None:
             from gitboot.endpoint.webhooks import PushSecret, Webhooks
 
-            fetch = partial(os.kill, parent, signal.SIGHUP)  # as `gitboot reconcile` asks for it
+            fetch = partial(os.kill, parent, signal.SIGHUP)  # the same signal as `gitboot reconcile` sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
         _serve_until_stopped(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
@@ -208,7 +209,7 @@ def command(
             "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
             is_warning=True,
         )
-    if (why := check_shared_ledger(shared)) is not None:  # what changes later is told with NotReady
+    if (why := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
         _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
@@ -306,7 +307,7 @@ def _serve_until_stopped(
 
             encrypted = TlsSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
         server = stack.enter_context(EndpointServer(endpoint, *plain, tls_socket=encrypted))
-        gc.freeze()  # what is there now stays; it need not be looked through again and again
+        gc.freeze()  # so that the collector does not examine the existing objects again
         reporting = stack.enter_context(open_denial_reports(spool, endpoint.denials))
         ready, closed, proxied, looks = ReadinessEvents(), 0, False, count()
         while not stop.wait(REFRESH_S):
@@ -337,7 +338,7 @@ def _print_changed_files(files: CredentialFiles, certificate: Certificate | None
             print_event(event)
 
 
-_DRAIN_CHECKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
+_DRAIN_CHECKS: Final = 5  # limits how often a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
     "clients keep more idle connections open than the setting idle-connections allows: gitboot closes the oldest, and "
     "counts them in gitboot_idle_connections_closed_total"

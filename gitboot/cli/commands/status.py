@@ -69,7 +69,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
         status = read_newest_status(status, published)
     status["process"] = process
     status["lease"] = None
-    with suppress(LedgerError):  # else nobody can say now by which lease the instance acts
+    with suppress(LedgerError):  # without the database, the lease of the instance is unknown
         if process and (lease := read_own_lease(state)) is not None:
             status["lease"] = {"number": lease.number, "until": lease.until}
     written = parse_written_at(status)
@@ -81,7 +81,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return the status in the output tree if it is newer. STATE may be on a full disk."""
+    """Return the status in the output tree if that status is newer. STATE may be on a full disk."""
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
@@ -97,7 +97,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
     age = [f"written    {format_count(age_seconds, 'second')} ago"] if age_seconds is not None else []
-    if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):  # who acts says the rest
+    # The active instance shows the rest.
+    if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):
         return "\n".join(
             [
                 f"gitboot    {runs}{', stands by' if process else ''}",
@@ -271,7 +272,8 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
         who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
         rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
-    if not any(each.server for each in unknown_machines.machines):  # most often none has a document
+    # Usually no unknown machine is similar to a document.
+    if not any(each.server for each in unknown_machines.machines):
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines]
     text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""

@@ -1,4 +1,4 @@
-"""`gitboot verify-mirror`: compare a mirror with its signed list or with the output tree, and repair it."""
+"""`gitboot verify-mirror`: compare a mirror with its signed list or with the output tree, and repair the mirror."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.text import format_count
 
-_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets that are not a folder of this machine
 
 
 @click.command(
@@ -288,7 +288,8 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
         "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
     }
     seconds = max(0, int((now - signed.made).total_seconds()))
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))  # the largest of which one has passed is shown
+    # The largest unit of which at least one has passed is shown.
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
     age = next(
         (format_count(seconds // size, unit) for size, unit in units if seconds >= size),
         format_count(seconds, "second"),

@@ -1,1 +1,1 @@
-"""Decide which BMCs get a task, when, and in which order."""
+"""BMC tasks: which BMCs get a task, when, and in which order."""

@@ -36,17 +36,17 @@ SITE = "Site"  # the value of maxUnavailablePer that is not a label
 
 
 class PowerPlan(Struct, frozen=True, kw_only=True):
-    """The reset that a plan requires of one machine, and the power wave that limits it."""
+    """The reset that a plan requires of one machine, and the power wave that limits the reset."""
 
     switching: WantedPowerChange
-    is_due: bool  # whether the plan requires it now; if not, gitboot only waits for the machine to come back
-    maintenance: str | None = None  # None: a policy requires it, without a limit
-    group: str | None = None  # the servers that share the limit; None: all servers, or those without a group
+    is_due: bool  # whether the plan requires the reset now; otherwise gitboot only waits until the machine is back
+    maintenance: str | None = None  # None: a policy requires the reset, without a limit
+    group: str | None = None  # the servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
     run_at: datetime | None = None  # when its run was seen to boot
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
-        """Return the switching for a task. ``now``: the machine is in the power wave. None: there is no switching."""
+        """Return the power change for a task, or None. ``now``: the machine is in the power wave."""
         return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[PowerRecord]) -> bool:
@@ -55,7 +55,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return a plan that only waits until the machine is back. None: gitboot has not switched it."""
+        """Return a plan that only waits until the machine is back, or None if gitboot has not switched the machine."""
         if not self._is_open(switches):
             return None
         return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
@@ -80,7 +80,7 @@ def plan_power(
     stop: StopScope,
     about: ServerDetails,
 ) -> PowerPlan | None:
-    """Return the power plan of a server. None: its plan requires no power change.
+    """Return the power plan of a server, or None if its plan requires no power change.
 
     A plan requires no power change while boots are stopped, or if the machine has no usable record.
     """
@@ -123,7 +123,9 @@ def plan_power(
 
 
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
-    """Return the switch reason of a maintenance's run. It differs if the machine was switched in an earlier window."""
+    """Return the reason that identifies a maintenance's power change. A switch in an earlier window has another
+    reason.
+    """
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
@@ -136,7 +138,7 @@ def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str,
 
 
 def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Extend the power switch records of servers to the new end of their windows, if a commit moved it."""
+    """Extend the power records of servers to the new end of their windows, after a commit moved that end."""
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
@@ -196,9 +198,9 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
 class DesiredState(NamedTuple):
     """The task and the power plan of one machine's BMC."""
 
-    task: BmcTask | None = None  # None: the BMC needs no task
+    task: BmcTask | None = None  # None: no task is needed
     power: PowerPlan | None = None
-    is_new: bool = False  # whether the plan requires a new setting, even if it is not allowed
+    is_new: bool = False  # whether the plan requires a new setting, even if gitboot may not make it
 
 
 def find_desired_state(
@@ -267,7 +269,7 @@ def find_desired_state(
 
 
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
-    """Return when the plan stops requiring this override. None: not within the planned transitions.
+    """Return when the plan stops requiring this override, or None if no planned transition ends the override.
 
     A maintenance without an end continues for as long as an instance plans it.
     """

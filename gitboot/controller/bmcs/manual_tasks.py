@@ -91,7 +91,7 @@ _UNVERIFIED_CONDITIONS: Final = {
 class Subject(BmcTask, frozen=True, kw_only=True):
     """A machine with a BMC, or a former machine whose BMC may still have an override of gitboot."""
 
-    decision: Decision | None  # None: no document describes the machine any more
+    decision: Decision | None  # None: the machine has no document any more
     plan: BootPlan | None
     record: Record | None
     is_unobservable: bool = False  # the record is not usable: no evidence could prove the next boot
@@ -123,7 +123,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def unverified_condition(self) -> tuple[str, str] | None:
-        """Return the condition and reason that require an operator to check the machine's disks. None: no check."""
+        """The condition and reason that require an operator to check the machine's disks, or None."""
         if self.plan is None or self.is_unobservable:
             return None
         if self.unverified_reason is not None:
@@ -132,14 +132,15 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
-    """The state of one BMC, and the next step for it."""
+    """The state of one BMC, and the next step for that BMC."""
 
     subject: Subject
     observed: BmcObservation | None = None  # None: the BMC could not be read
     step: Step | None = None
     failure: Failure | None = None
     unsigned_urls: tuple[str, ...] = ()  # programs without a signature that the firmware would start
-    switch: PowerChangeStep | None = None  # the step for its power, if it were in the wave; None: no step is due
+    # The next step for the power, if the machine were in the wave; None: no step is due.
+    switch: PowerChangeStep | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -161,7 +162,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """Return a text about the reset that will follow, or about its obstacle. None: no reset will follow."""
+        """A text about the next reset, or about the obstacle to the reset, or None if no reset will follow."""
         power = self.subject.power
         match self.switch:
             case RequestReset(record=record) if power is not None:
@@ -176,7 +177,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def request(self) -> tuple[str, ...]:
-        """Return the request to the BMC: for Redfish the method, path and body, for IPMI the command alone."""
+        """The request to the BMC: for Redfish the method, path and body, for IPMI only the command."""
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
@@ -416,7 +417,7 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
 
 
 def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
-    """Read a BMC and decide the next step for its override, and for its power as if it were in the wave."""
+    """Read a BMC and decide the next step for its override, and for its power as if the machine were in the wave."""
     observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:
         observed = bmc.firmware.with_secure_boot(observed)
@@ -457,7 +458,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: 
 
 
 def format_override(override: Override | None) -> str:
-    """Return an override in two words. The target of a disabled override does not matter."""
+    """Format an override in two words. The target of a disabled override is ignored."""
     if override is None:
         return "-"
     return (
@@ -483,7 +484,7 @@ class PowerResult(Struct, frozen=True, kw_only=True):
     """The reset of one machine: planned, sent or failed."""
 
     subject: Subject
-    observed: BmcObservation | None  # before the reset; None: the BMC could not be read
+    observed: BmcObservation | None  # the reading before the reset; None: gitboot could not read the BMC
     step: PowerStep
     sent: bool | None = False  # None: the response was lost, so the BMC may have reset the machine
 
@@ -523,7 +524,7 @@ def switch_power(
     send: bool,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> list[PowerResult]:
-    """Read each BMC, and with ``send`` request once the reset that `next_power` decides on.
+    """Read each BMC, and with ``send`` request once the reset that `next_power` selects.
 
     The results are sorted by server name. ``on_done`` gets the number of further BMCs that are done.
     """

@@ -69,10 +69,10 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
 def _is_ready(
     task: BmcTask, power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord | None, at: datetime
 ) -> bool:
-    """Return whether a machine is ready to be switched, according to the last BMC task.
+    """Return whether gitboot can switch a machine, according to the last BMC task.
 
-    It is ready if its override is set and its power state is as expected. If the last task could have switched the
-    machine but did not, gitboot reads the BMC again first.
+    The override must be set and the power state must be as expected. If the last task could have switched the machine
+    but did not, gitboot reads the BMC again first.
     """
     if (
         bmc_state is None
@@ -94,9 +94,10 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether a machine may still be down because of another reason, such as an earlier run.
+    """Return whether a machine may still be down for another reason, such as an earlier run.
 
-    If the BMC does not report the boot progress, gitboot cannot see that the machine is back, so it waits ``patience``.
+    If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, so it waits
+    ``patience``.
     """
     shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
@@ -119,10 +120,11 @@ class Member(Struct, frozen=True, kw_only=True):
 
     name: str
     maintenance: str
-    group: str | None  # a site or a label's value; None: the limit is for all servers, or the server has no such label
+    # A site or a label's value; None: the limit applies to all servers, or the server has no such label.
+    group: str | None
     limit: str  # how many of the group may be down: a number or a percentage
     ready: bool  # whether it could be switched now
-    away_since: datetime | None = None  # since when gitboot waits for it; None: not switched, or back again
+    away_since: datetime | None = None  # since when gitboot waits for the machine; None: not switched, or back again
     down: bool = False  # whether it is or may be down for another reason
 
 
@@ -132,13 +134,14 @@ class PowerWave(Struct, frozen=True, kw_only=True):
     servers: frozenset[str] = frozenset()
     stopped: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # by maintenance: servers that do not come back
+    )  # servers that do not come back, by maintenance
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
     """Return the servers that gitboot may switch now: in each group the first by name, up to its limit.
 
-    If a switched server has not come back within ``patience``, its maintenance stops in all groups until it is back.
+    If a switched server does not come back within ``patience``, its maintenance stops in all groups until the server is
+    back.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)

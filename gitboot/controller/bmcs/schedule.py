@@ -1,4 +1,4 @@
-"""BMC schedule: the tasks of all BMCs, when each is due, and the results."""
+"""BMC schedule: the tasks of all BMCs, their due times, and the results."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
 WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
-_PAUSE: Final = timedelta(minutes=1)  # after too many failures in a row
+_PAUSE: Final = timedelta(minutes=1)  # the pause after too many consecutive failures
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
 class BmcState(Struct, frozen=True, kw_only=True):
     """The next due time of a BMC, and the result of its last task."""
 
-    name: str  # of its server
+    name: str  # the name of its server
     due: datetime
     wanted: WantedOverride | None = None  # the override of the last task
-    bmc: BmcAccess | None = None  # of the last task
+    bmc: BmcAccess | None = None  # the BMC of the last task
     outcome: Outcome | None = None
     message: str = ""
     operator_condition: OperatorCondition | None = None  # the decision that an operator has to make
     answered: bool = True
     credentials: str | None = None  # the fingerprint of the credentials of the last task
     failures: int = 0
-    late_since: datetime | None = None  # since when gitboot has tried in vain to reach the desired state
+    late_since: datetime | None = None  # the time since which gitboot has tried in vain to reach the desired state
     power: str | None = None  # the last power state
     in_post: bool = False
     shows_progress: bool = False  # whether the BMC reports the boot progress
     dhcp_reason: str | None = None  # why DHCP names the loader although the plan has a URI: see `left_to_dhcp`
     may_be_switching: bool = False  # whether a task that may switch the machine is running
-    was_not_switched: bool = False  # whether the last such task did not switch it
+    was_not_switched: bool = False  # whether the last such task did not switch the machine
     pending_ids: frozenset[int] = frozenset()  # the pending fetches when the last task began
     open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the last task began
 
@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Return whether the BMC rejects gitboot, so that an operator has to act, by new credentials for example."""
+        """Return whether the BMC rejects gitboot, so that an operator has to act, for example with new credentials."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
@@ -75,28 +75,29 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """The tasks of all BMCs, when each is due, and what the last tasks found."""
+    """The tasks of all BMCs, their due times, and the results of the last tasks."""
 
-    most_failures: int = 20  # in a row; then gitboot pauses new settings
-    jitter: float = 0.2  # retries are shorter by up to this share, so that they do not all come at once
-    may_set: bool | None = None  # when the tasks were planned; None: no tasks yet
+    most_failures: int = 20  # consecutive failures, after which gitboot pauses new settings
+    jitter: float = 0.2  # retries are shortened by up to this share, so that they are spread out
+    may_set: bool | None = None  # the value when the tasks were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger then
     without_named_ledger: frozenset[SystemUuid] = frozenset()  # machines that are not set for this reason
-    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # by machine, due or not
+    # The tasks by machine, including tasks that are not due.
+    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)
     leftovers: frozenset[SystemUuid] = frozenset()  # tasks at BMCs that no document names any more
     power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # power plans by machine
     in_wave: frozenset[SystemUuid] = frozenset()  # machines that may be switched now
     stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # by maintenance: servers that do not come back
+    )  # servers that do not come back, by maintenance
     blocked: frozenset[SystemUuid] = frozenset()  # another override has to be cleared there first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the last one
+    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the end of the last task
     failing: frozenset[SystemUuid] = frozenset()
     uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejects the URI of the plan
     outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
-    failures: int = 0  # in a row, over all BMCs
+    failures: int = 0  # consecutive failures over all BMCs
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended
@@ -104,7 +105,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def next_due(self) -> datetime | None:
-        """The time of the next task, if no other event causes one."""
+        """The time of the next task, unless another event causes a task earlier."""
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
@@ -153,7 +154,8 @@ def plan_tasks(
 
     The tasks make no new settings for machines under these base URLs or without ``may_set``. The same applies if the
     Fleet names no ledger, because another instance may set the same BMCs. The tasks clear overrides in all cases. If a
-    BMC has an override for a machine whose document names another BMC now, gitboot clears it before it sets a new one.
+    BMC has an override for a machine whose document names another BMC now, gitboot clears that override before it sets
+    a new override.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -231,7 +233,8 @@ def select_due_tasks(
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
         has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
-        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this task settles
+        # Fetches that this task will confirm or rule out.
+        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
@@ -248,14 +251,19 @@ def select_due_tasks(
 
 
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether a BMC task is due at once: after a new fetch or intent, or if the machine joined the wave."""
+    """Return whether a BMC task is due now, because of a new fetch or intent, or because the machine joined the
+    wave.
+    """
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.in_wave and not before.may_be_switching
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return all tasks. After too many failures in a row, only those without new settings, and one as a probe."""
+    """Return all tasks.
+
+    After many consecutive failures, return only tasks without new settings, and one task as a probe.
+    """
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until
@@ -306,7 +314,7 @@ def record_submission(
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
-    """Return the intents to serve a machine without an outcome. After a new one, gitboot reads the BMC."""
+    """Return the intents to serve a machine that have no outcome. After a new intent, gitboot reads the BMC."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
@@ -339,7 +347,7 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks ended. ``judged``: the tasks of these machines only read, to settle a fetch."""
+    """Return the schedule after tasks ended. ``judged`` are the machines whose tasks only read, to judge a fetch."""
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
@@ -357,7 +365,7 @@ def record_results(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Count failures in a row over all BMCs. Many failures mean a problem of the network or of a password."""
+    """Count consecutive failures over all BMCs. Many failures mean a problem of the network or of a password."""
     if not result.was_attempted:
         return schedule
     if result.is_reachable:
@@ -481,7 +489,7 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
             if power.is_due:
                 return True  # a machine that is down delays the others
         elif before.state.is_open:
-            return True  # it has to come back
+            return True  # the machine has to come back
         if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
             return False
     return (

@@ -1,1 +1,1 @@
-"""Build an instance from its settings and its state directory, or wait as a standby."""
+"""Instance: built from its settings and its state directory, or waiting as a standby."""

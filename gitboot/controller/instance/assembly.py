@@ -1,4 +1,4 @@
-"""Assembly of an instance: to run, for a dry run, or to read its state."""
+"""Assembly of an instance, for a run, for a dry run, or for reading its state."""
 
 from __future__ import annotations
 
@@ -89,18 +89,18 @@ from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, 
 from gitboot.system_clock import Uptime, read_uptime
 
 Fence = Callable[[], None]  # raises if another instance may act; called right before each change at a BMC
-WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores what a BMC task is about to do
+WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores the next action of a BMC task
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
-    """The objects that an instance uses and does not own. Tests pass doubles."""
+    """The objects that an instance uses but does not create. Tests pass fakes."""
 
     store: Store  # the open ledger
     source: Source
     evaluation: EvaluatorClient
     target: ListedTarget
     clock: Clock
-    make_bmcs: MakeBmcs | None = None  # None: tasks run at real BMCs
+    make_bmcs: MakeBmcs | None = None  # None: tasks use real BMCs
     dry_run: bool = False  # whether BMC tasks only read
     fence: Fence = ignore
     ending_fence: Fence | None = None  # the fence for changes that only clear overrides; None: `fence`
@@ -113,10 +113,10 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
     trust: Authority = NO_AUTHORITY
     artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
-    checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
+    checkpoint: Checkpoint | None = None  # None: the instance neither reads nor writes a checkpoint
     resumes: bool = False  # whether the instance continues from the checkpoint
     shared: RecordedFetches | None = None  # the fetch log in a ledger that hosts share
-    read: Knowledge | None = None  # the records of the ledger without its facts, if they were read already
+    read: Knowledge | None = None  # the records of the ledger without its facts, if they were already read
     # Receivers of events
     tell: Tell = ignore
     wake: Callable[[], None] = ignore  # called from the thread of a BMC task that has ended
@@ -219,7 +219,8 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     if dependencies.owner == knowledge.facts.identity and find_newer_records(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
     ):
-        instance_tables.mark_unverified(store, "RestoredLedger")  # the ledger is older than the tree that it published
+        # The ledger is older than the output tree that it published.
+        instance_tables.mark_unverified(store, "RestoredLedger")
         knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if not knowledge.is_trusted:
         knowledge = structs.replace(knowledge, published_records=records)
@@ -239,7 +240,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     return standing
 
 
-# To run
+# For a running instance
 
 
 class _StatusReporter:
@@ -267,9 +268,10 @@ class _StatusReporter:
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
-        """Write the status for `gitboot status` and for endpoints, which compare their clock with it.
+        """Write the status for `gitboot status`, and for endpoints, which compare their clock with its time.
 
-        The status has the change number of the ledger, by which a later start notices an older copy of the ledger.
+        The status contains the change number of the ledger. At its next start, the instance can detect an older copy of
+        the ledger by this number.
         """
         identity, changes = store.progress
         said = {
@@ -308,12 +310,12 @@ def run_instance(
     uptime: Callable[[], Uptime] = read_uptime,
     on_lease_lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
-    """Yield the instance of the settings and its source. No other instance can use its state directory meanwhile.
+    """Yield the instance of the settings and its source. Meanwhile, no other instance can use its state directory.
 
     - ``wake``: called from other threads when a BMC task or the evaluation of a commit has ended
     - ``wait``: whether to wait for the evaluation of a commit
     - ``on_status``: called with each status and the change number of the ledger
-    - ``evaluation_of``: returns an evaluation client, for tests; None: use an evaluator process and a fetch process
+    - ``evaluation_of``: returns an evaluation client, for tests. None: use an evaluator process and a fetch process
     - ``on_lease_lost``: called from a thread if another instance may have taken the lease of a shared ledger
     """
     check_repository(settings)
@@ -395,7 +397,7 @@ def run_instance(
 def open_dry_run(
     settings: Settings, *, tell: Tell, clock: Clock
 ) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
-    """Yield an instance that works with a copy of the state, and only reads OUTPUT and BMCs."""
+    """Yield an instance that uses a copy of the state, and only reads OUTPUT and BMCs."""
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
@@ -403,7 +405,8 @@ def open_dry_run(
             in_use = state.find_running_process(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
         store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
-        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # if so, read the keys, and create none
+        # If the file exists, read the keys; never create keys here.
+        has_keys = (settings.state / state.TOKEN_KEYS).exists()
         keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
             instance_tables.mark_accepted_lapsed(tx)  # the new clone lacks the accepted commit
@@ -429,7 +432,7 @@ def open_dry_run(
         )
         spool, empty = settings.spool_folder, None
         if spool is not None and (spool / IDENTITY).exists():
-            # An empty fetch log with the identity of the real one, whose entries belong to the real instance.
+            # An empty fetch log with the identity of the real fetch log, whose entries belong to the real instance.
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
@@ -479,7 +482,7 @@ def find_ledger(settings: Settings) -> Path:
 
 @contextmanager
 def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
-    """Open the ledger at ``path``, and read its records. Replace a damaged ledger by a new, unverified one.
+    """Open the ledger at ``path``, and read its records. Replace a damaged ledger by a new, unverified ledger.
 
     A shared ledger is read later, when this instance has its lease, and is never replaced.
     """
@@ -539,7 +542,7 @@ def watch_artifacts(
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         mirrored: dict[str, Fetcher] = {
-            # Check a site's own copy of the tree. If it cannot be reached, check the local tree, which it copies.
+            # Check a site's own copy of the output tree. If that copy is unreachable, check the local tree, its source.
             **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
             own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
         }
@@ -564,7 +567,7 @@ def watch_artifacts(
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
     """Return the results of artifact checks from before the start.
 
-    An earlier version stored them in a file. Delete the file once the ledger has results.
+    An earlier version stored the results in a file, which is deleted when the ledger has results.
     """
     former = settings.state / state.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
@@ -596,12 +599,14 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Mark the ledger as unverified if its tree is missing, or if a mark outside STATE has a later change number."""
+    """Mark the ledger as unverified if its output tree is missing, or if a mark outside STATE has a later change
+    number.
+    """
     identity, changes = store.progress
     marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
     with suppress(
         OSError, ValueError, TypeError, KeyError
-    ):  # the tree contains the status of the ledger that published it
+    ):  # the output tree contains the status of the ledger that published the tree
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
@@ -611,12 +616,17 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _spool_mark_path(settings: Settings) -> Path | None:
-    """Return the file outside STATE and OUTPUT with the ledger's change number. It shows if both are older copies."""
+    """Return the file outside STATE and OUTPUT with the ledger's change number, which shows if both are older
+    copies.
+    """
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
 def separate_mark_path(settings: Settings) -> Path | None:
-    """Return that file if it is on another disk than STATE and OUTPUT, so that a snapshot of their disk lacks it."""
+    """Return the file of `_spool_mark_path` if it is on another disk than STATE and OUTPUT.
+
+    A snapshot of the disk of STATE and OUTPUT then does not contain the file.
+    """
     with suppress(OSError):
         if settings.spool is not None:
             own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
@@ -626,7 +636,7 @@ def separate_mark_path(settings: Settings) -> Path | None:
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Reject file systems that may lose the ledger or the fetch log, or warn about them."""
+    """Warn about file systems that may lose the ledger or the fetch log, or reject them."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
@@ -638,22 +648,22 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
         check_output_directory(settings.output, settings.accepted_filesystems, warn, state=settings.state)
 
 
-# To look at
+# For reading the state of an instance
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
-    """The state of an instance, read without running it: its accepted commit, its records, and its keys."""
+    """The state of an instance that does not have to run: its accepted commit, its records, and its keys."""
 
     commit: Commit
     knowledge: Knowledge
-    keys: TokenKeys  # of published tokens
+    keys: TokenKeys  # the keys of published tokens
 
 
 @contextmanager
 def open_offline(
     directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[OfflineInstance]:
-    """Read the state of the instance in ``directory``, which may be running. This changes no file there.
+    """Read the state of the instance in ``directory``, which may be running. No file there is changed.
 
     ``on_begin`` is called with the number of files of the accepted commit before they are read. ``results`` is a cache
     of evaluations.
@@ -677,7 +687,7 @@ def open_offline(
         evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
-        has_keys = (directory / state.TOKEN_KEYS).exists()  # if so, read the keys, and create none
+        has_keys = (directory / state.TOKEN_KEYS).exists()  # if the file exists, read the keys; never create keys here
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
         before = _read_offline_knowledge(store)
         commit = whole.at_site(before.facts.site or None)
@@ -691,7 +701,7 @@ def open_offline(
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
     """Carry out operator requests for an instance that does not run.
 
-    ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance ran last.
+    ``commit`` is the accepted commit. ``held`` is the commit that guards held when the instance last ran.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
@@ -699,7 +709,7 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the knowledge after a request to begin with records, without storing it. Raises `UsageError`."""
+    """Return the knowledge after a request to begin with records. Nothing is stored. Raises `UsageError`."""
     request = Request(0, at, "", BEGIN, facts)
     batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
     learnt = apply_batch(look.knowledge, batch, at)
@@ -710,7 +720,7 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
 
 def _read_offline_knowledge(store: Store) -> Knowledge:
-    """Read the records of a ledger whose instance does not run."""
+    """Read the records of a ledger whose instance is not running."""
     found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found

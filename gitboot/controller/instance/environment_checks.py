@@ -24,14 +24,14 @@ from gitboot.status.conditions import find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, quote_words
 
-_FEW: Final = 0.1  # of a file system; warn if less is free
+_FEW: Final = 0.1  # share of a file system; warn if less is free
 _FILES: Final = 6  # files in the output tree for one server
 _TIMEOUT_S: Final = 5.0
 
 
 class Health(StrEnum):
     FINE = "ok"
-    DOUBTFUL = "warning"  # it works now, but may fail later or elsewhere
+    DOUBTFUL = "warning"  # works now, but may fail later or elsewhere
     WRONG = "failed"
 
 
@@ -76,7 +76,7 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
 
 
 def of_the_clock(keeping: ClockState) -> Examination:
-    """Check whether a time service keeps the clock right."""
+    """Check whether a time service sets the clock."""
     health, message, hint = _CLOCK[keeping]
     yield Examined(subject="clock", health=health, message=message, hint=hint)
 
@@ -150,7 +150,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
 
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
-    """Check that the credentials of each BMC exist and may be sent to it."""
+    """Check that the credentials of each BMC exist and that gitboot may send them to the BMC."""
     machines = [each for each in look.commit.machines.values() if each.bmc is not None]
     names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
     if not names:
@@ -219,7 +219,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
-    """Check whether a file system has room for so many more files, and enough free space."""
+    """Check whether a file system has space for a number of new files, and enough free space."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
@@ -234,7 +234,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield its error, or its warnings, or ``message`` if it has neither."""
+    """Run a check. Yield its error, or its warnings, or ``message`` if there are neither."""
     warnings: list[str] = []
     try:
         check(warnings.append)

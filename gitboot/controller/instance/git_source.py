@@ -27,10 +27,10 @@ def check_repository(settings: Settings) -> None:
     """Check the settings of the repository at a first start. Raises `UsageError`.
 
     The repository on this host must exist, the Git credentials must be readable, and a detached HEAD needs a branch. A
-    later start goes on with the accepted commit, and the condition SourceReady shows problems.
+    later start continues with the accepted commit, and the condition SourceReady reports problems.
     """
     remote = build_remote(settings.git)
-    with suppress(PermissionError):  # the code that reads STATE reports it
+    with suppress(PermissionError):  # the code that reads STATE reports the error
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
@@ -43,7 +43,7 @@ def check_repository(settings: Settings) -> None:
         if remote.reference is not None or has_ledger:
             return
         head = None
-        with suppress(SourceError, UsageError):  # the fetch reports it
+        with suppress(SourceError, UsageError):  # the fetch reports the error
             head = Upstream(remote, settings.state).read_head()
         if head is not None and head.branch is None:
             raise BranchNotNamed(explain_detached_head(remote))
@@ -85,7 +85,7 @@ class BranchInLedger:
 def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
-    """Return the Git source of the settings. It fetches into the state directory ``state``."""
+    """Return the Git source of the settings, which fetches into the state directory ``state``."""
     has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
     read = partial(read_git_credentials, settings.git) if has_credentials else None
     return Source(build_remote(settings.git), state, fetcher, read_credentials=read, record=record)
@@ -124,7 +124,10 @@ def build_remote(settings: GitSettings) -> Remote:
 
 
 def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Authority:
-    """Return who may acknowledge changes. Raises `UsageError` if the trusted keys cannot be read."""
+    """Return the settings that decide which people may acknowledge changes.
+
+    Raises `UsageError` if the trusted keys cannot be read.
+    """
     signatures = None
     if settings.keys.has_keys:
         keys = SignatureKeys(settings.keys, folder)

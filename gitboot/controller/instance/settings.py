@@ -43,7 +43,7 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 
 
 class TrustSettings(Struct, frozen=True, kw_only=True):
-    """Whose commits gitboot trusts. Repositories and a user's Git configuration cannot change this."""
+    """The people whose commits gitboot trusts. Repositories and a user's Git configuration cannot change this."""
 
     verify: Verify | None = None  # None: gitboot does not verify signatures
     keys: TrustedKeys = field(default_factory=TrustedKeys)
@@ -72,7 +72,7 @@ class ForgeSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckAssets(StrEnum):
-    """How gitboot checks artifacts."""
+    """The way in which gitboot checks artifacts."""
 
     OFF = "off"
     HEAD = "head"  # gitboot trusts the answers of servers, and reads local files once
@@ -80,14 +80,17 @@ class CheckAssets(StrEnum):
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True):
-    """How and how often gitboot checks artifacts."""
+    """The way and the interval of artifact checks."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The settings of one instance. They are not part of the fleet, because instances of one fleet differ in them."""
+    """The settings of one instance.
+
+    They are not a part of the fleet, because instances of one fleet have different settings.
+    """
 
     output: Path
     state: Path
@@ -112,12 +115,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_s: float = LEASE_SECONDS  # how long the lease is valid without a renewal
     notify: Path | None = None  # the file with the receivers of notices
     targets: tuple[TargetAddress, ...] = ()  # targets that follow OUTPUT
-    list_keys: Path | None = None  # the folder of the keys that sign the list; None: the list is unsigned
+    list_keys: Path | None = None  # the folder with the keys that sign the list; None: the list is unsigned
     step_minutes: float = 30  # how long a step of an installation may take before gitboot reports it
 
     @property
     def spool_folder(self) -> Path | None:
-        """The folder of the fetch log. None: there is no endpoint that records fetches for this instance."""
+        """The folder of the fetch log, or None if no endpoint records fetches for this instance."""
         return self.spool or (self.state / SPOOL if self.listen is not None else None)
 
 

@@ -1,4 +1,4 @@
-"""Standby: wait for the lease of a shared ledger, and prepare the output tree meanwhile."""
+"""Standby: wait for the lease of a shared ledger, and prepare the output tree during the wait."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0  # between two checks of the lease
 _PREPARE_S: Final = 3600.0  # between two preparations of the tree
-_FIRST_PAUSE_S: Final = 60.0  # after a failed preparation; twice as long after each further failure
+_FIRST_PAUSE_S: Final = 60.0  # after a failed preparation; doubled after each further failure
 
 
 _STANDING_BY: Final = "StandbyStarted"
 
 
 class Ending(Protocol):
-    """A request to end."""
+    """A request to end the process."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the request, at most ``timeout_s``. Return whether there is one."""
+        """Wait for the request for at most ``timeout_s``. Return whether there is a request."""
 
 
 class Standby:
@@ -103,10 +103,10 @@ class Standby:
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
-        """Wait while another instance has the lease. Return false if the end was requested meanwhile.
+        """Wait while another instance has the lease. Return False if the end of the process was requested.
 
-        The first standby that finds the lease free takes it. Until then, gitboot fetches, evaluates the commit that the
-        active instance has accepted, and prepares the output tree.
+        The first standby that finds the lease free takes the lease. Until then, gitboot fetches, evaluates the commit
+        that the active instance has accepted, and prepares the output tree.
         """
         if self.address is None:
             return True
@@ -142,7 +142,7 @@ class Standby:
             return False
 
     def _find_wait_reason(self, looking: LeaseConnection) -> tuple[str, str] | None:
-        """Return the reason and the message of the wait. None: the lease is free."""
+        """Return the reason and the message of the wait, or None if the lease is free."""
         try:
             other = looking.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
@@ -176,7 +176,7 @@ class Standby:
                 write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
-        """Record that the ledger could not be read after the lease was taken. The next `wait` pauses first."""
+        """Record that gitboot took the lease and then could not read the ledger. The next `wait` pauses first."""
         self._has_failed = True
         self._report(_reason(error), str(error), self._clock())
 
@@ -258,8 +258,8 @@ def _follow_active(
 ) -> Iterator[Callable[[], bool]]:
     """Fetch the branch of the active instance, and evaluate the commit that it accepted, until the block ends.
 
-    ``read_followed`` returns the branch and the accepted commit. gitboot starts to fetch once there is a branch. A
-    take-over finds the results in the cache. gitboot repeats what failed, and reports failures only after a take-over.
+    ``read_followed`` returns the branch and the accepted commit. gitboot starts to fetch when there is a branch. After
+    a take-over, the results are in the cache. gitboot repeats failed work, and reports failures only after a take-over.
     Yields a function that returns whether the fleet is large enough to prepare its tree.
     """
     ended, large = threading.Event(), threading.Event()
@@ -318,15 +318,15 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
     commit: Revision
     servers: int
     halted: int  # servers that boot their disks until the standby becomes active
-    at: datetime  # of the ledger
+    at: datetime  # the time for which the tree was prepared
 
 
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:
-    """Publish to OUTPUT what the active instance publishes, except for halted servers, and store a checkpoint.
+    """Publish to OUTPUT the same files as the active instance, except for halted servers, and store a checkpoint.
 
-    After that, a take-over is as fast as a restart. gitboot plans by a copy of the ledger, and does not write the
-    ledger. A one-time boot must be in the ledger before it is published, so gitboot does not publish a boot that
-    the ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
+    After that, a take-over is as fast as a restart. gitboot plans with a copy of the ledger, and does not write the
+    ledger. A one-time boot must be in the ledger before its publication, so gitboot does not publish boots that the
+    ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
 
     This runs in its own process while the standby holds the lock of STATE. The process may be killed at any time. A
     second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
@@ -380,7 +380,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
 def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
     """Return a modification time that no boot script of any host has or will have.
 
-    An access log shows the modification time of a file, and by that gitboot finds the boot that was served. The active
+    An access log shows the modification time of a file, by which gitboot finds the boot that was served. The active
     instance uses no time before its last heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
@@ -415,7 +415,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
     knowledge = structs.replace(
         learnt, records=before.knowledge.records
-    )  # plan by the records in the ledger: it lacks the new ones
+    )  # plan with the records in the ledger, which lacks the new records
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)
@@ -437,7 +437,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
 
 
 class _StandbyTree:
-    """The output tree of a standby. It halts servers that may be installed or whose boot the ledger lacks.
+    """The output tree of a standby. Servers that may be installed, or whose boot the ledger lacks, are halted in it.
 
     The checkpoint lacks the states of halted servers, so a standby that becomes active publishes these servers again.
     """
@@ -472,7 +472,7 @@ class _StandbyTree:
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
-        """Write nothing, and return the servers to halt."""
+        """Return the servers to halt. Nothing is recorded."""
         found = set()
         for name, server in states.items():
             offers = [(each, server_tables.find_offer(self._store, each.plan)) for each in list_offers(server)]
@@ -490,12 +490,12 @@ class _StandbyTree:
         return found
 
     def record_publication(self) -> None:
-        """Write nothing, because the active instance writes it."""
+        """Do nothing, because the active instance records the publication."""
 
     # Methods for the checkpoint
 
     def inventory(self) -> Inventory:
-        """Return the inventory, with states of halted servers that never match."""
+        """Return the inventory. The states of halted servers are values that never match."""
         held = self._tree.inventory()
         return structs.replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
 

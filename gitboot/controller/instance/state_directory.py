@@ -34,7 +34,7 @@ from gitboot.status.work_progress import WorkProgress
 from gitboot.text import quote_words
 
 LEDGER: Final = "ledger.sqlite"
-CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it
+CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; an operator can delete the file
 CACHE_BYTES: Final = (
     2**32
 )  # the maximum size: 100,000 servers take 0.5 GiB for each commit, and the same for the checkpoint
@@ -44,7 +44,7 @@ STATUS: Final = "status.json"
 WITHDRAWALS: Final = "withdrawals.json"  # overrides that BMC tasks cleared, and that the ledger lacks
 NOTIFIED: Final = "notified.json"  # the last event that each receiver of notices got
 _LATELY: Final = 50  # accepted commits in the status
-SPOOL: Final = "spool"  # the folder of the fetch log, unless an option names another one
+SPOOL: Final = "spool"  # the folder of the fetch log, unless an option sets another folder
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 FORMER_SIGHTINGS: Final = "artifacts.json"  # where earlier versions stored the results of artifact checks
 _FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
@@ -73,7 +73,7 @@ def has_ledger(directory: Path) -> bool:
 
 
 def no_instance_error(directory: Path) -> UsageError:
-    """Return the error for a directory with which no instance has run."""
+    """Return the error for a directory that no instance has used."""
     return UsageError(
         f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
     )
@@ -81,7 +81,7 @@ def no_instance_error(directory: Path) -> UsageError:
 
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Lock ``directory`` until the block ends. Ignore the signals that wake an instance, because they would end us.
+    """Lock ``directory`` until the block ends. Ignore the signals that wake an instance, which would end this process.
 
     Raises `LockedByAnother` with the process that has the lock, or `UsageError` if the directory cannot be written.
     """
@@ -124,7 +124,7 @@ def find_running_process(directory: Path) -> int | None:
 
 
 class StatusFile:
-    """The status file for `gitboot status`. Any thread may write it. If the file cannot be written, gitboot goes on."""
+    """The status file for `gitboot status`. Any thread may write the file. A write error does not stop gitboot."""
 
     def __init__(self, directory: Path, clock: Callable[[], datetime]) -> None:
         self._directory, self._clock, self._lock = directory, clock, threading.Lock()
@@ -196,13 +196,16 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def read_own_lease(directory: Path) -> LeaseState | None:
-    """Return the lease if this host's instance has it. None: another instance has it, or the ledger is in SQLite."""
+    """Return the lease if this host's instance has it.
+
+    Return None if another instance has the lease, or if the ledger is in SQLite.
+    """
     lease = read_lease(directory / LEDGER)
     return lease if lease is not None and lease.is_current and lease.holder == Holder.load(directory).id else None
 
 
 def find_acting_directory(directory: Path) -> Path:
-    """Return the state directory of the active instance if it is on this host, otherwise ``directory``.
+    """Return the state directory of the active instance if that instance is on this host, otherwise ``directory``.
 
     Raises `HeldByAnother` if the active instance is on another host and publishes to a disk that both hosts share. That
     instance would obey a stop that this host writes to OUTPUT, but only a command on its own host could end the stop.
@@ -224,14 +227,14 @@ def find_acting_directory(directory: Path) -> Path:
 
 
 def is_published_under(output: Path, lease: LeaseState) -> bool:
-    """Return whether ``output`` was published under a lease."""
+    """Return whether an instance published ``output`` under a lease."""
     with suppress(OSError, ValueError):
         return parse_terms((output / TERMS).read_bytes()).fetch_log_id == str(Lease(lease.holder, lease.number))
     return False
 
 
 def check_acts(directory: Path) -> None:
-    """Raise `HeldByAnother` if an instance on another host is active instead of this one. It need not be running."""
+    """Raise `HeldByAnother` if an instance on another host is active. The instance on this host need not be running."""
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
@@ -276,7 +279,7 @@ def make_private(directory: Path) -> Iterator[None]:
 
 
 def mode_in(directory: Path) -> int:
-    """Return the mode of a file that only this instance may write. A group that shares the directory may read it."""
+    """Return the mode of a file that only this instance may write, but that a shared group may read."""
     return 0o640 if _is_shared(directory.stat()) else 0o600
 
 
@@ -339,7 +342,10 @@ _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
 class _KeyLine(NamedTuple):
-    """A key of tokens, and since when it is used. None: tokens without a key, which anyone can compute."""
+    """A key of tokens, and the time of its first use.
+
+    The key None makes tokens without a key, which anyone can compute.
+    """
 
     since: datetime
     key: bytes | None
@@ -349,9 +355,9 @@ class _KeyLine(NamedTuple):
 
 
 def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
-    """Read the token keys of an instance. If there is no file, create it with a new key.
+    """Read the token keys of an instance. If there is no file, create a file with a new key.
 
-    The last line of the file is the current key. ``follows_none`` states that tokens were published without a key until
+    The last line of the file is the current key. ``follows_none`` means that tokens were published without a key until
     ``at``. Raises `UsageError` if the file is damaged.
     """
     path = directory / TOKEN_KEYS
@@ -375,14 +381,14 @@ def read_key_lines(directory: Path) -> tuple[str, ...]:
 
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
-    """Write these lines to the file of token keys, unless it has them already."""
+    """Write these lines to the file of token keys, unless the file has these lines already."""
     path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content, mode=mode_in(directory))
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:
-    """Return the lines of the file, or None if there is no file. Messages do not contain the lines."""
+    """Return the lines of the file, or None without a file. Error messages do not contain the lines."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:

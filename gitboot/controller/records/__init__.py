@@ -1,1 +1,1 @@
-"""Records of servers: decide what fetches, BMC results and operator requests change in the ledger."""
+"""Records of servers: the changes to the ledger that follow from fetches, BMC results and operator requests."""

@@ -1,4 +1,4 @@
-"""Evidence of boots: which fetches and BMC observations show that a boot was made."""
+"""Evidence of boots: the fetches and BMC observations that prove a boot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BmcEvidence(Struct, frozen=True, kw_only=True):
     """The observation of one BMC task, and the fetches that it may confirm or rule out."""
 
     uuid: SystemUuid
-    state: ServerState | None  # None: the machine has left the fleet. Its earlier fetches still count
+    state: ServerState | None  # None: the machine has left the fleet, but its earlier fetches still count
     observed: BmcObservation
     pending_ids: frozenset[int]  # the pending fetches when the task began
     open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the task began
@@ -70,8 +70,8 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     """Record the new fetches, except requests by monitors.
 
     A mirror sends its files to every client and its log has no server names, so a fetch from a mirror counts as served.
-    An intent without an outcome is no evidence, but it consumes the boot. The log of a mirror yields such an intent if
-    it does not show which client sent the request.
+    An intent without an outcome is no evidence, but consumes the boot. The log of a mirror yields such an intent if the
+    log does not show which client sent the request.
     """
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
@@ -79,13 +79,13 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
         _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
-    for fetch in intended:  # the intent alone counts as a fetch of the secret, because the secret may have been sent
+    for fetch in intended:  # the intent counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
     ids = {fetch.observation.intent for fetch in intended}
     for fetch in drop_settled_intents(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        # If a boot is not one-time and writes disks, the content of the disks is unknown even if only perhaps served.
+        # An Always boot that writes disks makes the content of the disks unknown, even if it was perhaps not served.
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)
@@ -103,7 +103,7 @@ def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
-    """Turn a fetch from a mirror into evidence if the client's address is in `provisioning.clients` of the Fleet."""
+    """Turn a fetch from a mirror into evidence if `provisioning.clients` of the Fleet includes the client's address."""
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in_networks(observation.client, clients):
         return fetch
@@ -163,7 +163,7 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
 
 
 def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
-    """Record what a fetch alone proves, without a look at the BMC, and return the verdict."""
+    """Record what a fetch proves without a reading of the BMC, and return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         record_maintenance_boot(update, offer, seen, "Fetched", starts=observation.is_start)
@@ -175,7 +175,7 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
 
 
 def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
-    """Return whether a pending fetch is of the same path by the same client. One BMC task judges both.
+    """Return whether a pending fetch is of the same path by the same client, so that one BMC task judges both.
 
     Otherwise, a client that keeps fetching a boot would fill the ledger until the BMC responds.
     """
@@ -186,7 +186,7 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
 
 
 def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
-    """Accept the pending fetches of machines whose BMC has no task any more, because gitboot has set no override."""
+    """Accept the pending fetches of machines without a BMC task, because gitboot has set no override there."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):
@@ -205,7 +205,7 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
-    """Record what a BMC task proves. Return whether the task settled a pending fetch."""
+    """Record the evidence from a BMC task. Return whether the task confirmed or ruled out a pending fetch."""
     is_judged = False
     _drop_impossible_intents(update, bmc_evidence)
     for pending in update.list_pending(bmc_evidence.uuid):
@@ -288,9 +288,9 @@ def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcOb
 def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number: int) -> None:
     """Record an override that was consumed without a fetch.
 
-    This proves the boot of an image without fetches. For any other image, an operator has to look at the machine.
-    If DHCP names the loader, the loader would have fetched the boot script. If another instance set the override, this
-    instance serves no boot until an operator has looked at the machine.
+    A consumed override proves the boot of an image without fetches. For any other image, an operator has to look at the
+    machine. If DHCP names the boot loader, the boot loader would have fetched the boot script. If another instance set
+    the override, this instance serves no boot until an operator has looked at the machine.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
@@ -311,7 +311,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """Record a server as provisioned if its system runs, and started after the boot was set or fetched."""
+    """Record a server as provisioned if its system runs and started after the boot was set or fetched."""
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if plan is None or plan.key is None or not observed.runs_os:
         return
@@ -330,9 +330,10 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 
 
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
-    """Return whether a reset has consumed an override. A BMC may prove this later for an override that was lost.
+    """Return whether a reset has consumed an override. A BMC may prove this later for a lost override.
 
-    This is no proof if gitboot may have cleared the override without a record. Then the reset booted another image.
+    A reset is no proof if gitboot may have cleared the override without a record, because the reset then booted another
+    image.
     """
     lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
     return record.state is OverrideState.CONSUMED or (lost and observed.marks.reset_since(record.marks) is Reset.SEEN)
@@ -341,9 +342,9 @@ def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime
 def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: BmcObservation) -> bool:
     """Return whether the machine cannot have sent a request.
 
-    This is so if the override was set before the request, is still set, and the machine was not reset in between. A
-    machine that was starting when the override was set, or whose resets are unknown, may have booted from the network
-    by its own boot order.
+    The request is ruled out if the override was set before the request, is still set, and the machine was not reset in
+    between. A machine that was starting when the override was set, or whose resets are unknown, may have booted from
+    the network by its own boot order.
     """
     was_before = _is_open_one_time_override(record) and record.at <= fetched_at
     has_not_reset = add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT

@@ -1,4 +1,4 @@
-"""Install boots: which ones are offered, withheld or made."""
+"""Install boots: the offered, the withheld and the completed boots."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _contains_token(decision: Decision, common: Digest) -> bool:
-    """Return whether the boot has the token as plain text, so that a report shows its attempt."""
+    """Return whether the boot contains the token as plain text, so that a report identifies its attempt."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
@@ -108,7 +108,7 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """Return the offer of the user data and the report of the last attempt. It does not depend on the current plan."""
+    """Return the offer of the last attempt's user data and report. The offer does not depend on the current plan."""
     policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
@@ -136,7 +136,7 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
 
 
 def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
-    """Return the offer of a plan's boot. None: the boot is no evidence.
+    """Return the offer of a plan's boot, or None if the boot is no evidence.
 
     A plan that waits for the end of an installation boots the disk. Its offer is that of the policy's boot, which an
     installer can still report.
@@ -184,13 +184,13 @@ def is_maintenance_key(key: str) -> bool:
 def is_outdated(offer: Offer, record: Record) -> bool:
     """Return whether the ledger has a newer decision about the server, from evidence or from an operator.
 
-    This compares numbers of the ledger's sequence. It does not depend on a clock.
+    The comparison uses numbers of the ledger's sequence, so it does not depend on a clock.
     """
     return offer.number < max(record.offered, record.answered)
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after a run's boot, and a text about it. An up-to-date record is returned as it is."""
+    """Return the record after a run's boot, and a text about the change. An up-to-date record is returned unchanged."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
     if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
@@ -204,9 +204,9 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after the system of a run has fetched its user data, and a text about it.
+    """Return the record after the system of a run has fetched its user data, and a text about the change.
 
-    An up-to-date record is returned as it is. The fetch belongs to the last run of the maintenance.
+    An up-to-date record is returned unchanged. The fetch belongs to the last run of the maintenance.
     """
     made = record.runs.get(offer.maintenance or "")
     if made is None or made.run != offer.run or made.started is not None:
@@ -216,7 +216,10 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """Return the record of a provisioned server, and a text about it. An up-to-date record is returned as it is."""
+    """Return the record of a provisioned server, and a text about the change.
+
+    An up-to-date record is returned unchanged.
+    """
     if is_outdated(offer, record):
         return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
@@ -244,16 +247,17 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
     return now, f"installed provision {offer.provision} with BootImage/{offer.image}{limits}"
 
 
-_MOST_OPEN: Final = 32  # intents of one server without an outcome: a client can send requests all the time
+# Intents of one server without an outcome; limited, because a client can send requests all the time.
+_MOST_OPEN: Final = 32
 _OTHER_INTENTS: Final = "more"  # replaces the ids of all further intents, whose outcomes are ignored
-_MOST_EARLY: Final = 32  # withheld intents of one server that the log has not shown yet. Most never appear
+_MOST_EARLY: Final = 32  # withheld intents of one server that the log has not shown yet; most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned as it is.
+    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned unchanged.
 
-    The record stays the same if the boot was made already. If that boot turns out to be another client's, the BMC rules
-    out this intent as well.
+    The record stays the same if the boot was completed already. If that boot turns out to be another client's, the BMC
+    rules out this intent as well.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
@@ -285,7 +289,7 @@ def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence
 
 
 def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record without a withheld intent. It keeps the newest withheld request, without the intent's id."""
+    """Return the record without a withheld intent. The newest withheld request stays, without the intent's id."""
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)
     if newest is None or newest.seen.at < seen.at:
@@ -295,7 +299,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 
 
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """Return the record after a boot was served. An up-to-date record is returned as it is."""
+    """Return the record after a boot was served. An up-to-date record is returned unchanged."""
     last = find_last_attempt(offer, record)
     if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
@@ -307,11 +311,11 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
 
 
 def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """Return the record after the booted system fetched its user data. This also shows that its boot was served.
+    """Return the record after the booted system fetched its user data, which also proves that its boot was served.
 
-    It ends the grace period in which the boot is served again.
+    The fetch ends the grace period in which the boot is served again.
     """
-    if offer.attempt == 0:  # the path of user data names its attempt; the common path belongs to another attempt by now
+    if offer.attempt == 0:  # the path of user data names its attempt; the common path now belongs to another attempt
         return record
     if record.grace_until is not None and record.attempts and not is_outdated(offer, record):
         return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
@@ -350,9 +354,9 @@ def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
 
 
 def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
-    """Return the record without a request that turned out to be another client's.
+    """Return the record without a request that turned out to be from another client.
 
-    If the booted system has fetched its user data since, the boot stays in the record: some machine made it.
+    If the booted system has fetched its user data since, the boot stays in the record, because a machine booted.
     """
     if not record.attempts:
         return record
@@ -374,7 +378,10 @@ def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
 
 
 def _find_attempt_key(offer: Offer, record: Record) -> str:
-    """Return the provision key of an offer. If an earlier image was reported since, the key is of the time after it."""
+    """Return the provision key of an offer.
+
+    After the report of an earlier image, the key contains the time of the report.
+    """
     if offer.on_image_change and not is_outdated(offer, record):
         return image_provision_key(offer.provision, offer.image, record)
     return offer.base or offer.key
@@ -411,7 +418,7 @@ def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> R
 
 
 def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
-    """Return the install boots of ``accepted`` that a newer valid commit does not offer. None: no boot is withheld.
+    """Return the install boots of ``accepted`` that a newer valid commit does not offer, or None without such boots.
 
     ``newer`` are the later valid commits, the oldest first. ``newest`` is the last commit that was evaluated.
     """
@@ -429,7 +436,7 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
 
 
 def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
-    """Return the boots of both, with the commit of ``before``, until which gitboot withholds them."""
+    """Merge both sets of boots. The commit of ``before``, until which gitboot withholds them, stays."""
     if after is None:
         return before
     uuids = sorted({*before.servers, *after.servers})
@@ -455,14 +462,14 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return the machines of these servers that already have what ``commit`` wants, by their records.
+    """Return the machines of these servers whose records show that they already have what ``commit`` wants.
 
-    This excludes a server whose record shows a trace of the boot that ``base`` offers, because that boot may write its
+    A server is excluded if its record shows a trace of the boot that ``base`` offers, because that boot may write its
     disk.
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
-    here = commit.decisions.servers  # an instance of one site has no decisions for the servers of others
+    here = commit.decisions.servers  # an instance of one site has no decisions for the servers of other sites
     found = (here[name] for name in names if name in here)
     return tuple(each.uuid for each in found if _needs_no_install(_find_decision(base, each.uuid), each, knowledge))
 
@@ -496,7 +503,7 @@ def may_have_unread_fetch(
     """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
 
     A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
-    shows that it is provisioned. A maintenance offers its boot in any case.
+    shows that the machine is provisioned. A maintenance offers its boot in any case.
     """
     for uuid in machines:
         offered = _find_decision(accepted, uuid)
@@ -517,9 +524,10 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
-    """Return the number of the decision that took back a server's boots, by server. ``servers`` get ``number``."""
+    """Return, for each server, the number of the decision that removed its boots. ``servers`` get ``number``."""
     taken_back = {}
-    for uuid, before in knowledge.facts.rolled_back.items():  # unless newer evidence or an operator settled it
+    # Unless newer evidence or an operator decided about the machine.
+    for uuid, before in knowledge.facts.rolled_back.items():
         record = knowledge.records.get(uuid)
         if record is not None and max(record.offered, record.answered) <= before:
             taken_back[uuid] = before

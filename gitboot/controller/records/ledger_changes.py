@@ -33,7 +33,7 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from gitboot.system_clock import ClockState, Uptime
 
-RETENTION: Final = timedelta(days=90)  # of offers and fetches in the ledger
+RETENTION: Final = timedelta(days=90)  # how long offers and fetches stay in the ledger
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -41,28 +41,28 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     written_records: tuple[
         tuple[SystemUuid, OverrideRecord | PowerRecord], ...
-    ] = ()  # by BMC tasks; the ledger has them already
-    withdrawals: tuple[UnrecordedClearing, ...] = ()  # by BMC tasks; the ledger does not have them yet
+    ] = ()  # written by BMC tasks; the ledger already has these records
+    withdrawals: tuple[UnrecordedClearing, ...] = ()  # written by BMC tasks; the ledger does not have these records yet
     requests: tuple[Request, ...] = ()
     held: Held | None = None  # the commit that operators can approve
     stoppage: StopOrder | None = None  # if an operator stopped boots without the ledger
     clock_state: ClockState | None = None  # None: a command applies the batch, not an instance
-    uptime: Uptime | None = None  # of the kernel
+    uptime: Uptime | None = None  # the uptime of the kernel
     is_externally_confirmed: bool = False  # whether a place outside STATE and OUTPUT has the newest change
-    has_transition: bool = False  # whether time alone changed a plan, or this is the first batch
+    has_transition: bool = False  # whether only the time changed a plan, or this is the first batch
     is_caught_up: bool = False  # whether the newest commit is accepted
-    attempt: Attempt = field(default_factory=Attempt)  # to accept the newest commit
+    attempt: Attempt = field(default_factory=Attempt)  # the attempt to accept the newest commit
     commit: Commit | None = None  # the accepted commit, if this instance acts for it
     changed: Collection[str] = ()  # servers of the commit that changed; all servers at first
-    removed_machines: Collection[SystemUuid] | None = None  # by the commit; None: unknown
-    installing: Collection[str] = ()  # at least the unchanged servers that are being installed
+    removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
+    installing: Collection[str] = ()  # contains at least the unchanged servers that are being installed
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each spool file is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
     bmc_evidence: tuple[BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs showed
     machines_without_task: frozenset[SystemUuid] = frozenset()  # their fetches wait for a BMC that has no task
-    events: tuple[Event, ...] = ()  # to store with the changes
+    events: tuple[Event, ...] = ()  # events that are stored with the changes
     sightings: Mapping[BootFile, Sighting] | None = None  # of all checked artifacts; None: unchanged
 
 
@@ -141,7 +141,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Record a withdrawal that a file beside the ledger has, unless the override was set or ended since."""
+    """Record a clearing from the file beside the ledger, unless the override was set or ended since."""
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
@@ -159,7 +159,7 @@ def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
-    """Record what the batch shows about the machines of a commit."""
+    """Record the facts in the batch about the machines of a commit."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,
@@ -185,7 +185,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.extend_runs(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it comes back
+    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it is configured again
         uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
             each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc

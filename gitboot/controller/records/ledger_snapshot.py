@@ -1,4 +1,4 @@
-"""Ledger snapshot: an instance's knowledge of its ledger as one value, and the changes to it."""
+"""Ledger snapshot: an instance's knowledge of its ledger as one value, and changes to that value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gitboot.status.conditions import Event
 
 
 class Knowledge(Struct, frozen=True, kw_only=True):
-    """The content of the ledger, and the state that an instance derives from it."""
+    """The content of the ledger, and the state that an instance derives from the content."""
 
     facts: Facts  # about the ledger, and the stops and suspensions of operators
     recorded_commit: str | None = None  # the last commit whose new servers got records; None: no record is usable
@@ -54,8 +54,10 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # all machines that a commit ever described
     accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines of the accepted commit
     lost_identities: frozenset[LostIdentity] = frozenset()  # identities that machines lost by the accepted commit
-    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
-    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)  # by reason
+    # The overrides of each machine, by reason.
+    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)
+    # The power records of each machine, by reason.
+    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the machine identities that BMCs showed
     known_pairs: frozenset[CredentialUse] = frozenset()  # BMCs with the credentials that gitboot may send them
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # fetches that wait for a BMC task
@@ -70,11 +72,12 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     published_records: Mapping[SystemUuid, Record] = field(
         default_factory=dict
     )  # of the tree, when the ledger became unverified
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn checks off
-    claims: tuple[SoleClaim, ...] = ()  # of other hosts. They are not in the ledger, and withhold install boots
+    # Results of artifact checks; None: the settings turn checks off.
+    sightings: Mapping[BootFile, Sighting] | None = None
+    claims: tuple[SoleClaim, ...] = ()  # claims of other hosts, which are not in the ledger and withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return the record that plans use. None: unknown.
+        """Return the record that plans use, or None if it is unknown.
 
         If this instance could not observe a server's boot, the record is unknown. Otherwise, gitboot would install the
         server again and again.
@@ -82,7 +85,10 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return None if uuid in self.unobservable else self.stored_record(uuid)
 
     def stored_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it. None: no record, or the ledger is unverified."""
+        """Return a server's record even if plans do not use it.
+
+        Return None without a record, or if the ledger is unverified.
+        """
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
@@ -109,7 +115,7 @@ R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
 class RecordChanges(Generic[R]):
-    """New override or power switch records, on top of the known records."""
+    """New override or power records, in addition to the known records."""
 
     def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
         self._before: Mapping[SystemUuid, Mapping[str, R]] = before
@@ -120,7 +126,7 @@ class RecordChanges(Generic[R]):
         return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
-        """Add or replace a record. ``stored``: the ledger has it already."""
+        """Add or replace a record. ``stored`` means that the ledger already has the record."""
         kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
@@ -131,9 +137,9 @@ class RecordChanges(Generic[R]):
 
 
 class KnowledgeUpdate:
-    """The changes of one batch on top of the earlier knowledge, in the form that the ledger stores.
+    """The changes of one batch to the earlier knowledge, in the form that the ledger stores.
 
-    `build_knowledge` merges them once, at the end. Only one call of `apply_batch` changes this object.
+    `build_knowledge` merges the changes once, at the end. Only one call of `apply_batch` changes this object.
     """
 
     def __init__(self, before: Knowledge, at: datetime) -> None:
@@ -155,7 +161,7 @@ class KnowledgeUpdate:
         self.request_outcomes: list[tuple[Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
-        self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due at once
+        self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now
         self.judged_machines: set[SystemUuid] = set()  # machines with a pending fetch that a BMC task settled
         self.known_pairs = before.known_pairs
         self.sightings, self.claims = before.sightings, before.claims
@@ -167,7 +173,7 @@ class KnowledgeUpdate:
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
         self.new_observations: dict[int, Pending] = {}  # new, or with new marks
-        self.verdicts: dict[int, str] = {}  # by observation number
+        self.verdicts: dict[int, str] = {}  # verdicts by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return a server's record even if plans do not use it."""
@@ -176,7 +182,7 @@ class KnowledgeUpdate:
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
     def usable_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record. None: no record, or no record is usable yet."""
+        """Return a server's record, or None without a record or while no record is usable."""
         return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
@@ -200,13 +206,13 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return the fetches of a server's secrets in its newest installation. None: no fetch is recorded."""
+        """Return the fetches of a server's secrets in its newest installation, or None without a fetch."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
         return self.before.secret_fetches.get(uuid)
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
-        """Replace the fetches of a server's secrets. None: another installation begins."""
+        """Replace the fetches of a server's secrets. None means that another installation begins."""
         if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
@@ -314,9 +320,9 @@ class KnowledgeUpdate:
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
-    """A fetch, and the offer that it matches."""
+    """A fetch, and the offer to which the fetch belongs."""
 
-    observation: Observation  # with the digest of the plan whose boot script was sent
+    observation: Observation  # contains the digest of the plan whose boot script was sent
     offer: Offer
     was_recorded: bool  # whether the ledger has it already, because the spool is read again
 
@@ -327,7 +333,9 @@ def record_instance_facts(
     """Store the settings of this start in the ledger: OUTPUT, the tree's owner, the spool and the site.
 
     ``observes``: fetches reach the instance. ``owner``: the ledger that published the tree in OUTPUT.
-    Raises `UsageError` if the ledger has acted for another site, because its servers would look removed.
+
+    Raises `UsageError` if the ledger has acted for another site, because the servers of that site would count as
+    removed.
     """
     about = instance_tables.read_facts(store)
     if about.site is not None and about.site != (site or ""):
@@ -348,9 +356,10 @@ def record_instance_facts(
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
     """Return the permissions of published files. Store in the ledger whether OUTPUT is closed to other users.
 
-    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. So
-    does a new ledger that takes over an open tree.
-    Raises `UsageError` for a group that gitboot may not give files to.
+    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. A new
+    ledger that takes over an open tree does the same.
+
+    Raises `UsageError` for a group to which gitboot may not give files.
     """
     about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
     is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
@@ -439,8 +448,8 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
     """Return the observations that match an offer of this ledger, as fetches.
 
     An endpoint logs the digest of the plan that it served, and a mirror logs the date of the file. For a file that was
-    replaced meanwhile, an endpoint logs only the path. The paths of the result have the token itself in place of its
-    published name.
+    replaced in the meantime, an endpoint logs only the path. The paths of the result contain the token itself instead
+    of its published name.
     """
     fetches = []
     for observation in observations:
@@ -450,7 +459,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
         if digest is None and observation.modified is not None:
             if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
                 digest, number = version
-            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
+            elif name is not None:  # a token is enough to identify the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
         offer = server_tables.find_offer(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
@@ -465,7 +474,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
 
 
 def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Return the served one-time boots that this ledger never offered. They show that the ledger is an older copy."""
+    """Return the served one-time boots that this ledger never offered, which show that the ledger is an older copy."""
     served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
         each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None

@@ -36,7 +36,7 @@ _INTERVALS: Final = 5  # between heartbeats that the ledger keeps
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
-    """Return a text about a clock that is behind the ledger's last heartbeat. None: the clock is not behind."""
+    """Return a text about a clock that is behind the ledger's last heartbeat, or None."""
     beat = about.heartbeat
     if beat is None or beat.at - at <= _MOST_BEHIND:
         return None
@@ -47,7 +47,10 @@ def describe_clock_lag(about: Facts, at: datetime) -> str | None:
 
 
 def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
-    """Return a text about a clock that no time service keeps. None: a service keeps it, or an operator accepted it."""
+    """Return a text about a clock that no time service sets.
+
+    Return None if a time service sets the clock, or if an operator accepted the clock.
+    """
     is_lost = clock_state is ClockState.UNKEPT and about.clock == "kept"
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
@@ -65,10 +68,11 @@ def record_heartbeat(
     has_transition: bool = False,
     uptime: Uptime | None = None,
 ) -> None:
-    """Record that the instance runs, and the state of its clock. Detect a gap in which it did not run.
+    """Record that the instance runs, and the state of its clock. Detect a period in which the instance did not run.
 
     ``is_externally_confirmed``: a place outside STATE and OUTPUT has the ledger's newest change, so they are not an
-    older copy. ``has_transition``: a plan changes now. The heartbeat keeps a clock that goes back from undoing this.
+    older copy. ``has_transition``: a plan changes now. The stored heartbeat keeps the transition if the clock is set
+    back.
     """
     _handle_clock_set_back(update, uptime)
     about = update.facts
@@ -96,14 +100,14 @@ def record_heartbeat(
 
 
 def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
-    """Move the heartbeat to now. The caller writes to the ledger anyway."""
+    """Set the heartbeat to the current time. The caller writes to the ledger anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
-    """Accept the present clock, as an operator requests."""
+    """Accept the current clock, as requested by an operator."""
     about = update.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
     update.facts = structs.replace(about, heartbeat=Heartbeat(update.at, intervals), clock="accepted")
@@ -122,10 +126,10 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
 
 
 def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
-    """End all grace periods that began after ``since``, so that they do not start again when the clock gets there.
+    """End all grace periods that began after ``since``, so that they do not start again when the clock reaches them.
 
-    gitboot can measure how far the clock is behind, but not how far it went back. Unless the clock is far behind,
-    gitboot still waits for the evidence of consumed overrides, which may be on its way.
+    gitboot can measure how far the clock is behind, but not how far the clock went back. Unless the clock is far
+    behind, gitboot still waits for the evidence of consumed overrides, which may still arrive.
     """
     at, known = update.at, update.before
     over = at - FETCH_GRACE
@@ -170,7 +174,7 @@ _BEGINNING_TEXTS = {
 
 
 def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
-    """Return the reason in CamelCase why the ledger is unverified. None: it is verified."""
+    """Return the reason in CamelCase why the ledger is unverified, or None if the ledger is verified."""
     if about.doubt is not None:
         return about.doubt
     if about.foreign is not None:
@@ -187,7 +191,7 @@ def initialise_ledger(
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
 ) -> str:
-    """Initialise an unverified ledger as an operator decided, and return a text about it.
+    """Initialise an unverified ledger as an operator decided, and return a text about the result.
 
     A verified ledger stays unchanged. ``records`` are those of an exported file. Raises `UsageError` if this choice is
     not possible for the ledger.
@@ -208,7 +212,8 @@ def initialise_ledger(
         for each in servers:
             update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
     if beginning is Beginning.RECORDS:
-        for uuid, record in records.items():  # also for machines that are not in the fleet now: they may come back
+        # Including machines that are not in the fleet now, because they may come back.
+        for uuid, record in records.items():
             said = replace(
                 record, offered=number, answered=0, taken_back=0
             )  # the file's numbers belong to another ledger's sequence

@@ -81,7 +81,7 @@ def record_new_servers(
     *,
     removed: Collection[SystemUuid] | None = None,
 ) -> None:
-    """Write the first record of each server that the ledger has not seen before.
+    """Write the first record of each server that is new to the ledger.
 
     ``changed``: names of the servers that the commit changes, at first all servers. ``installing``: at least the
     unchanged servers that are being installed. ``removed``: the machines that the commit lacks, if known.
@@ -98,7 +98,7 @@ def record_new_servers(
     here = commit.select_machines(
         {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
     )
-    # A later commit may declare that a known board replaces another one.
+    # A later commit may declare that a known board replaces another board.
     unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
     new = [each for each in unmet if each.uuid not in update.machines and update.record(each.uuid) is None]
     if new:
@@ -120,7 +120,7 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Drop the records of machines that were at another site meanwhile. They do not count as new."""
+    """Drop the records of machines that were at another site in the meantime. Such machines do not count as new."""
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -130,7 +130,7 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Drop the records of servers that got a boot which is newer than the record and was never offered here.
 
-    The ledger is an older copy, and that boot may have installed the server.
+    In this case the ledger is an older copy, and that boot may have installed the server.
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
@@ -188,7 +188,7 @@ def _write_first_records(
 
 
 def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Adopt servers that no policy selected at first, parked ones for example, as their first policy wants them."""
+    """Adopt servers that no policy selected at first, such as parked servers, as their first policy wants them."""
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or (record.evidence, record.pool) != ("Adopted", None):
@@ -211,7 +211,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
-    """Record servers as provisioned because Git declares it. Each declared number counts once."""
+    """Record servers as provisioned because Git declares them as provisioned. Each declared number counts once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
@@ -235,7 +235,9 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Complete installations that waited for another kind of evidence and have shown all that fetches can show."""
+    """Complete installations that waited for another kind of evidence and have all evidence that fetches can
+    provide.
+    """
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or update.list_pending(machine.uuid):
@@ -248,7 +250,7 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
 
 
 def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Extend the recorded runs of servers to the new end of their windows, if a commit moved it."""
+    """Extend the recorded runs of servers to the new end of their windows, after a commit moved that end."""
     written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
@@ -342,7 +344,7 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
 
 
 def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
-    """Record an intent to serve a boot, or that it was withheld. ``is_early``: its intent was not read yet."""
+    """Record an intent to serve a boot, or that the boot was withheld. ``is_early``: its intent was not read yet."""
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
         return
@@ -389,7 +391,7 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
 
 
 def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
-    """Record a server as provisioned if its attempt has shown all that fetches or its BMC can show."""
+    """Record a server as provisioned if its attempt has all evidence that fetches or its BMC can provide."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
     if last is not None and has_all_evidence(last, boots=offer.boots, shows_start=offer.shows_start):
@@ -397,10 +399,10 @@ def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) 
 
 
 def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that a boot went to another client, so gitboot offers the machine's boot again, as a new offer.
+    """Record that another client fetched a boot, so that gitboot offers the machine's boot again, as a new offer.
 
     An endpoint does not serve an offer with the same number twice. Until gitboot publishes the new offer, the machine
-    may still get the old one, which then counts as before.
+    may still get the old offer, which then counts as before.
     """
     record = update.record(offer.uuid)
     if record is not None:
@@ -417,7 +419,7 @@ def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: 
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance set the override for a boot. Its grace period counts as over."""
+    """Record that another instance set the override for a boot. The boot's grace period counts as over."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
@@ -427,13 +429,15 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
-    """Raise `UsageError` if the ledger is unverified. Single records cannot be set then."""
+    """Raise `UsageError` if the ledger is unverified, because an operator cannot set single records in such a
+    ledger.
+    """
     if not update.before.is_trusted:
         raise UsageError("the ledger is unverified. First initialise it: gitboot records begin")
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace the records of servers, as an operator requests. Raises `UsageError` if the ledger is unverified."""
+    """Replace the records of servers, as requested by an operator. Raises `UsageError` if the ledger is unverified."""
     require_trusted_ledger(update)
     number = update.count_decision()
     for uuid, server, record in records:
@@ -451,7 +455,7 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """Return the perhaps served boots of maintenances. Records of installations do not change them."""
+    """Return the boots of maintenances that were perhaps served. Records of installations do not change these boots."""
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
 
@@ -518,7 +522,10 @@ def find_inheritances(
 
 
 def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
-    """Return whether a machine may be installed. A machine without a usable record may be, unless it is new."""
+    """Return whether a machine may be installed.
+
+    Without a usable record, only a new machine is certainly not installed.
+    """
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
     if record is None:  # a machine that no accepted commit described is new if its provision number is low
         is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
@@ -559,9 +566,9 @@ def is_unobservable(
     observes_fetches: bool,
     sets_overrides: bool,
 ) -> bool:
-    """Return whether a pending one-time boot could happen without the instance noticing.
+    """Return whether a pending one-time boot could happen unnoticed by the instance.
 
-    ``evidence``: the kind that the Fleet requires. ``observes_fetches``: fetches reach the instance.
+    ``evidence``: the kind of evidence that the Fleet requires. ``observes_fetches``: fetches reach the instance.
     ``sets_overrides``: the instance sets overrides at BMCs.
     """
     if record is None:

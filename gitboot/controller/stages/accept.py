@@ -60,7 +60,7 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
 def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
     """Report, once, a commit status without a proof that names a later change than the ledger has.
 
-    Anyone who may write commit statuses can write such a status, so the report is its only effect.
+    Anyone who may write commit statuses can write such a status, so gitboot only reports it.
     """
     before, opened = (
         this.before.telling.claimed_changes if this.before.telling is not None else None,

@@ -1,4 +1,4 @@
-"""Learn: compute what the accepted commit, fetches and BMC results change in the ledger."""
+"""Learn: compute the changes to the ledger from the accepted commit, fetches and BMC results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gitboot.status.conditions import Event
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:
-    """Compute the changes to the ledger, without writing them."""
+    """Compute the changes to the ledger without writing the ledger."""
     knowledge = this.requested.knowledge
     this.ready = select_ready(this.taken, this.attempt, knowledge)
     batch = build_batch(state, this.attempt, this.ready, this.events, this)
@@ -36,10 +36,10 @@ def learn(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """Return the inputs that this reconcile learns.
+    """Return the inputs that this reconcile processes.
 
-    BMC results and fetches wait until this instance plans by the accepted commit. Fetches also wait while the ledger is
-    unverified.
+    BMC results and fetches wait until this instance uses the accepted commit for its plans. Fetches also wait while the
+    ledger is unverified.
     """
     without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
     if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):

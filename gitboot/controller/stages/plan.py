@@ -27,9 +27,9 @@ QUICK_START: Final = timedelta(
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and register the artifacts of their boots for checks.
+    """Plan the servers that need a new plan, and register the artifacts of their boots for checks.
 
-    With ``wait``, wait for the checks and plan again by their results.
+    With ``wait``, wait for the checks and plan again with their results.
     """
     if (commit := state.commit) is None:
         return _without_plans(state, this)
@@ -58,7 +58,7 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
     """Return the state without plans, if another instance acts for the accepted commit.
 
-    Without an accepted commit, the plans of the process before this one stay.
+    Without an accepted commit, the plans of the previous process stay.
     """
     if state.attempt.accepted is None:
         return state
@@ -73,11 +73,11 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and set the time of this reconcile to the time of the plans.
+    """Plan the servers that need a new plan, and set the time of this reconcile to the time of the plans.
 
-    The first plans of a large fleet take minutes. Meanwhile, windows in the tree of an earlier process may end, so this
-    function ends them while it plans. Then it updates the plans to that time, because they would open these windows
-    again.
+    The first plans of a large fleet take minutes. Windows in the tree of an earlier process may end in that time, so
+    this function ends them while it plans. Then it updates the plans to that time, because the plans would otherwise
+    open these windows again.
     """
     components = this.components
     due: datetime | None = None
@@ -119,7 +119,8 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress
     stop = decide_halt(state.knowledge, commit, state.attempt.orders)
     has_asked = state.telling is None or state.telling.has_asked
     if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
-        stop = StopScope.WRITING  # the ledger was unused for long, and the forge may show that it is an older copy
+        # The ledger was unused for a long time, and the forge may show that the ledger is an older copy.
+        stop = StopScope.WRITING
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not StopScope.ALL:
         stop = StopScope.ALL if beside.everything else StopScope.WRITING

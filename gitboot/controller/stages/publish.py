@@ -102,7 +102,8 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
 def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
     """Return the servers whose one-time boot was in OUTPUT before an upgrade, and is not served now.
 
-    A server leaves the set once the Fleet names an endpoint or allows one-time boots in copies, or the boot is over.
+    A server is removed from the set when the Fleet names an endpoint or allows one-time boots in copies, or when the
+    boot is over.
     """
     if facts.left_output is None and not is_upgraded:
         return frozenset()
@@ -127,7 +128,7 @@ _WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, C
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     """End the windows that are over in the tree of an earlier process.
 
-    Wait for the first publication for `QUICK_START` before, because reading all server states takes time.
+    First wait up to `QUICK_START` for the first publication, because reading all server states takes time.
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:

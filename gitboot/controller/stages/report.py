@@ -71,5 +71,5 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
-    """Return the values whose change may allow gitboot to judge a held commit by the records."""
+    """Return values whose change may allow gitboot to judge a held commit by the records."""
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread

@@ -18,7 +18,7 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
     """Take the inputs from the inbox, and read the ledger again if a write to it failed. Raises `LedgerError`."""
     store = this.components.store
     if (start := state.before_resume) is not None:
-        # The ledger can be written again, so the instance continues from its start. It may have published files whose
+        # The ledger can be written again, so the instance continues as after a start. It may have published files whose
         # dates the ledger lacks, so it publishes all files again.
         state = structs.replace(
             state,
@@ -41,7 +41,7 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     """Return the inputs, and the state. If the ledger is an older copy, the state has an unverified ledger.
 
     The ledger is an older copy if the forge has a later change number, or if an endpoint served a boot that the ledger
-    never offered. If that boot is from before an operator set the records, only its server becomes unverified.
+    never offered. If that boot happened before an operator set the records, only its server becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:

@@ -1,1 +1,1 @@
-"""Read the data of other provisioning systems, one module for each format."""
+"""Sources of imports: one module for each data format of another provisioning system."""

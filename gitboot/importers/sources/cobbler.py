@@ -97,7 +97,10 @@ def _format_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _list_added_arguments(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
-    """Return what Cobbler adds for such a distro (cobbler/tftpgen.py, build_kernel_options), without its own URLs."""
+    """Return the arguments that Cobbler adds for such a distro, without Cobbler's own URLs.
+
+    Source: cobbler/tftpgen.py, build_kernel_options.
+    """
     breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
     if breed in ("debian", "ubuntu"):
         installer_arguments = (
@@ -196,7 +199,7 @@ def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) 
 
 
 def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
-    """Return the arguments of a system's own host name, if Cobbler passes one to the installer."""
+    """Return the kernel arguments with a system's own host name, if Cobbler passes that name to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
     host, _, domain = hostname.partition(".")

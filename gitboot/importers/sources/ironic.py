@@ -1,4 +1,4 @@
-"""Ironic: nodes and ports, as `openstack baremetal node list --long -f json` prints them, or as its API does."""
+"""Ironic: nodes and ports, from `openstack baremetal node list --long -f json` or from the API of Ironic."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _parse_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _parse_capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    # As Ironic writes them: boot_mode:uefi,profile:compute.
+    # In the notation of Ironic: boot_mode:uefi,profile:compute.
     text = str(_parse_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -101,7 +101,7 @@ def _get_name(node: Mapping[str, Any]) -> str:
 
 
 def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
-    """Return a machine for a node. The UUID of the node is Ironic's own, and not that of the board."""
+    """Return a machine for a node. The UUID of the node is Ironic's own UUID, not that of the board."""
     properties, driver, name = (
         _parse_mapping(node.get("properties")),
         _parse_mapping(node.get("driver_info")),

@@ -352,7 +352,7 @@ def _read_boots(objects: _Objects) -> Iterator[ImportedBoot]:
 
 
 def _complete_url(value: object) -> str | None:
-    """Return a URL. boot-operator also reads one without a scheme."""
+    """Return a URL with a scheme. boot-operator also accepts a URL without a scheme."""
     text = as_text(value)
     return text if text is None or "://" in text else f"http://{text}"
 

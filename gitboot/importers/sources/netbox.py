@@ -1,4 +1,4 @@
-"""NetBox and Nautobot: devices, interfaces and addresses, as their API answers or exports them in JSON."""
+"""NetBox and Nautobot: devices, interfaces and addresses, from their API or from a JSON export."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _list_node_keys(
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
-    """Return the kernel and the parameters of a row. Their digest is in the name, so equal rows have one boot."""
+    """Return the kernel and the parameters of a row. The name contains their digest, so equal rows share one boot."""
     kernel, initrd, params = (as_text(row.get(key)) for key in ("kernel", "initrd", "params"))
     arguments, remarks = translate_arguments((params or "").split())
     has_data = get_nested(row, "cloud-init", "user-data") or get_nested(row, "cloud-init", "meta-data")

@@ -23,7 +23,7 @@ from gitboot.importers.inventory import (
 
 
 def read_xcat(files: Texts) -> ImportedInventory:
-    """Read objects of type node, as ``lsdef -t node -z`` prints them."""
+    """Read objects of type node from the output of ``lsdef -t node -z``."""
     nodes: dict[str, dict[str, str]] = {}
     for _, text in sorted(files.items()):
         defaults: dict[str, str] = {}

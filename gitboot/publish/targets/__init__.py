@@ -1,1 +1,1 @@
-"""Keep copies of the output tree up to date in Git branches, S3 buckets, folders and on other hosts."""
+"""Targets: copies of the output tree in Git branches, S3 buckets, folders and on other hosts."""

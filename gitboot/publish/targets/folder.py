@@ -34,8 +34,9 @@ _LOCK: Final = "target.lock"  # below ops/
 class TargetFolder:
     """The files below ``root``, which must exist. Files and folders get the permissions and the group of ``root``.
 
-    Each file is synced to the disk before it replaces another, and no symlink is followed. Processes that write to one
-    folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not wait.
+    Each file is synced to the disk before it replaces another file, and no symlink is followed. Processes that write to
+    one folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not
+    wait.
     """
 
     def __init__(self, root: Path) -> None:
@@ -91,7 +92,7 @@ class TargetFolder:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the staged files that a killed process left for them."""
+        """Remove files, and the staged files that a killed process left beside them."""
         for path in paths:
             self._disk.remove(staging_path(path))
             self._disk.remove(path)
@@ -141,7 +142,7 @@ class TargetFolder:
 
 
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
-    """Return a function that returns the folder. It opens the folder again if another folder or disk is at its path."""
+    """Return a function that opens the folder, and opens it again if another folder or disk is at its path."""
     opened: list[TargetFolder] = []
 
     def open_folder() -> TargetFolder:
@@ -183,7 +184,7 @@ _ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n 
 class RsyncStore:
     """The files below a folder of another host. Each method starts one rsync process, or a few, for all its files.
 
-    ``folder`` is on this host and belongs to this target only. It has the files to send, and those that were read.
+    ``folder`` is a local folder that belongs only to this target. It contains the files to send and the received files.
     """
 
     def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
@@ -226,7 +227,7 @@ class RsyncStore:
         return left
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, whose checksums on the other host differ from the sent files."""
+        """Return the paths whose checksums on the other host differ from the sent files, sorted."""
         wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
@@ -251,14 +252,14 @@ class RsyncStore:
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
     def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
-        """Return the paths, sorted, whose content on the other host differs from the sent files."""
+        """Return the paths whose content on the other host differs from the sent files, sorted."""
         if not paths:
             return []
         comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Copy files of the other host into ``read``. A file that is absent there is also absent here afterwards."""
+        """Copy files of the other host into ``read``. A file that is absent there is removed here."""
         if not paths:
             return
         with self._lock_folder():
@@ -276,7 +277,7 @@ class RsyncStore:
         return StoredFile(content, compute_digest(content))
 
     def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
-        """Run rsync for these paths. None in the arguments stands for the folder on the other host."""
+        """Run rsync for these paths. An argument that is None is replaced by the folder on the other host."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]

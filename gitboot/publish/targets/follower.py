@@ -32,8 +32,8 @@ from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
-_SOON_S: Final = 0.5  # before an interrupted read is repeated
-_PERIOD_S: Final = 3600.0  # between two checks for unused content, if nothing else happens
+_SOON_S: Final = 0.5  # the pause before an interrupted read is repeated
+_PERIOD_S: Final = 3600.0  # between two checks for unused content, if no other event happens
 
 
 class TargetStore(Protocol):
@@ -47,16 +47,19 @@ class TargetStore(Protocol):
         """Return the content of the target, also after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """Return the shard of this number in the head; an empty one if the head has none."""
+        """Return the shard with this number in the head, or an empty shard."""
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step. After a failure, `load` returns what the target has, and the follower continues from there."""
+        """Write a step.
+
+        After a failure, `load` returns the content of the target, and the follower continues from there.
+        """
 
 
 class Follower:
     """Updates one target in a thread. `publish` never waits for the target.
 
-    The follower does nothing before the first publication, because the output tree may be an older copy at the start.
+    The follower waits for the first publication, because the output tree may be an older copy at the start.
     """
 
     def __init__(
@@ -74,12 +77,12 @@ class Follower:
         self._following = following
         self._changed = threading.Condition()
         self._published_count = 0  # the number of publications
-        # Since when the target may serve a window that ended while no instance ran; None: it does not.
+        # Since when the target may serve a window that ended while no instance ran. None: it does not.
         self._possibly_overdue_since: datetime | None = None
         self._ending = False
         self._retries_now = False  # whether the next attempt starts now, even after a failure
         self._is_taken_over = False  # whether another process took over the target
-        self._holding: Holding | None = None  # None: to be read from the target
+        self._holding: Holding | None = None  # None: must be read from the target
         self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
     @property
@@ -100,7 +103,10 @@ class Follower:
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
-        """Start an update for a transition at ``at``, which was just published. After a failure, try again at once."""
+        """Start an update for a transition at ``at`` that was just published.
+
+        After a failure, try again without a pause.
+        """
         with self._changed:
             if self._following.overdue_since is None:
                 self._following = structs.replace(self._following, overdue_since=at)
@@ -108,7 +114,7 @@ class Follower:
         self.retry_now()
 
     def retry_now(self) -> None:
-        """Start the next attempt now, and reset the waits between attempts.
+        """Start the next attempt now, and reset the pauses between attempts.
 
         This has no effect on a target that another process took over.
         """
@@ -117,7 +123,7 @@ class Follower:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the target has all publications, or until the timeout. Return whether it has them."""
+        """Wait until the target has all publications, or until the timeout. Return whether the target has them."""
         with self._changed:
             return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
 
@@ -152,7 +158,9 @@ class Follower:
         self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
-        """Try to update the target. Return the seconds until the next attempt, and the number of failures in a row."""
+        """Try to update the target. Return the seconds until the next attempt, and the number of consecutive
+        failures.
+        """
         try:
             glance = self._bring_up()
         except Overtaken:
@@ -263,7 +271,7 @@ _EXPECTED: Final = (
 
 
 class _Address(Struct, frozen=True, kw_only=True):
-    """The settings that all targets of an instance may have. Each kind of target uses some of them."""
+    """The settings that all targets of an instance may have. Each kind of target uses some of these settings."""
 
     # a directory with files username and password; for a bucket, the ID and the secret of a key
     credentials: Path | None = None
@@ -289,13 +297,13 @@ class BranchAddress(_Address, frozen=True, kw_only=True):
 
 
 class BucketAddress(_Address, frozen=True, kw_only=True):
-    """A bucket of an S3-compatible store, and a prefix in it.
+    """A bucket of an S3-compatible store, and a prefix in the bucket.
 
     Without credentials, gitboot uses the key in the environment.
     """
 
     bucket: str
-    prefix: str = ""  # without slashes around it
+    prefix: str = ""  # without enclosing slashes
     endpoint: str | None = None  # None: the endpoint of AWS for the region
     region: str = "us-east-1"
     path_style: bool = False  # whether the bucket is in the path of URLs instead of the host name
@@ -319,7 +327,7 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     """A folder on another host, which rsync reaches through ssh or an rsync daemon."""
 
     host: str
-    path: str  # absolute, without a slash at its end; for a daemon, the module and a folder in it
+    path: str  # absolute, without a slash at its end; for a daemon, the module and a folder in the module
     user: str | None = None
     port: int | None = None  # None: the default port of the protocol
     is_daemon: bool = False  # True for rsync://, False for ssh://

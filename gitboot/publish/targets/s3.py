@@ -40,10 +40,10 @@ except ImportError as _error:
 
 
 _PARALLEL: Final = 16
-_RETRIES: Final = 2  # of one request; the follower tries again later
+_RETRIES: Final = 2  # for one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # read at a time
-_MOST_NAMES: Final = 100_000  # of a folder from which gitboot removes old files
+_MOST_NAMES: Final = 100_000  # the number of names in a folder from which gitboot removes old files
 _LISTING: Final = 5  # the timeout for all pages of a listing, as a multiple of that of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
@@ -94,7 +94,7 @@ class Bucket:
             )
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return an object, or its first ``max_bytes + 1`` bytes; None if there is none."""
+        """Return an object, or its first ``max_bytes + 1`` bytes, or None if it does not exist."""
         content = bytearray()
         with self._translate_errors():
             try:
@@ -117,7 +117,7 @@ class Bucket:
             obstore.put(self._store, path, content, attributes=build_headers(path), mode="create", use_multipart=False)
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Write an object, and replace the one with this ETag, or any object if None.
+        """Write an object. If ``version`` is given, replace only the object with this ETag.
 
         Raises `FileConflict` if the object has another ETag.
         """
@@ -134,7 +134,7 @@ class Bucket:
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write several objects at a time. Objects of ``fresh`` that exist with other content stay. Return their paths.
 
-        The modification time of an object is the time at which the store received it.
+        The modification time of an object is the time at which the store received the object.
         """
         left: set[str] = set()
 
@@ -179,8 +179,8 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         """Return the paths of all objects below a folder, sorted.
 
-        obstore reads pages until it has some names, and each page has the timeout of a request. So a thread lists the
-        folder, and gitboot abandons the thread at the deadline.
+        obstore reads pages until it has some names, and each page has the timeout of a request. Therefore a thread
+        lists the folder, and gitboot abandons the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -221,7 +221,7 @@ class Bucket:
             raise self._build_error(str(error)) from None
 
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
-        """Return the error to raise for the text of an obstore error. Its message starts with the cause."""
+        """Return the error to raise for the text of an obstore error. The message starts with the cause."""
         said, _, source = text.partition(_SOURCE)
         code = _find_first(_CODE, said)
         status = _find_first(_STATUS, said)
@@ -277,7 +277,7 @@ def _describe_clock_fault(text: str) -> str:
 
 
 def _find_cause(source: str) -> str:
-    """Return the reason why a request got no answer, from the debug text of an obstore error; "" if unknown."""
+    """Return why a request got no answer, from the debug text of an obstore error, or "" if unknown."""
     for expression, words in _CAUSES:
         if (found := expression.search(source)) is not None:
             return words(found)

@@ -34,31 +34,31 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
-SHARED: Final = ""  # in place of a server name: files that belong to no server
-LIST: Final = ".list"  # in place of a server name: the files of the signed list; a server cannot have this name
+SHARED: Final = ""  # replaces a server name for files that belong to no server
+LIST: Final = ".list"  # replaces a server name for the files of the signed list; a server cannot have this name
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Anyone who can write to a target could otherwise name files outside of the folder for machines.
+# Otherwise, anyone who can write to a target could name files outside of the folder for machines.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
-_MAX_SERVERS: Final = 200  # servers in one step: a window that ends meanwhile does not wait for the whole fleet
+_MAX_SERVERS: Final = 200  # servers in one step, so that a window that ends does not wait for the whole fleet
 
 
 class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The files of one server, or those that belong to no server. They change together."""
+    """The files of one server, or files that belong to no server. All of these files change together."""
 
     state: str  # the digest of the server's state
     files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
-    withheld: bool = False  # whether a one-time boot was left out, because no endpoint would record it
+    withheld: bool = False  # whether a one-time boot was omitted, because no endpoint would record it
 
 
 Shard = Mapping[str, ServerFiles]  # by server
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
-    """The head of a target: the first file to read, and the last one to write."""
+    """The head of a target: the first file to read, and the last file to write."""
 
     ledger: str
     commit: str
@@ -69,12 +69,12 @@ class TargetHead(Struct, frozen=True, kw_only=True):
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """The content of a target, as far as planning needs it."""
+    """The content of a target, with the parts that planning needs."""
 
     head: TargetHead
-    states: Mapping[str, str]  # by server; servers with unverified files are missing
+    states: Mapping[str, str]  # by server, without servers whose files are unverified
     servers: frozenset[str]  # the servers in the shards
-    withheld: frozenset[str]  # the servers whose one-time boot was left out
+    withheld: frozenset[str]  # the servers whose one-time boot was omitted
     unlisted: frozenset[str]
 
 
@@ -87,7 +87,7 @@ def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Ite
     """Build the holding from the records of a target.
 
     The files of a server are unverified if another version of gitboot wrote them, or if an interrupted step may have
-    changed them.
+    changed these files.
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
     doubted = frozenset(unlisted_paths)
@@ -152,7 +152,7 @@ class FileConflict(Exception):
 
 class StoredFile(NamedTuple):
     content: bytes
-    version: str | None  # for `replace`; None: the store has no versions
+    version: str | None  # the version for `replace`; None: the store has no versions
 
 
 class TargetFile(NamedTuple):
@@ -171,13 +171,13 @@ class FileStore(Protocol):
     """
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return a file, or its first ``max_bytes + 1`` bytes; None if it is absent."""
+        """Return a file, or its first ``max_bytes + 1`` bytes, or None if it is absent."""
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
         """Read files, and call ``take`` with each, possibly in several threads at a time."""
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a new file. Raises `FileConflict` if it exists."""
+        """Write a new file. Raises `FileConflict` if the file exists."""
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
         """Replace the file with this version, or any file if ``version`` is None.
@@ -189,7 +189,7 @@ class FileStore(Protocol):
         """Write files. Files of ``fresh`` that exist with other content stay. Return their paths."""
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, whose content differs from what `place` has just written."""
+        """Return the paths whose content differs from the content that `place` has just written, sorted."""
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files. Absent files are no error."""
@@ -224,19 +224,21 @@ class FollowedTree:
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
 
     def read_summary(self) -> TreeSummary | None:
-        """Return a summary of the tree; None if nothing is published. Raises `Overtaken`."""
+        """Return a summary of the tree, or None if no tree is published. Raises `Overtaken`."""
         for _ in range(_MORE_TRIES):
             with suppress(Overtaken):
                 return self._read_summary_once()
         return self._read_summary_once()
 
     def _read_summary_once(self) -> TreeSummary | None:
-        # Read the list before the manifest. Otherwise a newer list could reach a target before the files that it names.
+        # Read the list before the manifest. Otherwise a target could receive a newer list before the files that the
+        # list names.
         self._list = self._digest_list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_tree_head(data)
-        except (FileNotFoundError, ValueError):  # an older gitboot wrote the manifest; this version is about to publish
+        # An older gitboot wrote the manifest, and this version will soon publish.
+        except (FileNotFoundError, ValueError):
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
@@ -265,7 +267,7 @@ class FollowedTree:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
 
         Bins and snapshots have a version in their names and never change, so they are read once. The root metadata of a
-        new root key reuses the names of the earlier one. Raises `Overtaken`.
+        new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
         """
         found = {}
         try:
@@ -280,7 +282,9 @@ class FollowedTree:
         return found if LIST_TIMESTAMP in found else {}
 
     def find_served_files(self, server: str, digest: str) -> ServedFiles:
-        """Return the files of a server on a target. ``digest`` is that of the server's state. Raises `Overtaken`."""
+        """Return the files of a server on a target. ``digest`` is the digest of the server's state. Raises
+        `Overtaken`.
+        """
         if server == SHARED:
             return ServedFiles(self._shared)
         if server == LIST:
@@ -292,7 +296,7 @@ class FollowedTree:
         try:
             return self._read_file(path, digest)
         except Overtaken:
-            self._list.pop(path, None)  # somebody replaced the file, even if its name has a version
+            self._list.pop(path, None)  # a person replaced the file, even if its name has a version
             raise
 
     def has_file(self, path: str) -> bool:
@@ -329,7 +333,7 @@ class TargetStep(Struct, frozen=True, kw_only=True):
 def plan_next_step(
     tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: ReadShard, most: int
 ) -> TargetStep | None:
-    """Return the step that updates up to ``most`` servers of a target; None: the target is up to date.
+    """Return the step that updates up to ``most`` servers of a target, or None if the target is up to date.
 
     The order is:
 
@@ -339,8 +343,8 @@ def plan_next_step(
     - servers that are gone
     - the signed list, which names all files
 
-    Content that is no longer used stays as long as it stays in the tree. A path that moves to another server stays
-    until the step of that server.
+    Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
+    the step of that server.
     """
     going = holding.servers - glance.states.keys()
 
@@ -411,7 +415,7 @@ def plan_next_step(
 
 
 def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
-    """Return the servers whose files on a target differ from the tree, and those that are gone."""
+    """Return the servers whose files on a target differ from the tree, and removed servers."""
     differing = {server for server, state in glance.states.items() if holding.states.get(server) != state}
     return differing | (holding.servers - glance.states.keys())
 
@@ -471,10 +475,10 @@ class StoreTarget:
         return found
 
     def observe(self, hint: str) -> Holding | None:
-        """Return the content of the target without writing; None if no process has claimed it.
+        """Return the content of the target without writing, or None if no process has claimed the target.
 
         ``hint`` is the remedy for a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes a
-        step meanwhile, `PublishError` and `HostUnreachable`.
+        step at the same time, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         self._last_head = store.get(HEAD)
@@ -504,7 +508,7 @@ class StoreTarget:
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step. After an interruption, each file is complete, and `load` leads to the same result."""
+        """Write a step. After an interruption, each file is complete, and `load` returns a consistent state."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
@@ -546,7 +550,8 @@ class StoreTarget:
         if found is None:
             head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
             data = render_head(head)
-            with suppress(FileConflict):  # another process created it, or this one did and the answer was lost
+            # Another process created the file, or this process did and the answer was lost.
+            with suppress(FileConflict):
                 store.create(HEAD, data)
             self._last_head = store.get(HEAD)
             if self._last_head is None or self._last_head.content != data:
@@ -560,7 +565,7 @@ class StoreTarget:
         return self._write_head(store, structs.replace(head, ledger=self._ledger, writer=self._writer))
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
-        """Replace the head. If the answer is lost, read the head to find out if it was replaced."""
+        """Replace the head. If the answer is lost, read the head to determine whether it was replaced."""
         data, seen = render_head(head), self._last_head
         if seen is None or seen.content != data:
             with suppress(FileConflict):
@@ -596,7 +601,7 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target by this head and this list of unlisted paths."""
+        """Return the content of the target, from this head and this list of unlisted paths."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()

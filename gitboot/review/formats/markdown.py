@@ -20,14 +20,14 @@ from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_rest, printable
 
-LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
+LIMIT: Final = 60_000  # bytes; GitHub accepts 65,536 characters
 _SECTION: Final = 6_000  # bytes of a list that could be of any length
 _DIFF: Final = 60  # lines of one rendered diff
 _LONGEST: Final = 300  # characters of one line
 
 
 def format_marker(folder: str) -> str:
-    """Return the first line of a comment. gitboot finds and replaces its comment by this line, one for each fleet."""
+    """Return the first line of a comment, by which gitboot finds and replaces its comment for this fleet."""
     plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
@@ -38,7 +38,7 @@ def format_commit_marker(commit: str) -> str:
 
 
 def render_failed_review(folder: str, commit: str, log: str) -> str:
-    """Return the comment of a commit without a review; ``log`` is the URL of the CI job's log."""
+    """Return the comment of a commit without a review. ``log`` is the URL of the CI job's log."""
     return "\n".join(
         (
             format_marker(folder),
@@ -52,9 +52,10 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
 
 
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
-    """Return the comment. The most important parts come first. Groups are left out if there is no room for them.
+    """Return the comment. The most important parts come first. Groups are omitted if the comment would be too long.
 
-    ``folder`` is the folder of the fleet. ``commit`` is the reviewed commit, for `gitboot comment`; None: a work tree.
+    ``folder`` is the folder of the fleet. ``commit`` is the reviewed commit, for `gitboot comment`, or None for a work
+    tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -382,7 +383,7 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these places, or else at the Fleet. No hint: the hint of the code."""
+    """Return a warning at the first of these places, or at the Fleet. Without a hint, the hint of the code is used."""
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,

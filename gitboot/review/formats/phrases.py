@@ -81,7 +81,7 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
             yield what, left
 
 
-_MAX_REASONS: Final = 10  # of each consequence; each server of a group may have its own reason
+_MAX_REASONS: Final = 10  # for each consequence, because each server of a group may have its own reason
 
 
 def format_access(bmc: BmcAccess | None) -> str | None:
@@ -95,7 +95,7 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
-    """Return a line for each server whose BMC credentials go to another place than before."""
+    """Return a line for each server whose BMC credentials newly go to another place."""
     lines = []
     for each in changes:
         old, new = format_access(each.old), format_access(each.new)
@@ -143,7 +143,7 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
-    """Yield the maintenances that can newly reset the machine, and the number of machines at a time."""
+    """Yield the maintenances that can newly reset the machine, and the permitted number of machines at a time."""
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
@@ -160,7 +160,7 @@ def list_unknown_reasons(group: Group) -> list[str]:
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
-    """Return the reason why gitboot cannot tell whether a server is provisioned, and the next step."""
+    """Return the reason why it is unknown whether a server is provisioned, and the next step."""
     return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
 
 
@@ -246,7 +246,7 @@ def format_access_change(change: AccessChange) -> str:
     return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)} ({effect})"
 
 
-# What a log proves: `gitboot.fetchlog.log_entries`.
+# For the meaning of a log entry, see `gitboot.fetchlog.log_entries`.
 _RISK_OF_COPIES: Final = (
     " repeatedly; a copy serves an install boot until gitboot has read the log of the copy, and a loader that sends "
     "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
@@ -254,7 +254,10 @@ _RISK_OF_COPIES: Final = (
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
-    """Return the place and the author of the claim that an image writes no disk. No writer: not committed."""
+    """Return the place and the author of the claim that an image writes no disk.
+
+    ``writer`` is None if it is not committed.
+    """
     path, line, _ = place
     author = f"written by {writer}" if writer is not None else "not committed yet"
     return f"BootImage/{image} claims for the first time to write no disk ({path}:{line}, {author})"
