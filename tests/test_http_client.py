@@ -15,8 +15,10 @@ import pytest
 
 from gitboot import http_client
 from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.artifacts.oci import Registries
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.cli.commands.artifacts import build_fetchers
 from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
@@ -396,6 +398,19 @@ def test_the_proxy_of_the_environment_is_used_but_not_for_this_machine(proxy: Ca
         b"GET http://boot.invalid/there HTTP/1.1",
         b"GET /here HTTP/1.1",
     ]
+
+
+def test_finding_p13_commands_fetch_artifacts_through_the_proxy_of_the_environment(
+    proxy: Callable[[str], None],
+) -> None:
+    url = "http://mirror.invalid/vmlinuz"
+    with strange_server(sending(OK, b"Content-Length: 6\r\n\r\nkernel")) as server:
+        proxy(server.url)
+        with build_fetchers("http://boot.invalid", None, Registries((), HttpClient())).read(url) as content:
+            assert b"".join(content.chunks) == b"kernel"
+        with pytest.raises(HostUnreachable):
+            WebFetcher().head(url)  # as machines do, for the instance
+    assert server.requests[0].startswith(b"GET http://mirror.invalid/vmlinuz HTTP/1.1\r\n")
 
 
 def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:

@@ -66,11 +66,21 @@ _NO_RANGE: Final = 416
 
 
 class WebFetcher:
-    """Fetches by HTTP and HTTPS as machines do: without a proxy, and with the certificates that this host trusts."""
+    """Fetches by HTTP and HTTPS, with the certificates that this host trusts."""
 
-    def __init__(self, *, per_host: int = 8, deadline_s: float = TOTAL_S, rate: MinimumRate = SLOWEST_DOWNLOAD) -> None:
-        """``deadline_s`` applies to an answer without its body. A body must arrive at the minimum ``rate``."""
-        self._client = HttpClient(uses_proxies=False, connections_per_host=per_host)
+    def __init__(
+        self,
+        *,
+        uses_proxies: bool = False,
+        per_host: int = 8,
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate = SLOWEST_DOWNLOAD,
+    ) -> None:
+        """Without proxies, the fetcher reaches what machines reach, because boot loaders use no proxy.
+
+        The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``.
+        """
+        self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host)
         self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:

@@ -23,7 +23,7 @@ from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
 from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
-from gitboot.text import format_count, one_line
+from gitboot.text import one_line
 
 
 class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -490,8 +490,7 @@ class HostKeys(NamedTuple):
         """Return why the file has no trusted key of a host, and what to do. A message begins with the file."""
         remedy = "get the current key from the operator of the host"
         if self.revoked:
-            number = format_count(len(self.revoked), "host key")
-            return f"revokes the {number} that it has of {host} port {port} (@revoked); {remedy}"
+            return f"revokes each host key that it has of {host} port {port} (@revoked); {remedy}"
         if self.authorities:
             return (
                 f"has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does not "

@@ -52,6 +52,20 @@ def source(work: Work, state: Path, fetcher: FetchProcess) -> Source:
     return Source(Remote(url=str(work.path)), state, fetcher)
 
 
+@pytest.mark.parametrize("transport", ["file", "git"])
+def test_finding_p13_a_repository_with_sha256_ids_is_refused_by_name(
+    tmp_path: Path, fetcher: FetchProcess, transport: str
+) -> None:
+    folder = tmp_path / "fleets" / "fleet.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", "--object-format=sha256", str(folder)], check=True)
+    tree = git(folder, "hash-object", "-w", "-t", "tree", os.devnull)
+    git(folder, "update-ref", "HEAD", git(folder, "commit-tree", "-m", "one", tree))
+    with git_daemon(folder.parent) as url:
+        remote = Remote(url=f"{url}/fleet.git" if transport == "git" else str(folder))
+        with pytest.raises(SourceError, match=r"SHA-256 object ids .* use a repository with SHA-1"):
+            Source(remote, tmp_path / "state", fetcher).fetch()
+
+
 @pytest.fixture
 def forking() -> Iterator[None]:
     with nursery():

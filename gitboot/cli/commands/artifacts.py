@@ -213,8 +213,11 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
 
 
 def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
-    """Return fetchers for web servers, for registries, and for a directory that is served below the base URL."""
-    web, base = WebFetcher(), f"{base_url}/assets/"
+    """Return fetchers for web servers, for registries, and for a directory that is served below the base URL.
+
+    They use the proxies of the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
+    """
+    web, base = WebFetcher(uses_proxies=True), f"{base_url}/assets/"
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
         by_prefix[base] = FolderFetcher(assets, base)
