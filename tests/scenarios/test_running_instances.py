@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from socket import gethostname
 
@@ -52,6 +52,25 @@ def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_ti
             done = typed("run", rack.repository.bare, *places, *ledger, "--once")
             assert done.code == find_exit_code(LockedByAnother(""))
             assert f"is in use by the instance {gethostname()}:{rack.state}" in done.err
+
+
+def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_written(rack: Rack) -> None:
+    rack.add("web01", provision=1)
+    rack.push()
+    with rack.running("--accept-filesystem", "tmpfs", records="fresh") as instance:
+        for failing, expected in ((locked_ledger(rack.state), False), (nullcontext(), True)):
+            with failing:
+                if not expected:
+                    rack.add("web02", provision=1)
+                    rack.push("One more server")
+                reason = "Writable" if expected else "Failed"
+                until_condition(instance, "LedgerWritable", status=expected, reason=reason)
+                shown = typed("status", "--state", rack.state, "-o", "json").json["conditions"]
+                api = instance.get("/api/v1/status").json()["conditions"]
+                for conditions in (shown, api):
+                    assert [each["status"] for each in conditions if each["type"] == "LedgerWritable"] == [expected]
+                sample = f'gitboot_condition{{status="{str(expected).lower()}",type="LedgerWritable"}} 1.0'
+                eventually(lambda sample=sample: sample in instance.get("/metrics").text)  # type: ignore[misc]
 
 
 def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:
