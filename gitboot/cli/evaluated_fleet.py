@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
+from gitboot.cli.options import is_fleet_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -47,7 +48,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import CommitBetween
 from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import has_ack_line
-from gitboot.text import did_you_mean, format_count, format_names
+from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
 _ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
 MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet; gitboot evaluates a smaller fleet faster than it looks up results
@@ -130,6 +131,8 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     decisions: Decisions
     at: datetime
     records: Mapping[SystemUuid, Record]
+    knows_records: bool = False  # whether a server without a record is not installed
+    place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
 
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
@@ -178,12 +181,71 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
     return descriptions
 
 
-def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
-    """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`."""
+def plan_fleet(
+    path: Path, rev: str | None, at: datetime, records: str | None, state: Path | None = None
+) -> PlannedFleet:
+    """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
+
+    ``state`` is the state directory of an instance. Its ledger replaces missing ``records``. If the command line names
+    neither a fleet nor a revision, its accepted commit replaces the fleet.
+    """
+    if state is None:
+        return _plan_fleet_at(path, rev, at, records)
+    from gitboot.cli.instance_client import open_offline, read_held_change
+    from gitboot.git.fetch import CLONE
+
+    with open_offline(state, at) as instance:
+        decisions = instance.commit.decisions
+        stored = {each: instance.knowledge.record(each) for each in instance.knowledge.records}
+        known_records = {uuid: record for uuid, record in stored.items() if record is not None}
+        accepted = PlannedFleet(
+            repository=instance.repository,
+            decisions=decisions,
+            at=at,
+            records=known_records,
+            knows_records=True,
+            place=(state / CLONE, decisions.revision),
+        )
+    shown = "the records of its ledger" if records is None else f"the records of --records {records}"
+    if is_fleet_named(click.get_current_context()):
+        fleet = _plan_fleet_at(path, rev, at, records)
+        click.echo(wrap_text(f"{path}, with {shown.replace('its ledger', f'the instance of {state}')}"), err=True)
+        return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
+    held = read_held_change(state)
+    more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
+    commit = f"commit {decisions.revision[:12]}, which the instance of {state} has accepted, with {shown}{more}"
+    click.echo(wrap_text(commit), err=True)
+    if records is None:
+        return accepted
+    given, knows_records = _read_records(records, decisions)
+    return structs.replace(accepted, records=given, knows_records=knows_records)
+
+
+def print_unknown_instance(records: str | None, state: Path | None) -> None:
+    """Print what a command cannot know without an instance. With ``records`` or ``state``, print nothing."""
+    if records is None and state is None:
+        text = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
+        click.echo(wrap_text(text), err=True)
+
+
+def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
     evaluated = evaluate_fleet(path, rev, at).decided
+    known_records, knows_records = _read_records(records, evaluated.decisions)
+    return PlannedFleet(
+        repository=evaluated.repository,
+        decisions=evaluated.decisions,
+        at=at,
+        records=known_records,
+        knows_records=knows_records,
+        place=(path, rev),
+    )
+
+
+def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[SystemUuid, Record], bool]:
+    """Return the records of ``--records``, and whether the option was given."""
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
-        new = make_first_records(evaluated.decisions.servers.values(), {}, adopt_all=records == "adopt")
+        new = make_first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
         known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
@@ -191,7 +253,7 @@ def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -
             known_records = read_records(Path(records))
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
-    return PlannedFleet(repository=evaluated.repository, decisions=evaluated.decisions, at=at, records=known_records)
+    return known_records, records is not None
 
 
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
@@ -211,13 +273,19 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
         )
 
 
-def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
-    """Print how many servers boot their local disk only because their installation is unknown."""
+def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None = None) -> None:
+    """Print how many servers boot their local disk only because their installation is unknown.
+
+    ``state`` is the state directory of the instance whose records the plans use.
+    """
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         pronoun = "it is" if number == 1 else "they are"
+        remedy = "Use --state, or --records fresh, adopt or FILE."
+        if state is not None:
+            remedy = f"Run gitboot records show --state {quote_words(state)}."
         text = (
             f"{format_count(number, 'server')} may need an installation: gitboot does not know if {pronoun} installed. "
-            "Use --records fresh, adopt or FILE to state what is installed."
+            f"{remedy}"
         )
         click.echo(wrap_text(text), err=True)
 

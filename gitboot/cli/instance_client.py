@@ -123,6 +123,23 @@ class TreeReader(Struct, frozen=True):
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
+class StateReader(Struct, frozen=True):
+    """The state directory of an instance: its status and its ledger."""
+
+    folder: Path
+    at: datetime
+    set_limits: Callable[[int], None]  # gets the number of files of the accepted commit
+
+    def status(self) -> Mapping[str, Any]:
+        return read_status(self.folder)
+
+    def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
+        options: Any = {"on_begin": self.set_limits, "results": get_results_cache()}
+        with assembly.open_offline(self.folder, self.at, **options) as instance:
+            found = ((each.uuid, instance.knowledge.record(each.uuid)) for each in machines)
+            return {uuid: record for uuid, record in found if record is not None}
+
+
 class ApiReader(Struct, frozen=True):
     """The API of an instance."""
 

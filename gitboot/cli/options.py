@@ -251,6 +251,21 @@ state_option = click.option(
     help="The state directory of the instance.",
 )
 
+# For commands that show a fleet, and can show an instance's fleet instead.
+shown_state_option = click.option(
+    "--state",
+    envvar="GITBOOT_STATE",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of an instance: show the commit that the instance has accepted, with the records of its "
+    "ledger. With PATH, --path or --rev, show that fleet with these records. Default: show the fleet without records.",
+)
+
+
+def is_fleet_named(context: click.Context) -> bool:
+    """Return whether the command line names the fleet or the revision to read."""
+    named = (context.get_parameter_source(name) for name in ("path", "rev"))
+    return context.meta.get(_PATH) is not None or ParameterSource.COMMANDLINE in named
+
 
 def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():

@@ -35,7 +35,7 @@ from gitboot.resolve.provisioning_record import Record, encode_records
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT
-from tests.helpers.fleets import SEED, give_credentials, mac_of, maintenance, naming, policy, server, uuid_of
+from tests.helpers.fleets import SEED, give_credentials, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.forked_commands import Heard, captured
 from tests.helpers.instance_with_bmcs import Done
 from tests.helpers.instance_with_bmcs import typed as gitboot
@@ -821,6 +821,42 @@ def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) 
     assert any(json.loads(line)["type"] == "Rejected" for line in done.err.splitlines())
     shutil.move(followed.repository.bare, followed.folder / "away")
     assert (followed.run().code, followed.published) == (Exit.SOURCE, before)
+
+
+def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, work = followed.folder / "state", followed.repository.work
+    assert followed.run(records="adopt").code == Exit.FINE
+    accepted = followed.repository.push({"99.yaml": image("flatcar-99")})
+    assert followed.run().code == Exit.FINE
+    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed.run().code == Exit.HELD
+
+    def rows(*command: object) -> tuple[list[list[str]], str]:
+        done = gitboot(*command)
+        assert done.code == Exit.FINE, done
+        return cells(done), done.err
+
+    alone = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
+    known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
+    known += f"guards hold commit {held[:12]}"
+    with monkeypatch.context() as patched:
+        patched.chdir(work)
+        for command in (("plan",), ("images",), ("explain", "web01"), ("plan", "--timeline", "web01")):
+            shown, err = rows(*command, "--state", state)
+            assert known in " ".join(err.split())
+            patched.setenv("GITBOOT_STATE", str(state))
+            assert rows(*command) == (shown, err)
+            patched.delenv("GITBOOT_STATE")
+            assert alone in " ".join(gitboot(*command).err.split())
+    provision = gitboot("explain", "web01", "provision", "--state", state, "-o", "json").json["reasons"][0]
+    assert (provision["value"], provision["commit"]["revision"] == held) == ("1", False)
+    assert "2 servers may need" not in gitboot("plan", "--state", state).err, "the ledger has their records"
+    ahead = gitboot("explain", "web01", "provision", "--path", work, "--state", state, "-o", "json").json["reasons"][0]
+    assert ahead["value"] == "2"
+    installed = {row[0]: row[3] for row in rows("images", "--state", state)[0]}
+    assert installed["flatcar-1"] == "2"
 
 
 def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:

@@ -11,11 +11,19 @@ from typing import Final
 import click
 from msgspec import structs
 
-from gitboot.cli.evaluated_fleet import plan_fleet, records_option
+from gitboot.cli.evaluated_fleet import plan_fleet, print_unknown_instance, records_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, at_option, current_second, fleet_options, output_option, write_outputs
+from gitboot.cli.options import (
+    OutputOption,
+    at_option,
+    current_second,
+    fleet_options,
+    output_option,
+    shown_state_option,
+    write_outputs,
+)
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -52,6 +60,7 @@ _COMMENT_COLOUR: Final = "bright_black"
 @fleet_options
 @at_option
 @records_option
+@shown_state_option
 @output_option("text", "json")
 @evaluator_command
 def command(
@@ -62,12 +71,14 @@ def command(
     rev: str | None,
     at: datetime | None,
     records: str | None,
+    state: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Explain a server's boot, a kind or a problem code.
 
     SERVER: show each field of the boot, the rule that set it, its source location and the commit. FIELD limits the
-    output to one field, such as image, kernelArguments or vars.console.
+    output to one field, such as image, kernelArguments or vars.console. With --state, gitboot explains the boot in the
+    commit that an instance has accepted, with its records.
 
     KIND (Server, BootImage, Any and so on): list the fields of the kind with their types and descriptions. -o json
     prints the JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server
@@ -99,7 +110,7 @@ def command(
         write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    fleet = plan_fleet(path, rev, at or current_second(), records)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state)
     kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
     if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
@@ -108,8 +119,9 @@ def command(
     found = explain(fleet.repository, decision, make_plan(decision, fleet.at, record), record)
     if field is not None:
         found = _filter_field(found, field)
-    blame = open_blame(path, rev)
+    blame = open_blame(*fleet.place)
     write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
+    print_unknown_instance(records, state)
 
 
 def _format_json(explanation: Explanation, blame: Blame | None) -> str:

@@ -12,6 +12,7 @@ import click
 
 from gitboot.cli.evaluated_fleet import (
     plan_fleet,
+    print_unknown_instance,
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command
@@ -23,6 +24,7 @@ from gitboot.cli.options import (
     current_second,
     fleet_argument,
     output_option,
+    shown_state_option,
     write_outputs,
 )
 from gitboot.cli.terminal import format_table
@@ -49,26 +51,36 @@ _MAX_REASON_LENGTH: Final = 34  # characters
 @fleet_argument
 @at_option
 @records_option
+@shown_state_option
 @output_option("text", "json")
 @evaluator_command
 def command(
-    path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
+    path: Path,
+    rev: str | None,
+    at: datetime | None,
+    records: str | None,
+    state: Path | None,
+    outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show each image and the servers that boot it.
 
-    PATH is the fleet. For each image and stream, gitboot counts the servers that boot it, and the servers that were
-    installed with it. It then lists pins and holds with their reasons and deadlines, servers below the minimum version
-    of their stream, and the servers that the next steps of a rollout reach. Deadlines and windows depend on --at.
+    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with its records.
+
+    For each image and stream, gitboot counts the servers that boot it, and the servers that were installed with it. It
+    then lists pins and holds with their reasons and deadlines, servers below the minimum version of their stream, and
+    the servers that the next steps of a rollout reach. Deadlines and windows depend on --at.
     """
     from gitboot.review.rollout_progress import report_images
 
-    fleet = plan_fleet(path, rev, at or current_second(), records)
-    found = report_images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state)
+    known_records = fleet.records if fleet.knows_records else None
+    found = report_images(fleet.repository, fleet.decisions, known_records, fleet.at)
     write_outputs(
         outputs,
         json=partial(format_document, **to_json_value(found), revision=fleet.decisions.revision),
         text=partial("\n\n".join, list(_format_tables(found))),
     )
+    print_unknown_instance(records, state)
 
 
 def _format_tables(found: ImageReport) -> Iterator[str]:

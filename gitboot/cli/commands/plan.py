@@ -16,6 +16,7 @@ from gitboot.cli.evaluated_fleet import (
     parse_selector,
     plan_fleet,
     print_finished_maintenances,
+    print_unknown_instance,
     print_unknown_servers,
     records_option,
 )
@@ -31,6 +32,7 @@ from gitboot.cli.options import (
     fleet_argument,
     output_option,
     selector_option,
+    shown_state_option,
     write_outputs,
 )
 from gitboot.cli.terminal import format_plan_source, format_table, wrap_text
@@ -59,6 +61,7 @@ from gitboot.text import did_you_mean, format_names, printable_lines
 @fleet_argument
 @at_option
 @records_option
+@shown_state_option
 @click.option(
     "--server",
     "names",
@@ -86,6 +89,7 @@ def command(
     rev: str | None,
     at: datetime | None,
     records: str | None,
+    state: Path | None,
     names: tuple[str, ...],
     selector: str | None,
     timeline: str | None,
@@ -94,21 +98,27 @@ def command(
 ) -> None:
     """Show what each server boots, now or later.
 
-    PATH is the fleet. Without --records, gitboot does not know what is installed, and shows no installations.
+    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with its records. Without
+    --state and --records, gitboot does not know what is installed, and shows no installations.
     """
     if timeline is not None and (names or selector is not None):
         raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
-    fleet = plan_fleet(path, rev, at or current_second(), records)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state)
     if timeline is None:
-        _write_plans(fleet, names, selector, outputs)
+        _write_plans(fleet, names, selector, outputs, state)
     else:
         _write_timeline(fleet, timeline, until or fleet.at + timedelta(days=365), outputs)
+    print_unknown_instance(records, state)
 
 
 def _write_plans(
-    fleet: PlannedFleet, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
+    fleet: PlannedFleet,
+    names: tuple[str, ...],
+    selector: str | None,
+    outputs: tuple[OutputOption, ...],
+    state: Path | None,
 ) -> None:
     chosen = parse_selector(selector)
     asked = sorted({fleet.find_decision(name).server for name in names}) or fleet.decisions.servers
@@ -156,7 +166,7 @@ def _write_plans(
     if not items:
         click.echo("the fleet has no server", err=True)
     print_finished_maintenances({item["server"]: item["alreadyMade"] for item in items})
-    print_unknown_servers(plans.values())
+    print_unknown_servers(plans.values(), state)
 
 
 def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:

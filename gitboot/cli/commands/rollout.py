@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
 from gitboot.cli.help_pages import Group
-from gitboot.cli.instance_client import open_instance, read_proof
+from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_proof
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
@@ -103,10 +103,14 @@ def command() -> None:
 )
 @click.option(
     "--records",
-    required=True,
     metavar="URL|OUTPUT|FILE",
     help="The source of the records: the URL of the instance's API, its output tree, or ops/records in the "
-    "output tree.",
+    "output tree. Default: the ledger in --state.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance, on its host. gitboot reads the status and the ledger there.",
 )
 @click.option(
     "--api-token",
@@ -136,7 +140,8 @@ def advance_stream(
     path: Path,
     steps: tuple[int, ...],
     after: int,
-    records: str,
+    records: str | None,
+    state: Path | None,
     api_token: Path | None,
     ca_bundle: Path | None,
     allow_token_over_http: bool,
@@ -165,9 +170,15 @@ def advance_stream(
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
-    informant = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
     evaluator, done = FleetEvaluator(current_time()), None
     with limit_evaluation() as begun:
+        instance: InstanceReader
+        if records is not None:
+            instance = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
+        elif state is not None:
+            instance = StateReader(state, current_time(), begun)
+        else:
+            raise UsageError("add --records or --state: only records show which servers are installed")
 
         def decide(snapshot: Snapshot) -> FleetDecisions:
             return evaluator.evaluate(snapshot, begun).head.decided
@@ -183,7 +194,7 @@ def advance_stream(
         if here is None:
             found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
-            proof = read_proof(informant, find_applied_commit)
+            proof = read_proof(instance, find_applied_commit)
             found = advance(
                 stream, here, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
             )

@@ -64,6 +64,7 @@ from gitboot.evaluator.evaluation_result import Commit, build_commit
 from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_fetch_log_folder, check_output_directory, check_state_directory
+from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
@@ -655,6 +656,7 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
     """The state of an instance that does not have to run: its accepted commit, its records, and its keys."""
 
     commit: Commit
+    repository: FleetRepository  # the documents of the commit
     knowledge: Knowledge
     keys: TokenKeys  # the keys of published tokens
 
@@ -695,7 +697,8 @@ def open_offline(
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         seen = instance_tables.read_sightings(store, describe_place(directory))
         knowledge = structs.replace(learnt, sightings=seen, claims=read_claims(folders, folders[-1]))
-        yield OfflineInstance(commit=commit, knowledge=knowledge, keys=keys)
+        repository = evaluated.loaded.repository
+        yield OfflineInstance(commit=commit, repository=repository, knowledge=knowledge, keys=keys)
 
 
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
