@@ -374,7 +374,9 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
         "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
         "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
-        "Overdue": {name: f"{each.step.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()},
+        "Overdue": {
+            name: f"{each.step.label.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()
+        },
     }
     return {reason: servers for reason, servers in found.items() if servers}
 
@@ -394,17 +396,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if schedule.failures >= schedule.most_failures:
         message = (
             f"the last {schedule.failures} BMC tasks failed, {schedule.last_failure}. gitboot changes no BMC until a "
-            "BMC answers"
+            "BMC responds"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted answered"
+        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted responded"
     if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: {servers}"
+        message = f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}"
         yield "HttpBoot", True, "HttpBootByDhcp", message
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
@@ -447,7 +449,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         reported = (
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
             if telling.commit is not None
-            else "gitboot has had nothing to report to the forge"
+            else "no commit needed a report to the forge yet"
         )
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:

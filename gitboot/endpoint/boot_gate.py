@@ -198,7 +198,7 @@ _NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the fetch could not be
 
 
 def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
-    reason = recorder.failure or "the spool does not respond in time"
+    reason = recorder.failure or "the spool did not respond in time"
     return GateDenial(DenialReason.NOT_RECORDED, f"the fetch could not be recorded: {reason}")
 
 

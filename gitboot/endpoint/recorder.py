@@ -432,22 +432,28 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     If the tree names no spool, no endpoint can serve one-time boots, so this one is as good as any other.
     """
     if not tree.is_ready:
-        return "the tree was prepared for a host that is not active yet" if tree.terms.is_prepared else _NOT_PUBLISHED
+        return (
+            "the output tree was prepared for a host that is not active yet"
+            if tree.terms.is_prepared
+            else _NOT_PUBLISHED
+        )
     if (doubt := tree.clock.problem) is not None:
-        return f"{doubt}; install boots are withheld"
+        return f"{doubt}; the endpoint withholds install boots"
     terms = tree.terms
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return "this endpoint has no spool, and the Fleet names no endpoint; one-time boots are withheld"
+        return "this endpoint has no spool, and the Fleet names no endpoint; the endpoint withholds one-time boots"
     if recorder.withheld_reason is not None:
-        return f"{recorder.withheld_reason}; install boots are withheld"
+        return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
-        return f"fetches cannot be recorded: {recorder.failure}; one-time boots are withheld"
+        return f"the endpoint cannot record fetches: {recorder.failure}; it withholds one-time boots"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
-        return "the tree names another spool than this endpoint's; one-time boots are withheld"
+        return (
+            "the output tree names another spool than the spool of this endpoint; the endpoint withholds one-time boots"
+        )
     if recorder.deletion_count > terms.loss_count:
-        return "the tree is older than the last deletion in the spool; one-time boots are withheld"
+        return "the output tree is older than the last deletion in the spool; the endpoint withholds one-time boots"
     return None
 
 

@@ -327,7 +327,7 @@ def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> 
         text = (rack.repository.work / "servers" / "new03.yaml").read_text()
         assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
         assert typed("validate", rack.repository.work).code == Exit.FINE
-        assert "Server/new03 is there already" in typed(*command).err
+        assert "Server/new03 exists already" in typed(*command).err
         assert new.writes == []
     finally:
         (rack.repository.work / "servers" / "new03.yaml").unlink()

@@ -385,7 +385,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
         ("plan {fleet} --timeline web01 --until soon", 64, "expected a time"),
-        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
+        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "the start of the timeline, "),
         ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
         ("plan {fleet} --timeline web01 --server web01", 64, "--timeline shows one server"),
         ("plan {fleet} --timeline web01 -l role=web", 64, "--timeline shows one server"),
@@ -397,7 +397,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no instance has run with the state directory"),
-        ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
+        ("reconcile --state {empty}", 64, "no instance runs with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
@@ -737,7 +737,7 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(fleet:
     done = gitboot("render", fleet, "--out", tmp_path / "mine")
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
     before = sorted(fleet.rglob("*"))
-    for wrong, why in ((fleet, "a fleet's work tree"), (fleet.parent, "holds what is not gitboot's: ")):
+    for wrong, why in ((fleet, "the work tree of a fleet"), (fleet.parent, "has files that gitboot did not write: ")):
         done = gitboot("render", fleet, "--out", wrong)
         assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
     assert sorted(fleet.rglob("*")) == before
@@ -1042,7 +1042,7 @@ def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> 
     shown = gitboot("status", "--state", state)
     assert shown.code == Exit.FINE
     assert f"gitboot    running, process {instance.process.pid}\n" in shown.out
-    assert f"applied    {applied}\n" in shown.out
+    assert f"applied        {applied}\n" in shown.out
     assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
     document = gitboot("status", "--state", state, "-o", "json").json
     assert (document["apiVersion"], document["process"]) == ("gitboot.dev/v1alpha1", instance.process.pid)
@@ -1056,7 +1056,7 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
     followed.run()
     shown = gitboot("status", "--state", followed.folder / "state").out
     assert "gitboot    not running\n" in shown
-    assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
+    assert re.search(r"^newest commit  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
 

@@ -525,7 +525,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     written(path)
     before = summarize_ledger(path)
     told = moved(tmp_path, postgres_server.address().url)
-    assert "rows copied and compared" in told
+    assert "Copied and compared" in told
     assert f"is kept as {path}.copied-1" in told
     assert not path.exists()
     found = summarize_ledger(path)
@@ -558,7 +558,7 @@ def two(path: Path, tmp_path: Path) -> Path:
 
 def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
     written(path)
-    assert "tell every other host's STATE so" in moved(tmp_path, "file")
+    assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
@@ -618,7 +618,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
     assert "was moved to" in refused(two, postgres_server.address().url), "another place"
-    assert "it was copied before" in moved(two, url)
+    assert "An earlier command copied the ledger" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read_facts(other).accepted == "by one"

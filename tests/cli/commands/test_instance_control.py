@@ -79,7 +79,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "State what is on their disks, provisioned or pending:",
+        "Record what is on the disks of these servers, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 as wanted",
@@ -135,7 +135,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     file.write_text(json.dumps(document))
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
-    assert done.err == "1 of 3 records are of servers that the accepted commit does not have\n"
+    assert done.err == "ignored 1 of 3 records: the accepted commit does not have their servers\n"
     assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
 
 
@@ -166,7 +166,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
-        "gitboot: no commit is held, so there is nothing to approve\n",
+        "gitboot: no guard holds a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
     for other_digest in ("0" * 64, digest[:12]):
@@ -215,7 +215,7 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
         assert (
-            rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
+            rack.said("allow-installs") == "gitboot offers boots again\n1 server may boot from the network now: web09\n"
         )
         eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
@@ -311,7 +311,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
     assert document["applied"]["commit"] != commit
     assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
     assert rack.said("resume") == "resumed the acceptance of commits\n"
-    assert rack.said("resume") == "the acceptance was not suspended\n"
+    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
     assert rack.once().code == Exit.FINE
     assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
 
@@ -328,7 +328,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
     done = rack.typed("suspend", *arguments.split())
     assert (done.code, said in done.err) == (Exit.USAGE, True), done
-    assert rack.said("resume") == "the acceptance was not suspended\n"
+    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
 
 
 # Beside an instance that runs
@@ -448,7 +448,7 @@ def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
         done = type_on(state, ended, command)
-        said = "no gitboot runs with" if command in RUNNING_ONLY else "no instance has run with"
+        said = "no instance runs with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint

@@ -130,7 +130,9 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         found = conditions_in(tmp_path)["BranchFollowed"]
         assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
         assert "names refs/heads/trunk as its default branch now" in found["message"]
-        assert "attempted  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+        assert (
+            "newest commit  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+        )
         assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
         assert "BranchFollowed" not in conditions_in(tmp_path), "a person has named the branch"
         once(place, tmp_path)
