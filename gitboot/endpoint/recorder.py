@@ -106,7 +106,7 @@ class SpoolRecorder:
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
         if not done:
             self._note_result(TimeoutError())
-            _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
+            _logger.error("the spool did not record a fetch of %s within %s s", observation.server, self._deadline_s)
             if written.cancel() and not observation.may_serve_unrecorded:
                 return False
         else:
@@ -114,7 +114,7 @@ class SpoolRecorder:
             if error is None:
                 self.intents.add(observation)
                 return True
-            _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
+            _logger.error("the spool could not record a fetch of %s: %s", observation.server, error)
         self.intents.withhold(observation)
         return False
 
@@ -138,7 +138,7 @@ class SpoolRecorder:
             return await asyncio.wait_for(asyncio.wrap_future(self._spool.run_in_writer(look)), self._deadline_s)
         except OSError as error:
             self._note_result(error)
-            _logger.error("the boots that were served to %s cannot be read: %r", server, error)
+            _logger.error("cannot read the boots that endpoints served to %s: %r", server, error)
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
@@ -513,9 +513,7 @@ class Forwarder:
                 pause_s, was_failing = _SEND_INTERVAL_S, False
             except (OSError, BatchRejected) as error:
                 if not was_failing:
-                    _logger.error(
-                        "recorded fetches cannot be sent to %s: %s", self._fetch_log.name, format_error(error)
-                    )
+                    _logger.error("cannot send recorded fetches to %s: %s", self._fetch_log.name, format_error(error))
                 pause_s, was_failing = _PAUSE_S, True
         if lock is not None:
             os.close(lock)

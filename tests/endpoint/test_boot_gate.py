@@ -313,7 +313,7 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "only an endpoint with the instance's own spool serves it" in text
+        assert "only an endpoint with the spool of the instance serves this boot" in text
         assert other.observed() == []
 
 

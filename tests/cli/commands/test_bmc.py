@@ -304,9 +304,8 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
         "Consumed",
         "provision/1",
         "consumed",
-        "ask",
-        "a",
-        "person",
+        "see",
+        "below",
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += "  # check the servers first. If not installed, use pending instead of provisioned"

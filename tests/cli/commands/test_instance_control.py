@@ -109,7 +109,7 @@ def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) 
     done = rack.typed(*order)  # nobody to ask
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
-    assert "2 servers would be pending: INC-4711" in done.out
+    assert "gitboot would record 2 servers as pending: INC-4711" in done.out
     assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
     assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
@@ -211,7 +211,7 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
     told = rack.typed("stop-installs", *REASON)
-    assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+    assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
         assert (
@@ -250,7 +250,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
         assert offered(url)["status"]
         told = rack.typed("stop-installs", *REASON)
-        assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
@@ -266,7 +266,7 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         told = rack.typed("stop-installs", *REASON)
-        assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the ledger does not record the stop" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spooling) as instance:
             found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
@@ -289,7 +289,7 @@ def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_fr
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         told = rack.typed("allow-installs")
-        assert (told.code, "boots stay stopped there" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the stop stays in force there" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
         assert "(Stopped)" not in get(url + left.entry).text
@@ -370,7 +370,11 @@ def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
     assert (document["records"], document["drift"]) == ({"Provisioned": 1, "Pending": 1}, {"ImageDrift": 1})
     assert document["bmcs"] == {"Applied": 1}
     lines = rack.said("status").splitlines()
-    assert {"records    1 Pending, 1 Provisioned", "drift      1 ImageDrift", "bmcs       1 Applied"} <= set(lines)
+    assert {
+        "records        1 Pending, 1 Provisioned",
+        "drift          1 ImageDrift",
+        "BMCs           1 Applied",
+    } <= set(lines)
 
 
 def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) -> None:

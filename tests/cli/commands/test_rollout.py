@@ -134,7 +134,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     doubt = {"type": "RecordsVerified", "status": False, "reason": "NewLedger", "message": "a new one"}
     (copy / "ops/status.json").write_text(json.dumps({**of_old, "conditions": [doubt]}))
     doubted = site.advance("--branch", "another", records=copy)
-    assert (doubted.code, "RecordsVerified: NewLedger" in doubted.out) == (Exit.WAITS, True)
+    assert (doubted.code, "RecordsVerified of the instance is false (NewLedger)" in doubted.out) == (Exit.WAITS, True)
     assert site.git("branch", "--list", "another") == ""
 
 
@@ -174,7 +174,7 @@ def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, s
         (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
         (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "is not a valid branch name"),
         (("rollout", "advance", "stable", *STEPS, "--rev", "nowhere"), "has no commit nowhere"),
-        (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "leave --rev out"),
+        (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "remove --rev"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said(site: Site, arguments: tuple[str, ...], said: str) -> None:

@@ -101,7 +101,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         assert found["reason"] == "AnotherBranchCheckedOut" and "--rev" in found["remedy"]
         assert "refs/heads/experiment is checked out" in found["message"] and "refs/heads/main" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
-        assert "branch     refs/heads/main" in typed("status", "--state", tmp_path / "state").out
+        assert "branch         refs/heads/main" in typed("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))
