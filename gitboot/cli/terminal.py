@@ -38,6 +38,7 @@ from gitboot.text import one_line, printable
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
+_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")  # a cell that stays on one line if there is room
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
@@ -75,7 +76,11 @@ def format_table(
         widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
         for line in lines:
             line[column] = _shorten_cell(line[column], widths[column])
-    widths = _fit_widths(widths, room, least=[max(_measure_width(name), 1) for name in header])
+    least = [
+        max(_measure_width(name), 1, *(len(each) for row in lines[1:] for each in _INSTANT.findall(row[column])))
+        for column, name in enumerate(header)
+    ]
+    widths = _fit_widths(widths, room, least=least)
     text = []
     for number, line in enumerate(lines):
         folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))

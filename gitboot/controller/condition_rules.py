@@ -49,10 +49,10 @@ _DOUBTS: Final = {
     "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
 }
 _CLOCK_STATES: Final = {
-    ClockState.SYNCHRONISED: "a time service keeps the clock right",
+    ClockState.SYNCHRONISED: "a time service synchronizes the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.UNKEPT: "the kernel reports that no time service keeps the clock right",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service keeps the clock right",
+    ClockState.UNKEPT: "the kernel reports that no time service synchronizes the clock",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
 }
 _UNFINISHED_BOOTS: Final = {  # the worst first
     "OutcomeUnknown": "the endpoint may have served a one-time boot, and the outcome is unknown",
@@ -342,7 +342,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not answer" if silent else ""
+    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
     message = f"no artifact is missing{unchecked}"
     yield "ArtifactsPresent", True, "Present", message
 

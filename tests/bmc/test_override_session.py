@@ -240,7 +240,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     ("given", "said"),
     [
         (True, "there are no credentials other: "),
-        (False, "the credentials other are needed: name their directory with --credentials"),
+        (False, "gitboot needs the credentials other: name their directory with --credentials"),
     ],
 )
 def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:

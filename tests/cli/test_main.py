@@ -834,7 +834,7 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "the credentials rack are needed: name their directory with --credentials" in done.err
+    assert "gitboot needs the credentials rack: name their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 

@@ -245,7 +245,7 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
         ("bitbucket=https://bitbucket.org/acme/fleet", "github, gitlab, gitea, then ="),
         ("github=github.com/acme/fleet", "is not the URL of a web server"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
-        ("github=https://me:secret@github.com/acme/fleet", "must not hold"),
+        ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
         ("github=https://github.com/acme", "OWNER/NAME"),
         ("gitea=https://gitea.test/sub/acme/fleet", "OWNER/NAME"),
     ],

@@ -78,6 +78,7 @@ from gitboot.text import format_count, format_names, printable, quote_words
 
 _STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned")
 _MAX_NAMES: Final = 5
+_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON has the keys
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
@@ -410,11 +411,11 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
                 format_override(subject.wanted.override if subject.wanted else None),
                 format_override(one.observed.override) if one.observed else style(one.next_action, fg="red"),
                 f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
-                "served" if subject.evidence == "attempted" else subject.evidence,
+                _EVIDENCE_TEXTS.get(subject.evidence, subject.evidence),
                 style("see below" if one.needs_operator else one.next_action if one.observed else "-", fg=colour),
             )
         )
-    header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
+    header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
     lines = [format_table(header, rows, shrinkable=(4, 3, 2)), *_explain_inspections(inspections, state), ""]
     for one in inspections if in_full else ():
         if one.observed is not None:

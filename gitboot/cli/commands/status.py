@@ -31,7 +31,7 @@ from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
-from gitboot.text import did_you_mean, format_count, format_rest, one_line, printable
+from gitboot.text import did_you_mean, format_age, format_count, format_rest, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
@@ -96,7 +96,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
-    age = [_format_fact("written", f"{format_count(age_seconds, 'second')} ago")] if age_seconds is not None else []
+    age = [_format_fact("written", f"{format_age(age_seconds)} ago")] if age_seconds is not None else []
     if any(
         each["type"] == "Active" and not each["status"] for each in status["conditions"]
     ):  # the active instance has the rest

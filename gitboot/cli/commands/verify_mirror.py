@@ -36,7 +36,7 @@ from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
-from gitboot.text import format_count
+from gitboot.text import format_age, format_count
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -293,13 +293,7 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
         "Unchecked": "gitboot did not check the signatures: name the public key with --key",
         "Unsigned": "the list is unsigned, so it reveals damage but not forgery",
     }
-    seconds = max(0, int((now - signed.made).total_seconds()))
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))  # the largest of which one has passed is shown
-    age = next(
-        (format_count(seconds // size, unit) for size, unit in units if seconds >= size),
-        format_count(seconds, "second"),
-    )
-    ago = f" ({age} ago)" if signed.made <= now else ""
+    ago = f" ({format_age((now - signed.made).total_seconds())} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
     if report.hidden_files:

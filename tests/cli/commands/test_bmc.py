@@ -80,7 +80,7 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
     dead = night.blades["web02"].bmc.url
     assert (done.code, done.err) == (Exit.PARTIAL, "")
     assert done.out.splitlines() == [
-        "SERVER  PHASE    WANTED    SEEN         RECORDED               EVIDENCE  NEXT",
+        "SERVER  PHASE    WANTED    CURRENT      RECORD                 EVIDENCE  NEXT STEP",
         "web01   Network  Once Pxe  Disabled     Recorded provision/1   pending   see below",
         "web02   Network  Once Pxe  unreachable  -                      pending   -",
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
@@ -280,8 +280,8 @@ def test_looking_writes_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: the credentials rack are needed: name their directory with",
-        "    --credentials",
+        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: name their directory",
+        "    with --credentials",
         "",
         "20 BMCs: 20 not read",
     ]
