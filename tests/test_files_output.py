@@ -406,7 +406,9 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     kind, folder = volatile
     warned: list[str] = []
     assert find_filesystem(folder) == kind
-    with pytest.raises(UsageError, match=rf"is on {kind}, which does not last.*--accept-filesystem {kind}"):
+    with pytest.raises(
+        UsageError, match=rf"is on {kind}, which loses its data at a restart.*--accept-filesystem {kind}"
+    ):
         check_fetch_log_folder(folder, (), warned.append, state=tmp_path)
     check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
     check_fetch_log_folder(
@@ -414,7 +416,7 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     )  # what is lost together with the ledger misleads nobody
     assert warned == []
     check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
-    assert f"is on {kind}: the ledger goes with it" in warned[0]
+    assert f"is on {kind}, which loses its data at a restart" in warned[0]
     check_state_directory(tmp_path, ("tmpfs", "overlay"), warned.append)
     assert len(warned) == 1
 
@@ -436,7 +438,7 @@ def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], 
     )  # what is lost together with the ledger misleads nobody
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
-    assert f"is on {kind}: which loses its data at a restart: the ledger is then unverified" in warned[0]
+    assert f"is on {kind}, which loses its data at a restart: the ledger is then unverified" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
@@ -648,7 +650,7 @@ def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, optio
     options = [str(each) for pair in places.items() for each in pair]
     done = typed("run", tmp_path / "fleet.git", *options, "--once")
     assert done.code == Exit.USAGE
-    where = "is" if not below else "lies in"
+    where = "is" if not below else "is in"
     assert done.err == (
         f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read:"
         " choose another directory\n"
@@ -661,9 +663,7 @@ def test_nor_does_what_operators_show(tmp_path: Path) -> None:
     (tokens := output / "tokens").write_text("a token that nobody guesses\n")
     places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
     done = typed("run", tmp_path / "fleet.git", *places, "--once")
-    assert done.code == Exit.USAGE and done.err.startswith(
-        f"gitboot: --operators-tokens {tokens} lies in --out {output}"
-    )
+    assert done.code == Exit.USAGE and done.err.startswith(f"gitboot: --operators-tokens {tokens} is in --out {output}")
 
 
 def test_a_repository_is_not_published_into(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPa
     with socket.create_server((own, 0)) as listening:
         port = listening.getsockname()[1]
         monkeypatch.setattr(http_client, "resolve_host", lambda *_: [own])
-        with pytest.raises(HostUnreachable, match="no credentials unencrypted"):
+        with pytest.raises(HostUnreachable, match="does not send credentials there unencrypted"):
             HttpClient().request_json(f"http://localhost:{port}/", credentials=TOKEN)
         connected, _ = listening.accept()
         with connected:

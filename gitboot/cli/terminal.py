@@ -76,10 +76,8 @@ def format_table(
         widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
         for line in lines:
             line[column] = _shorten_cell(line[column], widths[column])
-    least = [
-        max(_measure_width(name), 1, *(len(each) for row in lines[1:] for each in _INSTANT.findall(row[column])))
-        for column, name in enumerate(header)
-    ]
+    instants = [[len(cell) for cell in column[1:] if _INSTANT.match(cell)] for column in zip(*lines, strict=True)]
+    least = [max([1, *map(_measure_width, name.split()), *each]) for name, each in zip(header, instants, strict=True)]
     widths = _fit_widths(widths, room, least=least)
     text = []
     for number, line in enumerate(lines):
@@ -101,8 +99,8 @@ def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> li
     """Return widths that fit into ``room``. Narrow the widest column first, and the first column, which has the names,
     last.
 
-    No width becomes smaller than ``least``. If even the headers do not fit, they are folded to the width of a wide
-    letter.
+    No width becomes smaller than ``least`` unless even these widths do not fit. The words of headers and the instants
+    are then folded, too.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):

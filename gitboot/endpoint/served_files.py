@@ -346,7 +346,7 @@ class CheckedClock:
     def problem(self) -> str | None:
         """Return why install boots are withheld because of this clock. None: no problem is known."""
         if self.offset is not None:
-            return f"this clock differs from the clock of the instance by {self.offset.total_seconds():+.0f} s"
+            return _format_offset(self.offset)
         # The rest decides whether the clock may be ahead.
         if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
             return None
@@ -400,12 +400,16 @@ class CheckedClock:
 
     def _set_offset(self, off: timedelta | None) -> None:
         if off is not None and self.offset is None:
-            seconds = off.total_seconds()
             _logger.error(
-                "this clock differs from the clock of the instance by %+.0f s; the endpoint withholds install boots",
-                seconds,
+                "%s; the endpoint withholds install boots",
+                _format_offset(off),
             )
         self.offset = off
+
+
+def _format_offset(offset: timedelta) -> str:
+    seconds = offset.total_seconds()
+    return f"this clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the clock of the instance"
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:

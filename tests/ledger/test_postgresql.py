@@ -526,7 +526,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     before = summarize_ledger(path)
     told = moved(tmp_path, postgres_server.address().url)
     assert "Copied and compared" in told
-    assert f"is kept as {path}.copied-1" in told
+    assert f"The old ledger is now {path}.copied-1" in told
     assert not path.exists()
     found = summarize_ledger(path)
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
@@ -562,7 +562,7 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
-    assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
+    assert f"moved to  {socket.gethostname()}:{path}; gitboot does not use this place any more" in show(two)
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
@@ -804,7 +804,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     if from_file:
         assert "is not a file" in str(again.exception)
         return
-    assert "is used already" in again.output, "as is another host's STATE told"
+    assert "The ledger is already at" in again.output, "as is another host's STATE told"
     (other := tmp_path / "other").mkdir()
     assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 

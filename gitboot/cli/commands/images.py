@@ -88,7 +88,7 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, found.streams))
     rows = [(stream.name, *row) for stream in found.streams for row in _format_next_servers(stream.joining)]
     if rows:
-        yield format_table(("STREAM", "PERCENT", "ADDED", "SERVERS"), rows)
+        yield format_table(("ROLLOUT", "PERCENT", "ADDED", "SERVERS"), rows)
     rows = [
         (
             each.what,
