@@ -41,7 +41,7 @@ class Unquotable(ValueError):
     def __init__(self, loader: str, value: str, reason: str) -> None:
         shown = ascii(value if len(value) <= 60 else f"{value[:57]}...")
         self.loader = loader
-        self.message = f"{loader} cannot carry {shown}: {reason}"
+        self.message = f"{shown} cannot be written for {loader}: {reason}"
         super().__init__(self.message)
 
 

@@ -368,7 +368,7 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
         script = web01.loads()
         assert "\nkernel " in script
         passes()
-        assert "1 Attempted" in typed("status", "--state", tmp_path / "state").out
+        assert "1 Served" in typed("status", "--state", tmp_path / "state").out
         web01.starts(script)
         passes()
         assert "1 Provisioned" in typed("status", "--state", tmp_path / "state").out

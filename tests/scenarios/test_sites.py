@@ -267,7 +267,7 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     take = ("take-over", file, "--state", new, "--reason", "moved")
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
-    assert "is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
     country.push(*placed(web01="fra1", web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
     file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
@@ -284,7 +284,7 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     given = left(said, take, country)
     assert "recorded web01 as provisioned: provision 1" in given
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
-    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    assert "this instance already has a record of web01" in str(said(*take).exception), "a second time it is refused"
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -302,7 +302,7 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))
-    assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "web01 still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
     file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
     given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
     assert "recorded shop01 as provisioned: provision 1" in given
@@ -321,7 +321,7 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
     push("ams2")
     world.install("web01")
     push("fra1")
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
     fetched = Observation(
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
@@ -330,7 +330,7 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
         said("hand-over", "web01", "--state", old).exception
     )
     world.turn()
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
 
 
 def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:

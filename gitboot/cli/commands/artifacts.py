@@ -68,7 +68,7 @@ def command() -> None:
 @command.command(
     example="gitboot artifacts download fleet --out /srv/gitboot/boot",
     exit_codes={
-        Exit.FINE: "all files are there",
+        Exit.FINE: "the output tree has all files",
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "a download failed, or a file is not the one that the image names",
         Exit.USAGE: "the Fleet does not have mirror in its outputs, or an option is wrong",

@@ -725,7 +725,7 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and "
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without it, "
     "every machine is unknown.",
 )
 @rev_option

@@ -303,5 +303,5 @@ def _format_markdown(contrasts: list[BootComparison]) -> str:
                 server, *cells = (format_code(text, in_table=True) for text in (each.server, what, old, new))
                 lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
     if lines:
-        lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
+        lines = ["", "| server | result | difference | old | gitboot |", "|---|---|---|---|---|", *lines]
     return "\n".join((_format_summary(contrasts), *lines))

@@ -182,7 +182,7 @@ _HINTS: Final = {
     ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
+Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted

@@ -138,13 +138,13 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
         return Exit.SOURCE, f"The fetch failed ({source['reason']}): {source['message']}"
     commit = str(fetched["commit"])
     if (accepting := conditions.get("AcceptingCommits")) is not None and not accepting["status"]:
-        return Exit.SUSPENDED, f"Fetched {commit[:12]}, which is not accepted: {accepting['message']}"
+        return Exit.SUSPENDED, f"Fetched {commit[:12]}. The instance has not accepted it: {accepting['message']}"
     if status["attempted"]["commit"] != commit:
         return None  # the instance still evaluates the commit
     accepted = conditions.get("CommitAccepted")
     if accepted is not None and not accepted["status"]:
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
-        return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
+        return code, f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}"
     if status["accepted"]["commit"] != commit:
         return None  # the instance reads what was fetched until now before it judges the commit
     for type in ("LedgerWritable", "Published"):
