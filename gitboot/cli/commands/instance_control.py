@@ -144,7 +144,10 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
     accepted = conditions.get("CommitAccepted")
     if accepted is not None and not accepted["status"]:
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
-        return code, f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}"
+        return (
+            code,
+            f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}",
+        )
     if status["accepted"]["commit"] != commit:
         return None  # the instance reads what was fetched until now before it judges the commit
     for type in ("LedgerWritable", "Published"):

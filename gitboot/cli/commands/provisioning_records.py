@@ -133,8 +133,13 @@ def begin(what: str, state: Path, yes: bool) -> None:
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
         if not instance.commit.is_for(identity):  # who does not act takes no word for what is installed
+            named = (
+                f"the ledger {instance.commit.ledger}"
+                if instance.commit.ledger is not None
+                else "no ledger for this site"
+            )
             raise UsageError(
-                f"the Fleet names the ledger {instance.commit.ledger}, and this instance has the ledger {identity}, so "
+                f"the Fleet names {named}, and this instance has the ledger {identity}, so "
                 "the instance does not act. Name its ledger in the Fleet (gitboot status prints the line), then repeat "
                 "this command"
             )
