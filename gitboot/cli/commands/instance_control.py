@@ -222,7 +222,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
-    """End stop-installs.
+    """End the stop of gitboot stop-installs.
 
     gitboot serves install boots again, and prints the servers that boot from the network from now on.
     """
