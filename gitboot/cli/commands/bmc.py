@@ -885,7 +885,7 @@ def _format_scan(
     for difference in comparison.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
         lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
-    lines += [wrap_text(f"not read: {each.address}: {each.error}") for each in answers if each.error is not None]
+    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in answers if each.error is not None]
     lines += [f"wrote {path}" for path in written.values()]
     lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
     lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
@@ -896,5 +896,5 @@ def _format_scan(
     if unread:
         ends.append(f"{unread} not read")
     return "\n".join(
-        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} asked: {', '.join(ends)}"]
+        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} scanned: {', '.join(ends)}"]
     )

@@ -59,7 +59,7 @@ from gitboot.text import format_count, quote_words
 
 _STATE_ORDER: Final = (
     *("unknown", "consumed", "failed", "served", "started", "pending"),
-    *("drifted", "as wanted"),
+    *("drifted", "provisioned"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
 _MAX_NAMES: Final = 20  # in a line that is to be typed
@@ -372,7 +372,7 @@ def _describe_state(item: dict[str, Any]) -> str:
     if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"
     if step == "provisioned":
-        return "drifted" if item["drift"] else "as wanted"
+        return "drifted" if item["drift"] else "provisioned"
     return step
 
 

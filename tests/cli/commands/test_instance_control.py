@@ -82,7 +82,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "Record what is on the disks of these servers, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
-        "2 servers: 1 unknown, 1 as wanted",
+        "2 servers: 1 unknown, 1 provisioned",
     ]
     assert list(shown(rack)) == ["web02", "web01"]
     assert list(shown(rack, "web01")) == ["web01"]
