@@ -175,7 +175,10 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
 
     with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
-    assert (result.outcome, result.message) == (Outcome.WAITING, "the override is not in the wanted state after 16 steps")
+    assert (result.outcome, result.message) == (
+        Outcome.WAITING,
+        "the override is not in the wanted state after 16 steps",
+    )
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
