@@ -313,7 +313,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
     rack.push()
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
-    assert (asked.code, "gitboot would install 1 server: web01" in asked.out) == (Exit.USAGE, True)
+    assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}}"
     assert f"add to spec of the Fleet: {line}\n" in asked.out
     assert "--yes" in asked.err

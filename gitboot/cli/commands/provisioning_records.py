@@ -162,7 +162,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     installed = list_servers_to_install(after, decisions)
     unknown = sum(after.stored_record(each.uuid) is None for each in decisions.servers.values())
     names = f": {', '.join(installed)}" if installed else ""
-    click.echo(f"gitboot would install {format_count(len(installed), 'server')}{names}")
+    click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
     if unknown:
         click.echo(
             f"{format_count(unknown, 'server')} would stay unknown, and gitboot does not install unknown servers"
