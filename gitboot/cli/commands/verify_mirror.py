@@ -275,11 +275,8 @@ def _format_text(
     counts = Counter(str(each.fault).lower() for each in comparison)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     listed = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
-    omitted = (
-        [f"{format_count(len(unread), 'file')} that only machines fetch not read: use --read-entries to read them"]
-        if unread
-        else []
-    )
+    skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (use --read-entries)"
+    omitted = [skipped] if unread else []
     return "\n".join(
         (*listed, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {told}")
     )
@@ -289,7 +286,7 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
     if report is None or (signed := report.signed_list) is None:
         return []
     signatures = {
-        "Verified": "the signatures are right",
+        "Verified": "the signatures are valid",
         "Unchecked": "gitboot did not check the signatures: name the public key with --key",
         "Unsigned": "the list is unsigned, so it reveals damage but not forgery",
     }
@@ -297,11 +294,8 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
     if report.hidden_files:
-        lines.append(
-            f"{format_count(report.hidden_files, 'file')} with secret paths not read: compare the folder instead"
-        )
+        hidden = format_count(report.hidden_files, "file")
+        lines.append(f"not read: {hidden} with secret paths (compare the folder of the mirror instead)")
     if report.in_transition:
-        lines.append(
-            f"{format_count(len(report.in_transition), 'file')} not compared, because the content changes about now"
-        )
+        lines.append(f"not compared: {format_count(len(report.in_transition), 'file')} whose content changes about now")
     return lines
