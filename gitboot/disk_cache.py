@@ -159,7 +159,7 @@ class DiskCache:
                     if not self._writes:  # the process that writes the file replaces it
                         self.close()
                         return None
-                    self._warn_once("is made anew", error)
+                    self._warn_once("is rebuilt", error)
                     self._remove()
             return None
 
@@ -195,7 +195,7 @@ class DiskCache:
             if (fault := self._find_fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
                 return self._connection
-            self._warn_once("is made anew", fault)
+            self._warn_once("is rebuilt", fault)
             self._remove()
         raise OSError(errno.EPERM, "gitboot cannot replace it")
 
@@ -218,7 +218,7 @@ class DiskCache:
         except OSError as error:
             return error.strerror
         if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
-            raise OSError(errno.EPERM, "its folder belongs to another user, or everybody may write there")
+            raise OSError(errno.EPERM, "its folder belongs to another user, or every user may write there")
         if not stat.S_ISREG(here.st_mode):
             raise OSError(errno.EPERM, "it is not a regular file; remove it")
         if not os.path.samestat(there, here):

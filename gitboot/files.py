@@ -478,14 +478,16 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
     _check_locks(directory, filesystem)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         raise UsageError(
-            f"{directory} is on {filesystem}: a ledger needs a disk of this machine (put --state there, or accept "
-            f"that it "
-            f"may be lost or damaged with {_OPTION} {filesystem})"
+            f"{directory} is on {filesystem}: a ledger needs a local disk. Put --state on a local disk, or accept with "
+            f"{_OPTION} {filesystem} that the ledger may be lost or damaged"
         )
     if _NETWORK.fullmatch(filesystem):
         warn(f"{directory} is on {filesystem}: the ledger may be lost or damaged there")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
-        warn(f"{directory} is on {filesystem}: the ledger goes with it, and what is installed has to be said anew then")
+        warn(
+            f"{directory} is on {filesystem}, which loses its data at a restart: you then have to state again what is "
+            "installed"
+        )
 
 
 def check_fetch_log_folder(
@@ -501,12 +503,11 @@ def check_fetch_log_folder(
     goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
         raise UsageError(
-            f"{folder} is on {filesystem}, which does not last: a boot that was recorded there would be made again "
-            f"(put "
-            f"--spool on a disk, or accept that with {_OPTION} {filesystem})"
+            f"{folder} is on {filesystem}, which loses its data at a restart: gitboot would then serve recorded "
+            f"one-time boots again. Put --spool on a disk, or accept this with {_OPTION} {filesystem}"
         )
     if _NETWORK.fullmatch(filesystem):
-        warn(f"{folder} is on {filesystem}: a fetch counts as recorded when its server says that it is on a disk")
+        warn(f"{folder} is on {filesystem}: gitboot relies on the file server to store each recorded fetch on a disk")
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
@@ -519,17 +520,13 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
     # The publication reports a directory that is not writable.
     _check_locks(directory, filesystem, must_be_writable=False)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
-        warn(
-            f"{directory} is on {filesystem}: an endpoint on another machine may read older entries from what it "
-            f"remembers"
-        )
+        warn(f"{directory} is on {filesystem}: an endpoint on another machine may read older boot files from its cache")
     elif (
         filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
     ):
         warn(
-            f"{directory} is on {filesystem}: the tree goes with it, and the ledger is in doubt then, until a "
-            f"person says "
-            "that it is right (gitboot records begin as-recorded)"
+            f"{directory} is on {filesystem}, which loses its data at a restart: the ledger is then unverified until "
+            "you confirm it with gitboot records begin as-recorded"
         )
 
 
@@ -544,14 +541,14 @@ def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> 
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
-        raise UsageError(f"--out {directory} is a Git work tree: choose a directory for what is published alone")
+        raise UsageError(f"--out {directory} is a Git work tree: choose a directory only for published files")
     if all(os.path.exists(tree / each) for each in _BARE):
-        raise UsageError(f"--out {directory} is a Git repository: choose a directory for what is published alone")
+        raise UsageError(f"--out {directory} is a Git repository: choose a directory only for published files")
     for option, path in private.items():
         if path is not None and path.resolve().is_relative_to(tree):
-            relation = "is" if path.resolve() == tree else "lies in"
+            relation = "is" if path.resolve() == tree else "is in"
             raise UsageError(
-                f"{option} {path} {relation} --out {directory}, which is served to anybody: choose a place beside it"
+                f"{option} {path} {relation} --out {directory}, which every client can read: choose another directory"
             )
 
 
@@ -594,9 +591,8 @@ def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = T
                 command = [sys.executable, "-I", "-S", "-c", _LOCK_PROBE, str(probe)]
                 if subprocess.run(command, check=False, capture_output=True).returncode != 0:
                     raise UsageError(
-                        f"{directory} is on {filesystem or 'a file system'} where the locks of two processes do not "
-                        f"hold: "
-                        "choose another"
+                        f"{directory} is on {filesystem or 'a file system'}, where a process can ignore the lock of "
+                        "another process: choose a directory on another file system"
                     )
                 _LOCKABLE_DEVICES.add(device)
     except OSError as error:

@@ -118,8 +118,8 @@ class RequestLimits:
     def timeout_message(self) -> str:
         """The message for a request that exceeded its time."""
         if self._is_body and self._rate is not None:
-            return f"it sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
-        return f"its answer was not complete after {self._deadline_s:g} s"
+            return f"the host sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
+        return f"the response was not complete after {self._deadline_s:g} s"
 
     def begin_answer(self) -> None:
         """Allow the bytes of an answer's head."""
@@ -133,7 +133,7 @@ class RequestLimits:
         """Count received bytes and the time of waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
-            what = "frames its body with too many bytes" if self._is_body else "sends too many headers"
+            what = "sends too many bytes for the framing of its body" if self._is_body else "sends too many headers"
             raise _AnswerTooLarge(f"it {what}")
         self._waited_s += waited_s
         self._arrived += size_bytes
@@ -249,7 +249,7 @@ class LimitedConnection(HTTPConnection):
             self.connect()
         limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
-            raise _CredentialsWithheld("it is at another machine, which gets no credentials unencrypted")
+            raise _CredentialsWithheld("it is another machine, and gitboot does not send credentials there unencrypted")
         for first in range(0, len(data), _SENT_AT_ONCE):
             self.sock.settimeout(limits.remaining_s())
             super().send(data[first : first + _SENT_AT_ONCE])
@@ -275,9 +275,9 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         is_web = False
     if not is_web:
-        raise UsageError(f"{url!r} is no URL of a web server: it begins with https:// or http:// and a host")
+        raise UsageError(f"{url!r} is not the URL of a web server: expected https:// or http:// and a host")
     if parts.username is not None or parts.password is not None:
-        raise UsageError(f"the URL of {parts.hostname} must not hold a user or a password")
+        raise UsageError(f"the URL of {parts.hostname} must not contain a user name or a password")
     return parts
 
 
@@ -306,9 +306,8 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
-            f"http://{parts.netloc} would get {credential} unencrypted; use https, or --allow-token-over-http on a "
-            f"network "
-            "that you trust"
+            f"gitboot would send {credential} to http://{parts.netloc} unencrypted; use https, or "
+            "--allow-token-over-http on a network that you trust"
         )
 
 
@@ -362,7 +361,7 @@ class AnswerStream:
         while piece := self.read(max_bytes + 1 - len(content)):
             content += piece
             if len(content) > max_bytes:
-                raise HostUnreachable(f"{self._host} answers more than {max_bytes:,} bytes")
+                raise HostUnreachable(f"{self._host} sent more than {max_bytes:,} bytes")
         return content
 
     def close(self) -> None:
@@ -523,7 +522,9 @@ class HttpClient:
         if proxy is not None:
             proxy = proxy if "://" in proxy else f"http://{proxy}"
             if not proxy.startswith("http://"):
-                raise UsageError(f"{urlsplit(proxy).scheme}: the environment names a proxy that is not http://")
+                raise UsageError(
+                    f"the proxy in the environment has the scheme {urlsplit(proxy).scheme}: gitboot supports only http://"
+                )
         with self._making_pool:
             if proxy not in self._pools:
                 options: dict[str, Any] = {
@@ -551,7 +552,9 @@ def _resolve_redirect(url: str, location: str) -> str:
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
-        raise RedirectRefused(f"{format_host(url)} leads to {location[:_LONGEST_DETAIL]!r}, and is not followed there")
+        raise RedirectRefused(
+            f"{format_host(url)} redirects to {location[:_LONGEST_DETAIL]!r}, and gitboot does not follow this redirect"
+        )
     return target
 
 
@@ -576,7 +579,7 @@ def _describe_error(error: BaseException, limits: RequestLimits) -> str:
             case ssl.SSLCertVerificationError():
                 return f"certificate verify failed: {cause.verify_message}"
             case IncompleteRead():
-                return "its body ended too early"
+                return "the body of the response ended too early"
             case OSError(strerror=str(words)):
                 return words
     return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__

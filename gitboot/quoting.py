@@ -41,7 +41,7 @@ class Unquotable(ValueError):
     def __init__(self, loader: str, value: str, reason: str) -> None:
         shown = ascii(value if len(value) <= 60 else f"{value[:57]}...")
         self.loader = loader
-        self.message = f"{loader} cannot carry {shown}: {reason}"
+        self.message = f"{shown} cannot be written for {loader}: {reason}"
         super().__init__(self.message)
 
 
@@ -64,7 +64,7 @@ def build_command_line(arguments: Iterable[str]) -> str:
     """
     line = " ".join(map(quote_kernel_argument, arguments))
     if len(line) > MAX_COMMAND_LINE:
-        excess = f"of its {len(line)} bytes only {MAX_COMMAND_LINE} are sure to arrive"
+        excess = f"it has {len(line)} bytes, and every loader passes on only {MAX_COMMAND_LINE}"
         raise Unquotable("the kernel's command line", line, excess)
     return line
 
@@ -75,7 +75,9 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
     for argument in arguments:
         _check_ipxe_argument(argument)
     if (words := line.count(" ") + 1) > MAX_IPXE_WORDS:
-        raise Unquotable("iPXE", line, f"{words} words may overflow its stack; {MAX_IPXE_WORDS} are safe")
+        raise Unquotable(
+            "iPXE", line, f"{words} words may overflow the stack of iPXE; at most {MAX_IPXE_WORDS} are safe"
+        )
     return line
 
 
@@ -128,37 +130,37 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
 
 _FAULTS: Final = _compile_faults(
     (r"\A\Z", "it is empty"),
-    (r"[\x00-\x1f\x7f]", "it holds a control character"),
+    (r"[\x00-\x1f\x7f]", "it contains a control character"),
     # Linux reads 0xA0 as a space (lib/ctype.c), and 0xA0 is the second byte of "à" in UTF-8.
-    (r"[^\x00-\x7f]", "only ASCII is read alike by firmware, loaders and the kernel"),
+    (r"[^\x00-\x7f]", "firmware, loaders and the kernel agree only on ASCII characters"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument does not begin with ="),
-    (r" ", "there is a space before any =; each argument is an item of its own"),
-    (r'"', "double quotes may stand around a value, nowhere else"),
+    (r" ", "it has a space before the first =; write each argument as a separate item"),
+    (r'"', "double quotes are allowed only around a value"),
 )
-_KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "it knows no way to write a double quote within a value"))
+_KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "the kernel has no syntax for a double quote in a value"))
 _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
     (r" ", "a space ends the word"),
-    (r"\$\{", "it would replace ${...}, and knows no escape"),
-    (r"\A#", "# at the beginning of a word begins a comment"),
-    (r"\A(?:\|\||&&|;)\Z", "it ends the command at the words ||, && and ;"),
-    (r"\\\Z", "a backslash at the end of a line joins the next one to it"),
+    (r"\$\{", "iPXE would expand ${...}, and has no escape for it"),
+    (r"\A#", "a # at the start of a word starts a comment"),
+    (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
+    (r"\\\Z", "a backslash at the end of a line joins the next line to it"),
 )
-_IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "it puts one space between words, however many there were"))
+_IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE replaces several spaces by one"))
 _IPXE_HARMFUL: Final = re.compile(
     r"""[^ -~] | \A- | \$(?=\{) | (?<![^ ])\# | (?<![^ ])(?:\|\||&&|;)(?![^ ]) | \\\Z""", re.VERBOSE
 )
 _URL_FAULTS: Final = _compile_faults(
     (r"\A(?![a-z][a-z0-9+.-]*:)", "it is not an absolute URL"),
     # RFC 3986, 2: reserved characters, unreserved characters, and the percent sign.
-    (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "a URL holds such characters only percent-encoded"),
+    (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "it has characters that a URL must percent-encode"),
 )
 _GRUB_FAULTS: Final = _FAULTS + _compile_faults(
     # The rest of the word determines which backslashes commands/wildcard.c and script/execute.c remove.
-    (r"\\", "a backslash may be lost on the way"),
+    (r"\\", "GRUB may remove a backslash"),
 )
-_GRUB_LINUX_FAULTS: Final = _compile_faults((r"'", "it would hand the quote to the kernel with a backslash before it"))
+_GRUB_LINUX_FAULTS: Final = _compile_faults((r"'", "GRUB would add a backslash before the quote"))
 _GRUB_HARMFUL: Final = re.compile(r"[^ -~]|\A-|\\")
 
 

@@ -75,6 +75,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_age(seconds: float) -> str:
+    """Return an age in its largest whole unit: 40 seconds, 9 minutes, 3 days."""
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return format_count(max(int(seconds), 0) // size, unit)
+
+
 def format_rest(number: int, noun: str = "") -> str:
     """Format the number of omitted items: "and 3 more", "and 1 more server", or "" if ``number`` is not positive."""
     if number <= 0:

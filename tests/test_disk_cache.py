@@ -135,7 +135,7 @@ def test_a_file_that_has_outgrown_the_limit_is_made_anew(filled: Path) -> None:
     said: list[str] = []
     with DiskCache(filled, said.append, max_bytes=2**20) as cache:
         assert cache.get_many("kind", ROWS) == {}
-    assert said == [f"the cache {filled} is made anew: it is too large"]
+    assert said == [f"the cache {filled} is rebuilt: it is too large"]
     assert filled.stat().st_size < 2**20
 
 
@@ -266,7 +266,7 @@ def what_lies_at(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
 
 
-NOT_OURS = "its folder belongs to another user, or everybody may write there"
+NOT_OURS = "its folder belongs to another user, or every user may write there"
 NOT_USED: dict[str, tuple[Damage, str]] = {
     "a directory": (put_a_directory, "Is a directory"),
     "a symlink": (put_a_symlink, "it is a symlink; remove it"),
@@ -340,7 +340,7 @@ def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> Non
     with DiskCache(filled, said.append) as cache:
         cache.insert_many("kind", ROWS)
         assert cache.get_many("kind", ROWS) == ROWS
-    assert said == [f"the cache {filled} is made anew: it has another schema"]
+    assert said == [f"the cache {filled} is rebuilt: it has another schema"]
 
 
 def test_garbage_of_a_journal_harms_nothing(filled: Path) -> None:

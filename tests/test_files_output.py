@@ -406,7 +406,9 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     kind, folder = volatile
     warned: list[str] = []
     assert find_filesystem(folder) == kind
-    with pytest.raises(UsageError, match=rf"is on {kind}, which does not last.*--accept-filesystem {kind}"):
+    with pytest.raises(
+        UsageError, match=rf"is on {kind}, which loses its data at a restart.*--accept-filesystem {kind}"
+    ):
         check_fetch_log_folder(folder, (), warned.append, state=tmp_path)
     check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
     check_fetch_log_folder(
@@ -414,7 +416,7 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     )  # what is lost together with the ledger misleads nobody
     assert warned == []
     check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
-    assert f"is on {kind}: the ledger goes with it" in warned[0]
+    assert f"is on {kind}, which loses its data at a restart" in warned[0]
     check_state_directory(tmp_path, ("tmpfs", "overlay"), warned.append)
     assert len(warned) == 1
 
@@ -436,7 +438,7 @@ def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], 
     )  # what is lost together with the ledger misleads nobody
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
-    assert f"is on {kind}: the tree goes with it, and the ledger is in doubt then" in warned[0]
+    assert f"is on {kind}, which loses its data at a restart: the ledger is then unverified" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
@@ -447,7 +449,7 @@ def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
     mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / {tmp_path} rw - {kind} server:/ rw\n")
     monkeypatch.setattr("gitboot.files._MOUNTS", mounts)
     warned: list[str] = []
-    with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a disk .*--accept-filesystem {kind}"):
+    with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a local disk.*--accept-filesystem {kind}"):
         check_state_directory(tmp_path, (), warned.append)
     assert warned == []
     check_state_directory(tmp_path, (kind,), warned.append)
@@ -463,7 +465,7 @@ def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, mo
     monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
     monkeypatch.setattr("gitboot.files._LOCKABLE_DEVICES", set())
     for check in (check_state_directory, check_fetch_log_folder, partial(check_output_directory, state=tmp_path)):
-        with pytest.raises(UsageError, match="the locks of two processes do not hold"):
+        with pytest.raises(UsageError, match="can ignore the lock of another process"):
             check(tmp_path, ("tmpfs", "overlay"), print)
 
 
@@ -648,10 +650,10 @@ def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, optio
     options = [str(each) for pair in places.items() for each in pair]
     done = typed("run", tmp_path / "fleet.git", *options, "--once")
     assert done.code == Exit.USAGE
-    where = "is" if not below else "lies in"
+    where = "is" if not below else "is in"
     assert done.err == (
-        f"gitboot: {option} {places[option]} {where} --out {output}, which is served to anybody:"
-        " choose a place beside it\n"
+        f"gitboot: {option} {places[option]} {where} --out {output}, which every client can read:"
+        " choose another directory\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["beside"]
 
@@ -661,9 +663,7 @@ def test_nor_does_what_operators_show(tmp_path: Path) -> None:
     (tokens := output / "tokens").write_text("a token that nobody guesses\n")
     places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
     done = typed("run", tmp_path / "fleet.git", *places, "--once")
-    assert done.code == Exit.USAGE and done.err.startswith(
-        f"gitboot: --operators-tokens {tokens} lies in --out {output}"
-    )
+    assert done.code == Exit.USAGE and done.err.startswith(f"gitboot: --operators-tokens {tokens} is in --out {output}")
 
 
 def test_a_repository_is_not_published_into(tmp_path: Path) -> None:
@@ -672,5 +672,5 @@ def test_a_repository_is_not_published_into(tmp_path: Path) -> None:
         before = sorted(each.name for each in fleet.iterdir())
         done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
         assert done.code == Exit.USAGE
-        assert done.err == f"gitboot: --out {fleet} is a Git {what}: choose a directory for what is published alone\n"
+        assert done.err == f"gitboot: --out {fleet} is a Git {what}: choose a directory only for published files\n"
         assert sorted(each.name for each in fleet.iterdir()) == before

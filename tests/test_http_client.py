@@ -28,7 +28,7 @@ from tests.helpers.instance_with_bmcs import typed
 SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"
 TOKEN = {"Authorization": "Bearer very-secret"}
-TOO_SLOW = r"its answer was not complete after 0\.4 s"
+TOO_SLOW = r"the response was not complete after 0\.4 s"
 
 
 def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> StrangeAnswer:
@@ -154,7 +154,7 @@ FLOODS: dict[str, StrangeAnswer] = {
 @pytest.mark.parametrize("answer", FLOODS.values(), ids=FLOODS.keys())
 def test_an_answer_without_end_ends_at_its_size(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
-        with pytest.raises(HostUnreachable, match=r"answers more than|too many|got more than|line") as raised:
+        with pytest.raises(HostUnreachable, match=r"sent more than|too many|got more than|line") as raised:
             HttpClient().request_json(server.url, deadline_s=600)
         assert server.left.wait(60)
     assert server.taken < 64 << 20  # buffers of this machine
@@ -188,7 +188,7 @@ def test_a_download_below_the_minimum_rate_ends() -> None:
     with (
         strange_server(TRICKLES["body"]) as server,
         client.stream("GET", server.url, rate=rate) as answer,
-        pytest.raises(HostUnreachable, match=r"it sent less than 1048576 bytes in 0\.4 s"),
+        pytest.raises(HostUnreachable, match=r"the host sent less than 1048576 bytes in 0\.4 s"),
     ):
         answer.read(1 << 20)
 
@@ -287,7 +287,7 @@ def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPa
     with socket.create_server((own, 0)) as listening:
         port = listening.getsockname()[1]
         monkeypatch.setattr(http_client, "resolve_host", lambda *_: [own])
-        with pytest.raises(HostUnreachable, match="no credentials unencrypted"):
+        with pytest.raises(HostUnreachable, match="does not send credentials there unencrypted"):
             HttpClient().request_json(f"http://localhost:{port}/", credentials=TOKEN)
         connected, _ = listening.accept()
         with connected:
@@ -422,7 +422,7 @@ def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -
 
 @pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
 def test_what_is_no_url_of_a_web_server_is_a_wrong_setting(url: str) -> None:
-    with pytest.raises(UsageError, match="no URL of a web server"):
+    with pytest.raises(UsageError, match="is not the URL of a web server"):
         HttpClient().request_json(url)
 
 

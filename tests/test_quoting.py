@@ -180,14 +180,14 @@ NOWHERE = [
 ]  # fmt: skip
 ONLY_SOME = {
     # what it is: (the argument, who refuses it, why)
-    "two spaces": ("a=b  c", {"iPXE"}, "one space between words"),
-    "a setting of iPXE's": ("a=${net0/mac}", {"iPXE"}, "replace"),
-    "a setting in a setting": ("a=${${x}}", {"iPXE"}, "replace"),
-    "|| as a word": ("a=b || reboot", {"iPXE"}, "ends the command"),
-    "&& as a word": ("a=b && reboot", {"iPXE"}, "ends the command"),
-    "; as a word": ("a=b ; reboot", {"iPXE"}, "ends the command"),
-    "|| alone": ("||", {"iPXE"}, "ends the command"),
-    "; alone": (";", {"iPXE"}, "ends the command"),
+    "two spaces": ("a=b  c", {"iPXE"}, "replaces several spaces by one"),
+    "a setting of iPXE's": ("a=${net0/mac}", {"iPXE"}, "expand"),
+    "a setting in a setting": ("a=${${x}}", {"iPXE"}, "expand"),
+    "|| as a word": ("a=b || reboot", {"iPXE"}, "end a command"),
+    "&& as a word": ("a=b && reboot", {"iPXE"}, "end a command"),
+    "; as a word": ("a=b ; reboot", {"iPXE"}, "end a command"),
+    "|| alone": ("||", {"iPXE"}, "end a command"),
+    "; alone": (";", {"iPXE"}, "end a command"),
     "# at a word's beginning": ("a=b #c", {"iPXE"}, "comment"),
     "# first": ("#a", {"iPXE"}, "comment"),
     "a backslash": (r"a=b\c", {"GRUB"}, "backslash"),
@@ -291,7 +291,7 @@ def test_ipxe_carries_a_sound_url(url: str) -> None:
 
 @for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
 def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
-    with pytest.raises(Unquotable, match=r"iPXE cannot carry .*URL"):
+    with pytest.raises(Unquotable, match=r"cannot be written for iPXE: .*URL"):
         check_ipxe_url(url)
 
 

@@ -410,8 +410,8 @@ class CredentialDirectory:
     def read(self, name: str) -> TrustedCredentials:
         """Return the current credentials with a name. Raises `UsageError` if there are no such credentials."""
         if self._root is None:
-            raise UsageError(f"the credentials {name} are needed: name their directory with --credentials")
-        with self._locks[name]:  # so that a command runs once even if several threads wait for its password
+            raise UsageError(f"gitboot needs the credentials {name}: name their directory with --credentials")
+        with self._locks[name]:  # run a command once, even if several threads wait for its password
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:

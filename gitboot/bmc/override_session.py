@@ -233,7 +233,7 @@ class OverrideSession:
                     self._write_record(record)
                     with bmc.policy.mark_as_ending():
                         bmc.set_override(NO_OVERRIDE, observed)
-        return self._result(Outcome.WAITING, f"the override was not as wanted after {_MAX_STEPS} steps")
+        return self._result(Outcome.WAITING, f"the override is not in the wanted state after {_MAX_STEPS} steps")
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override. If the BMC rejects the request, record the shown override, and raise the

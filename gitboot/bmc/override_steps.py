@@ -240,18 +240,19 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why this BMC needs DHCP for a boot with a URI, such as ``has no UefiHttp``, or None if DHCP is not
-    needed.
+    """Return why this BMC needs DHCP for a boot with a URI, for example ``does not support UefiHttp``.
+
+    None: the BMC does not need DHCP.
     """
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
         return None
     if adapted.target == OverrideTarget.UEFI_HTTP:
-        return "takes no HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
+        return "does not support HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
     if observed.firmware_uri not in (None, "", override.http_boot_uri):
-        return f"would boot {observed.firmware_uri}, which is in its firmware settings"
+        return f"has another URI in its firmware settings, {observed.firmware_uri}, and would boot from it"
     lacks = not _allows_target(OverrideTarget.UEFI_HTTP, observed)
-    return "has no UefiHttp" if lacks else "would change its boot order permanently with a Continuous UefiHttp"
+    return "does not support UefiHttp" if lacks else "would change its boot order permanently for a Continuous UefiHttp"
 
 
 def _allows_target(target: str, observed: BmcObservation) -> bool:

@@ -193,7 +193,7 @@ def compare(
         ):
             place, address = machine.bmc.normalized_address, machine.bmc.address
             instead = next((each.identity for each in servers if place in each.places), None)
-            message = f"another machine answers there: {instead}" if instead is not None else "no BMC answers there"
+            message = f"another machine is there: {instead}" if instead is not None else "no BMC responds there"
             differences.append(
                 Discrepancy(kind=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
             )
@@ -247,17 +247,17 @@ def _list_discrepancies(
         if here is not None and is_swapped:
             kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"it answers at the address of {here.name}, and {here.name} answers at {document_address}",
+                f"it is at the address of {here.name}, and {here.name} is at {document_address}",
             )
         else:
-            also = f"; it answers at the address of {here.name}" if here is not None else ""
+            also = f"; it is at the address of {here.name}" if here is not None else ""
             kind, message = DiscrepancyKind.MOVED, f"its document has {document_address or 'no BMC'}{also}"
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
         instead = (
             format_names([nic.mac.replace("-", ":") for nic in server.nics if nic.mac not in machine.macs])
-            or "no other"
+            or "no other MAC addresses"
         )
         yield Discrepancy(
             kind=DiscrepancyKind.INTERFACES,

@@ -241,7 +241,7 @@ def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path |
     """
     if ledger is None:
         if password is not None:
-            raise UsageError("--ledger-password needs --ledger, whose password it is")
+            raise UsageError("--ledger-password needs --ledger, the URL of the database")
         return None
     if spool is None:
         raise UsageError("--ledger needs --spool: a directory of this host for fetches until the database has them")

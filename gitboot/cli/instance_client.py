@@ -96,11 +96,13 @@ def read_proof(
     applied = find_applied_commit(commit)
     records = informant.records(applied.machines)
     if commit_in(informant.status()) != commit:
-        raise HostUnreachable(f"the instance has applied another commit than {commit[:12]} meanwhile; ask it again")
+        raise HostUnreachable(
+            f"the instance applied another commit than {commit[:12]} during the query: run the command again"
+        )
     written = status.get("at") or status.get("clock")
     at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
     doubts = (
-        f"the instance says {each['type']}: {each['reason']}: {each['message']}"
+        f"the condition {each['type']} of the instance is false ({each['reason']}): {each['message']}"
         for each in status.get("conditions", ())
         if each["type"] in _REQUIRED_CONDITIONS and not each["status"] and each["reason"] != _SERVER_REASON
     )
@@ -151,7 +153,9 @@ class ApiReader(Struct, frozen=True):
     def status(self) -> Mapping[str, Any]:
         status = self._fetch_json("status")
         if not isinstance(status, dict):
-            raise HostUnreachable(f"{self.url} answers no status")
+            raise HostUnreachable(
+                f"{self.url} did not return a status: check that the URL is an endpoint of an instance"
+            )
         return status
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
@@ -166,7 +170,7 @@ class ApiReader(Struct, frozen=True):
         url = f"{self.url}/api/v1/{path}"
         answer = self.client.request_json(url, credentials=self.credentials, deadline_s=self.deadline_s)
         if answer.status != 200:
-            raise HostUnreachable(f"{url} answered {answer.status} {answer.detail}".rstrip())
+            raise HostUnreachable(f"{url} returned {answer.status} {answer.detail}".rstrip())
         return answer.json
 
 
@@ -280,8 +284,8 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, and does so "
-            f"later; run gitboot status --state {quote_words(state)}"
+            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, and will "
+            f"process it later; run gitboot status --state {quote_words(state)}"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -321,7 +325,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
         if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
     }
     if not found:
-        raise UsageError(f"no server{' among these' if servers else ''} has the labels {selector}")
+        raise UsageError(f"{'none of these servers has' if servers else 'no server has'} the labels {selector}")
     return found
 
 
@@ -363,7 +367,7 @@ def _fetch_documents(url: str, deadline_s: float) -> Iterator[Any]:
             yield reply.json
             return
         if reply.status != 404:
-            raise HostUnreachable(f"{url}/{path} answered {reply.status} {reply.detail}".rstrip())
+            raise HostUnreachable(f"{url}/{path} returned {reply.status} {reply.detail}".rstrip())
 
 
 def _read_documents(directory: Path) -> Iterator[Any]:
@@ -400,7 +404,7 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 def resolve_active_state(state: Path) -> Path:
     """Return the state directory of the active instance on this host, if ``state`` belongs to its standby."""
     if (active := find_acting_directory(state)) != state:
-        notice = f"{state}: this instance is a standby; the command goes to the active one, --state {active}"
+        notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
         click.echo(f"gitboot: {notice}", err=True)
     return active
 

@@ -69,7 +69,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "suspend": "Accept no commits and set no BMCs for a while.",
         "resume": "End a suspension.",
         "stop-installs": "Withhold all boots that write a disk, at once.",
-        "allow-installs": "End stop-installs.",
+        "allow-installs": "End the stop of gitboot stop-installs.",
         "records": "Show and correct what is recorded as installed.",
         "ledger": "Show, copy or reclaim the instance's ledger.",
     },

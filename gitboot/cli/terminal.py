@@ -38,6 +38,7 @@ from gitboot.text import one_line, printable
 
 _MAX_COLUMNS: Final = 100
 _MIN_COLUMNS: Final = 40
+_INSTANT: Final = re.compile(r"^\d{4}-\d\d-\d\dT[\d:]+Z$")  # a cell that stays on one line if there is room
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
@@ -75,7 +76,9 @@ def format_table(
         widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
         for line in lines:
             line[column] = _shorten_cell(line[column], widths[column])
-    widths = _fit_widths(widths, room, least=[max(_measure_width(name), 1) for name in header])
+    instants = [[len(cell) for cell in column[1:] if _INSTANT.match(cell)] for column in zip(*lines, strict=True)]
+    least = [max([1, *map(_measure_width, name.split()), *each]) for name, each in zip(header, instants, strict=True)]
+    widths = _fit_widths(widths, room, least=least)
     text = []
     for number, line in enumerate(lines):
         folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))
@@ -96,8 +99,8 @@ def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> li
     """Return widths that fit into ``room``. Narrow the widest column first, and the first column, which has the names,
     last.
 
-    No width becomes smaller than ``least``. If even the headers do not fit, they are folded to the width of a wide
-    letter.
+    No width becomes smaller than ``least`` unless even these widths do not fit. The words of headers and the instants
+    are then folded, too.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):

@@ -49,10 +49,10 @@ _DOUBTS: Final = {
     "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
 }
 _CLOCK_STATES: Final = {
-    ClockState.SYNCHRONISED: "a time service keeps the clock right",
+    ClockState.SYNCHRONISED: "a time service synchronizes the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.UNKEPT: "the kernel reports that no time service keeps the clock right",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service keeps the clock right",
+    ClockState.UNKEPT: "the kernel reports that no time service synchronizes the clock",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
 }
 _UNFINISHED_BOOTS: Final = {  # the worst first
     "OutcomeUnknown": "the endpoint may have served a one-time boot, and the outcome is unknown",
@@ -343,7 +343,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not answer" if silent else ""
+    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
     message = f"no artifact is missing{unchecked}"
     yield "ArtifactsPresent", True, "Present", message
 
@@ -375,7 +375,9 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
         "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
         "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
-        "Overdue": {name: f"{each.step.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()},
+        "Overdue": {
+            name: f"{each.step.label.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()
+        },
     }
     return {reason: servers for reason, servers in found.items() if servers}
 
@@ -395,17 +397,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if schedule.failures >= schedule.most_failures:
         message = (
             f"the last {schedule.failures} BMC tasks failed, {schedule.last_failure}. gitboot changes no BMC until a "
-            "BMC answers"
+            "BMC responds"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted answered"
+        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted responded"
     if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: {servers}"
+        message = f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: {servers}"
         yield "HttpBoot", True, "HttpBootByDhcp", message
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
@@ -448,7 +450,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         reported = (
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
             if telling.commit is not None
-            else "gitboot has had nothing to report to the forge"
+            else "no commit needed a report to the forge yet"
         )
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:

@@ -194,7 +194,7 @@ def publish_plans(
     limited, events = offered.limited, before.events
     if done.new or done.withdrawn:
         counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
-        message = ", ".join(f"{count} {what}" for what, count in counts.items())
+        message = f"{done.new} files written, {len(done.withdrawn)} removed, {done.unchanged} unchanged"
         facts = {"commit": commit.revision, **counts}
         events = (*events, Event(at=at, type="Published", message=message, facts=facts))
     return structs.replace(

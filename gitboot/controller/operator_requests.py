@@ -88,7 +88,7 @@ def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
     """Raise `StaleDigest` unless a commit with this digest is held, and held by all of these guards."""
     if held is None:
-        raise StaleDigest("no commit is held, so there is nothing to approve")
+        raise StaleDigest("no guard holds a commit, so there is no commit to approve")
     if held.digest != digest:
         raise StaleDigest(
             f"the changes of the held commit have the digest {held.digest}, not {digest}: review them again"
@@ -135,7 +135,11 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
         case "resume":
             was = update.facts.suspension
             update.facts = structs.replace(update.facts, suspension=None)
-            return "resumed the acceptance of commits" if was is not None else "the acceptance was not suspended"
+            return (
+                "resumed the acceptance of commits"
+                if was is not None
+                else "the acceptance of commits was not suspended"
+            )
         case "stop":
             stoppage = StopOrder(request.operator, str(facts["reason"]), bool(facts["everything"]))
             update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -212,7 +216,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
             else f"{server}: recorded that gitboot did not switch its power, and may still switch it ({reason})"
         )
     if not found:
-        return f"{server}: there was nothing to resolve"
+        return f"{server}: no override or power request is unresolved"
     return (
         f"{server}: recorded the override as consumed; gitboot does not set it again ({reason})"
         if consumed
@@ -260,7 +264,7 @@ def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     if key is None or (
         own is not None and own.state not in (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
     ):
-        return f"{server}: there was nothing to replace"
+        return f"{server}: there is no override to replace"
     opened = own or OverrideRecord(
         reason=key, plan_digest="", override=NO_OVERRIDE, marks=NO_MARKS, state=OverrideState.OPENED, at=update.at
     )

@@ -195,19 +195,21 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 
 _HEADER_LINES: Final = b"#!"
 _OTHER_ENDPOINT: Final = GateDenial(
-    DenialReason.ANOTHER_SPOOL, "only an endpoint with the instance's own spool serves it"
+    DenialReason.ANOTHER_SPOOL, "only an endpoint with the spool of the instance serves this boot"
 )
-_NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the fetch could not be recorded")
-_NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the fetch could not be recorded: this endpoint has no spool")
+_NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint could not record the fetch")
+_NO_SPOOL: Final = GateDenial(
+    DenialReason.NOT_RECORDED, "the endpoint could not record the fetch, because it has no spool"
+)
 
 
 def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
-    reason = recorder.failure or "the spool does not respond in time"
-    return GateDenial(DenialReason.NOT_RECORDED, f"the fetch could not be recorded: {reason}")
+    reason = recorder.failure or "the spool did not respond in time"
+    return GateDenial(DenialReason.NOT_RECORDED, f"the endpoint could not record the fetch: {reason}")
 
 
 _OLDER_TREE: Final = GateDenial(
-    DenialReason.OLDER_TREE, "the tree is an old copy, and boots may have been served since"
+    DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since"
 )
 _UNKNOWN_CLIENT: Final = ""  # a client that the records do not name
 _OTHER_ENDPOINT_REASONS: Final = (
@@ -328,7 +330,7 @@ class BootGate:
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if is_done:
-            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has reported since")
+            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has reported its result already")
         return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
 
     def _log_decision(self, guarded: GuardedPath, request: ClientRequest, refusal: GateDenial | None) -> None:

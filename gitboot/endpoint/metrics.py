@@ -56,16 +56,20 @@ FAMILIES: Final = (
     # Metrics of this endpoint
     Family("gitboot_build", _INFO, "The version of gitboot that serves this page.", ("version",)),
     Family("gitboot_ready", _GAUGE, "1 if the endpoint is ready: it serves every boot that machines may get."),
-    Family("gitboot_fetch_log_writable", _GAUGE, "1 if fetches can be recorded in the spool; absent without a spool."),
+    Family(
+        "gitboot_fetch_log_writable",
+        _GAUGE,
+        "1 if the endpoint can record fetches in the spool; absent without a spool.",
+    ),
     Family(
         "gitboot_clock_offset_seconds",
         _GAUGE,
-        "How far this clock is ahead of the instance's; 0 if the difference is within the limit.",
+        "Seconds by which this clock is ahead of the instance's clock; 0 if the difference is within the limit.",
     ),
     Family(
         "gitboot_http_requests",
         _COUNTER,
-        "Requests answered.",
+        "Responses to requests.",
         ("kind", "status"),
         "kind: boot_script (boot scripts and reports), file, page, artifact, inventory (of unknown machines), "
         "not_found; status: of HTTP",
@@ -73,17 +77,21 @@ FAMILIES: Final = (
     Family(
         "gitboot_boots_withheld",
         _COUNTER,
-        "Install boots and secrets that were withheld.",
+        "Install boots and secrets that the endpoint withheld.",
         ("reason",),
         "as in events and in the condition BootsServed",
     ),
     Family(
         "gitboot_operator_requests_rejected",
         _COUNTER,
-        "Requests for operators' pages that were refused.",
+        "Requests for pages of operators that the endpoint rejected.",
         ("reason",),
     ),
-    Family("gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."),
+    Family(
+        "gitboot_idle_connections_closed",
+        _COUNTER,
+        "Idle connections that the endpoint closed to make room for others.",
+    ),
     Family("gitboot_unknown_machine_requests", _COUNTER, "Requests for a boot by unknown machines."),
     Family(
         "gitboot_operators_certificate_readable",
@@ -116,7 +124,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_commit_problems",
         _GAUGE,
-        "Problems and warnings of the newest attempted commit.",
+        "Problems and warnings of the newest commit.",
         ("severity", "code"),
         "code: see problems.md",
     ),
@@ -145,7 +153,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_installing_last_step_timestamp_seconds",
         _GAUGE,
-        "The oldest of the last steps of all running installations; absent if there are none.",
+        "The oldest last step of the running installations; absent if no installation runs.",
     ),
     Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that differ from their plan.", ("type",)),
     Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the last task result.", ("outcome",)),

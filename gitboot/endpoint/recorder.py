@@ -106,7 +106,7 @@ class SpoolRecorder:
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
         if not done:
             self._note_result(TimeoutError())
-            _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
+            _logger.error("the spool did not record a fetch of %s within %s s", observation.server, self._deadline_s)
             if written.cancel() and not observation.may_serve_unrecorded:
                 return False
         else:
@@ -114,7 +114,7 @@ class SpoolRecorder:
             if error is None:
                 self.intents.add(observation)
                 return True
-            _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
+            _logger.error("the spool could not record a fetch of %s: %s", observation.server, error)
         self.intents.withhold(observation)
         return False
 
@@ -141,7 +141,7 @@ class SpoolRecorder:
             return await asyncio.wait_for(asyncio.wrap_future(self._spool.run_in_writer(look)), self._deadline_s)
         except OSError as error:
             self._note_result(error)
-            _logger.error("the boots that were served to %s cannot be read: %r", server, error)
+            _logger.error("cannot read the boots that endpoints served to %s: %r", server, error)
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
@@ -442,22 +442,28 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     If the output tree names no spool, no endpoint can serve one-time boots, so this endpoint counts as ready.
     """
     if not tree.is_ready:
-        return "the tree was prepared for a host that is not active yet" if tree.terms.is_prepared else _NOT_PUBLISHED
+        return (
+            "the output tree was prepared for a host that is not active yet"
+            if tree.terms.is_prepared
+            else _NOT_PUBLISHED
+        )
     if (doubt := tree.clock.problem) is not None:
-        return f"{doubt}; install boots are withheld"
+        return f"{doubt}; the endpoint withholds install boots"
     terms = tree.terms
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return "this endpoint has no spool, and the Fleet names no endpoint; one-time boots are withheld"
+        return "this endpoint has no spool, and the Fleet names no endpoint; the endpoint withholds one-time boots"
     if recorder.withheld_reason is not None:
-        return f"{recorder.withheld_reason}; install boots are withheld"
+        return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
-        return f"fetches cannot be recorded: {recorder.failure}; one-time boots are withheld"
+        return f"the endpoint cannot record fetches: {recorder.failure}; it withholds one-time boots"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
-        return "the tree names another spool than this endpoint's; one-time boots are withheld"
+        return (
+            "the output tree names another spool than the spool of this endpoint; the endpoint withholds one-time boots"
+        )
     if recorder.deletion_count > terms.loss_count:
-        return "the tree is older than the last deletion in the spool; one-time boots are withheld"
+        return "the output tree is older than the last deletion in the spool; the endpoint withholds one-time boots"
     return None
 
 
@@ -519,9 +525,7 @@ class Forwarder:
                 pause_s, was_failing = _SEND_INTERVAL_S, False
             except (OSError, BatchRejected) as error:
                 if not was_failing:
-                    _logger.error(
-                        "recorded fetches cannot be sent to %s: %s", self._fetch_log.name, format_error(error)
-                    )
+                    _logger.error("cannot send recorded fetches to %s: %s", self._fetch_log.name, format_error(error))
                 pause_s, was_failing = _PAUSE_S, True
         if lock is not None:
             os.close(lock)

@@ -347,13 +347,13 @@ class CheckedClock:
     def problem(self) -> str | None:
         """Why install boots are withheld because of this clock, or None."""
         if self.offset is not None:
-            return f"the clock is {self.offset.total_seconds():+.0f} s off the instance's"
+            return _format_offset(self.offset)
         # The rest decides whether the clock may be ahead.
         if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
             return None
         if self.up.seconds - self._began_s >= STALE_S or self._keeping() is ClockState.SYNCHRONISED:
             return None
-        return "the clock is ahead of the last time that the instance wrote: it may be wrong, or the instance is silent"
+        return "this clock is ahead of the last time that the instance wrote: the clock is wrong, or no instance runs"
 
     def compare(self, instance_time: object) -> None:
         """Compare this clock with a time that the instance wrote. A malformed time is ignored."""
@@ -401,9 +401,16 @@ class CheckedClock:
 
     def _set_offset(self, off: timedelta | None) -> None:
         if off is not None and self.offset is None:
-            seconds = off.total_seconds()
-            _logger.error("the clock is %+.0f s off the instance's; install boots are withheld", seconds)
+            _logger.error(
+                "%s; the endpoint withholds install boots",
+                _format_offset(off),
+            )
         self.offset = off
+
+
+def _format_offset(offset: timedelta) -> str:
+    seconds = offset.total_seconds()
+    return f"this clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the clock of the instance"
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:

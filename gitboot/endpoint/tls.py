@@ -53,7 +53,9 @@ class Certificate:
             return None if is_first else Event(at=at, type="CertificateReadable", message=message)
         if self.failure == failure:
             return None
-        effect = "the previous certificate stays in use" if self._current is not None else "connections are refused"
+        effect = "the endpoint keeps the previous certificate"
+        if self._current is None:
+            effect = "the endpoint rejects connections"
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:

@@ -65,11 +65,11 @@ _REASON_TEXTS: Final = {
     DenialReason.MISSING: "a file that the boot fetches next is missing",
     DenialReason.ANOTHER_SPOOL: "the instance does not read the spool of the endpoint",
     DenialReason.OLDER_TREE: "an endpoint has an older copy of the tree",
-    DenialReason.NOT_RECORDED: "the fetch could not be recorded",
+    DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
     DenialReason.NO_KEY: "an endpoint has no key for a secret",
     DenialReason.NOT_COUNTED: "the client is not a boot loader",
     DenialReason.STOPPED: "boots that write disks are stopped",
-    DenialReason.SERVED_BEFORE: "the boot was served before",
+    DenialReason.SERVED_BEFORE: "an endpoint served the boot before",
 }
 
 

@@ -575,7 +575,7 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         warn(f"the mirror keeps its files, and ends windows: {error}")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):
-        warn(f"the list was made {_format_time(state.made)}: the publisher is down or unreachable")
+        warn(f"the list is from {_format_time(state.made)}: the publisher is down or unreachable")
     return 0
 
 

@@ -151,7 +151,7 @@ class _Explainer:
         if name is not None:
             number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
             yield self._reason(
-                "site", name, "-", "the first site that selects the server", fleet, "spec", "sites", number
+                "site", name, "-", "it is the first site that selects the server", fleet, "spec", "sites", number
             )
         else:
             yield self._reason(
@@ -253,13 +253,14 @@ class _Explainer:
             if argument in places:
                 resource, index = places[argument]
                 place = (resource, "spec", "kernelArguments", index)
-                yield self._reason(field, argument, "R7", "the last document that sets it", *place)
+                yield self._reason(field, argument, "R7", "the last document to set it wins", *place)
             else:
                 yield self._reason(field, argument, "R7", "gitboot adds it for the user data")
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
-            yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
+            why = f"the profile sets it: {boot.user_data.format}"
+            yield self._reason("userData", value, "R6", why, profile, "spec", "userData", "template")
         # The last document that sets each variable; policies come first, starting at the root.
         setters: dict[str, Id] = {}
         policies = source.pool.chain if source.pool else ()
@@ -272,7 +273,7 @@ class _Explainer:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
-            yield self._reason(f"vars.{variable}", setting, "R7", "the last document that sets it", *written_at)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
 
 
 Step = str | int

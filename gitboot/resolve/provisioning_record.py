@@ -246,6 +246,11 @@ class InstallStep(StrEnum):
     FAILED = "Failed"  # its installer reported a failure
     PROVISIONED = "Provisioned"
 
+    @property
+    def label(self) -> str:
+        """The word for the step in texts. Ledgers and JSON keep the value Attempted of 0.1.0."""
+        return "Served" if self is InstallStep.ATTEMPTED else self.value
+
 
 class StepEvidence(NamedTuple):
     """The evidence for an installation step: a fetch, or a consumed override."""

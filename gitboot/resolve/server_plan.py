@@ -51,7 +51,7 @@ class InstallProgress(NamedTuple):
 
 
 _STEP_WORDS: Final = {
-    InstallStep.ATTEMPTED: "boot fetched",
+    InstallStep.ATTEMPTED: "boot served",
     InstallStep.STARTED: "installer started",
     InstallStep.FAILED: "installer failed",
 }

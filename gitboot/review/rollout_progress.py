@@ -349,7 +349,9 @@ def _judge_rollout(
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
     if counted * 100 < after * number:
-        unproven = f"; not yet {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
+        unproven = (
+            f"; not installed yet: {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
+        )
         if begun and not accept_fetched:
             unproven += f"; {format_names(begun)} fetched the boot and reported no completion"
         return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"

@@ -268,7 +268,7 @@ def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
         ((200, {}, b"{}"), RegistryRefused, "returned other content"),
         ((200, {}, b"x" * ((4 << 20) + 1)), RegistryRefused, "larger than 4 MiB"),
         ((302, {"Location": MANIFEST_PATH}, b""), RegistryRefused, "more than 5 redirects"),
-        ((302, {"Location": "file:///etc/passwd"}, b""), RegistryRefused, "leads to"),
+        ((302, {"Location": "file:///etc/passwd"}, b""), RegistryRefused, "redirects to"),
         ((503, {}, b""), HostUnreachable, "try again later"),
         ((429, {}, b""), HostUnreachable, "try again later"),
         ((418, {}, b""), RegistryRefused, "answers 418"),

@@ -209,7 +209,7 @@ def test_t2_trust_prints_the_file_that_an_upgrade_needs(tmp_path: Path) -> None:
         assert rack.bmc_get()["web01"]["next"] == "no access"
         printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
         assert printed.startswith(f"# {rack.credentials / 'rack' / 'access.toml'}: 2 BMCs\n")
-        assert "Not known yet, look at them first: web01, web02" in printed
+        assert "New BMCs, check their addresses first: web01, web02" in printed
         said(rack, printed)
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
 

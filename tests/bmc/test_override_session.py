@@ -175,7 +175,10 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
 
     with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
-    assert (result.outcome, result.message) == (Outcome.WAITING, "the override was not as wanted after 16 steps")
+    assert (result.outcome, result.message) == (
+        Outcome.WAITING,
+        "the override is not in the wanted state after 16 steps",
+    )
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
@@ -240,7 +243,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     ("given", "said"),
     [
         (True, "there are no credentials other: "),
-        (False, "the credentials other are needed: name their directory with --credentials"),
+        (False, "gitboot needs the credentials other: name their directory with --credentials"),
     ],
 )
 def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:

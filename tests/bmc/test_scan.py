@@ -211,10 +211,10 @@ def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, 
     told = " ".join(done.out.split())  # the line breaks depend on the length of the port number
     assert told.endswith(
         f"Interfaces: web02 at {web02}: its BMC does not show {mac_of('web02')}; it shows 52:54:00:99:99:99"
-        f" Missing: web03 at {web03}: no BMC answers there"
+        f" Missing: web03 at {web03}: no BMC responds there"
         f' Unknown: {bmc.url}: no document matches UUID {new.uuid}, serial "{new.serial}", SKU "{new.sku}"'
         f" wrote {tmp_path / 'out' / 'servers' / name}.yaml"
-        " 5 addresses asked: 3 machines, 3 differences"
+        " 5 addresses scanned: 3 machines, 3 differences"
     )
     assert [line for line in done.out.splitlines() if len(line) > 100 and "wrote" not in line] == []
     assert set(website.authorizations) == {None}  # type: ignore[attr-defined]
@@ -255,7 +255,7 @@ def test_what_cannot_be_read_is_named_and_counts_as_neither_here_nor_missing(rac
 
 def test_without_a_fleet_every_machine_is_unknown(rack: Rack) -> None:
     done = typed("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
-    assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address asked: 1 machine, 1 difference")
+    assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address scanned: 1 machine, 1 difference")
 
 
 def test_nobody_is_asked_without_credentials(rack: Rack) -> None:
@@ -327,7 +327,7 @@ def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> 
         text = (rack.repository.work / "servers" / "new03.yaml").read_text()
         assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
         assert typed("validate", rack.repository.work).code == Exit.FINE
-        assert "Server/new03 is there already" in typed(*command).err
+        assert "Server/new03 exists already" in typed(*command).err
         assert new.writes == []
     finally:
         (rack.repository.work / "servers" / "new03.yaml").unlink()

@@ -112,4 +112,4 @@ def test_an_unknown_machine_boots_the_inventory_and_is_seen(site: Site, row: Row
     command = [sys.executable, "-m", "gitboot", "new", "server", "new01", f"--seen={second}"]
     work, state = site.repository.work, site.folder / "state"
     subprocess.run([*command, f"--path={work}", f"--state={state}"], check=True, capture_output=True)
-    assert "Found in it: QEMU Standard PC" in (work / "servers" / "new01.yaml").read_text()
+    assert "Its inventory: QEMU Standard PC" in (work / "servers" / "new01.yaml").read_text()

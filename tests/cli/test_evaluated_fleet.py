@@ -132,7 +132,7 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
     file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     damaged, again = typed("plan"), typed("plan")
     assert (damaged.out, again) == (first.out, first)
-    assert f"the cache {file} is made anew: " in damaged.err
+    assert f"the cache {file} is rebuilt: " in damaged.err
 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

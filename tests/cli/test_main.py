@@ -385,7 +385,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
         ("plan {fleet} --timeline web01 --until soon", 64, "expected a time"),
-        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
+        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "the start of the timeline, "),
         ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
         ("plan {fleet} --timeline web01 --server web01", 64, "--timeline shows one server"),
         ("plan {fleet} --timeline web01 -l role=web", 64, "--timeline shows one server"),
@@ -397,7 +397,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no instance has run with the state directory"),
-        ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
+        ("reconcile --state {empty}", 64, "no instance runs with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
@@ -729,15 +729,15 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(fleet:
     arguments = ("render", fleet, "--out", out, "--at", NOON, "--records", "fresh")
     first, again = gitboot(*arguments), gitboot(*arguments)
     assert (first.code, again.code) == (Exit.FINE, Exit.FINE)
-    assert re.search(r"[1-9]\d* files written, 0 withdrawn, 0 unchanged", first.err)
-    assert re.search(r" 0 files written, 0 withdrawn, [1-9]\d* unchanged", again.err)
+    assert re.search(r"[1-9]\d* files written, 0 removed, 0 unchanged", first.err)
+    assert re.search(r" 0 files written, 0 removed, [1-9]\d* unchanged", again.err)
     assert "/assets/flatcar-1/kernel" in (out / "boot" / ENTRY).read_text()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "boot").write_text("mine")
     done = gitboot("render", fleet, "--out", tmp_path / "mine")
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
     before = sorted(fleet.rglob("*"))
-    for wrong, why in ((fleet, "a fleet's work tree"), (fleet.parent, "holds what is not gitboot's: ")):
+    for wrong, why in ((fleet, "the work tree of a fleet"), (fleet.parent, "has files that gitboot did not write: ")):
         done = gitboot("render", fleet, "--out", wrong)
         assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
     assert sorted(fleet.rglob("*")) == before
@@ -751,7 +751,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(fleet: Path, tmp
         assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
         gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
         with http_peers.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
-            assert b"could not be recorded" in client.get(f"/{ENTRY}").content
+            assert b"could not record the fetch" in client.get(f"/{ENTRY}").content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
@@ -870,7 +870,7 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "the credentials rack are needed: name their directory with --credentials" in done.err
+    assert "gitboot needs the credentials rack: name their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 
@@ -946,7 +946,7 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
     assert listing(followed.folder) == before
     assert f"would write {followed.folder / 'output' / 'boot' / ENTRY}\n" in done.out
     told = {event["type"]: event["message"] for event in map(json.loads, done.err.splitlines())}
-    assert told["WouldAccept"].startswith("not done: ") and not {"Accepted", "Published"} & told.keys()
+    assert told["WouldAccept"].startswith("dry run: ") and not {"Accepted", "Published"} & told.keys()
     followed.run()
     assert "memtest-7" in followed.published
 
@@ -1077,8 +1077,8 @@ def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> 
     applied = instance.status()["applied"]["commit"]
     shown = gitboot("status", "--state", state)
     assert shown.code == Exit.FINE
-    assert f"gitboot    running, process {instance.process.pid}\n" in shown.out
-    assert f"applied    {applied}\n" in shown.out
+    assert f"gitboot        running, process {instance.process.pid}\n" in shown.out
+    assert f"applied        {applied}\n" in shown.out
     assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
     document = gitboot("status", "--state", state, "-o", "json").json
     assert (document["apiVersion"], document["process"]) == ("gitboot.dev/v1alpha1", instance.process.pid)
@@ -1091,8 +1091,8 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
     followed.repository.push({"tie.yaml": TIE})
     followed.run()
     shown = gitboot("status", "--state", followed.folder / "state").out
-    assert "gitboot    not running\n" in shown
-    assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
+    assert "gitboot        not running\n" in shown
+    assert re.search(r"^newest commit  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
 
@@ -1101,7 +1101,7 @@ def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(
     followed.run(records="fresh")
     state = followed.folder / "state"
     shown = gitboot("status", "--state", state).out
-    assert re.search(r"^written    \d+ seconds? ago$", shown, re.MULTILINE)
+    assert re.search(r"^written        \d+ seconds? ago$", shown, re.MULTILINE)
     assert "StatusCurrent" not in shown
     status = json.loads((state / "status.json").read_bytes())
     hour_ago = datetime.now(UTC) - timedelta(hours=1)

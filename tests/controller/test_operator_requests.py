@@ -255,9 +255,9 @@ def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site
 def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
     begin(site)
     number = resolve(site, consumed=consumed)
-    assert outcome(site, number) == "web01: there was nothing to resolve"
+    assert outcome(site, number) == "web01: no override or power request is unresolved"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="x")
-    assert outcome(site, number) == "web01: there was nothing to replace"
+    assert outcome(site, number) == "web01: there is no override to replace"
     assert (site.shown, site.patches) == ("Once Pxe", 1)
 
 

@@ -59,7 +59,7 @@ def played(text: str, folder: Path) -> str:
 
 
 def _tidy(printed: str) -> str:
-    printed, _, _ = printed.partition("\nWarning: gitboot does not know from where CI can install it")  # in a checkout
+    printed, _, _ = printed.partition("\nWarning: CI may have no source for this version of gitboot")  # in a checkout
     lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
     return f"{lines}\n" if lines else ""
 

@@ -292,7 +292,10 @@ def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: 
     shutil.rmtree(rack.state)
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     refused = rack.typed("records", "begin", last_week, "--yes")
-    assert (refused.code, "so it does not act: let the Fleet name it" in refused.err) == (Exit.USAGE, True)
+    assert (refused.code, "so the instance does not act. Name its ledger in the Fleet" in refused.err) == (
+        Exit.USAGE,
+        True,
+    )
     rack.push("Name the new one")
     assert rack.once(*rack.spooling).code == Exit.HELD
     assert rack.once(*rack.spooling, "--allow-takeover").code == Exit.PARTIAL
@@ -311,8 +314,8 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
-    line = f"provisioning: {{ledger: {rack.ledger()}}} names this one's"
-    assert f"the Fleet names no ledger, and nothing is set at BMCs before it does: {line}" in asked.out
+    line = f"provisioning: {{ledger: {rack.ledger()}}}"
+    assert f"add to spec of the Fleet: {line}\n" in asked.out
     assert "--yes" in asked.err
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)
@@ -412,7 +415,7 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
     rack.give_password("wrong")
     with rack.running(*configured(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
         found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
-        assert "gitboot changes no BMC until a BMC answers" in found["message"]
+        assert "gitboot changes no BMC until a BMC responds" in found["message"]
         eventually(lambda: "the last 6 BMC tasks failed" in condition(instance, "BmcsReachable")["message"])
         asked = [len(blade.machine.requests) for blade in blades]
         rack.said("reconcile")

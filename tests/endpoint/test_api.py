@@ -524,7 +524,7 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
         chromium.open(f"file://{installs.root}/{FOLDER}index.html" if how == "from a folder" else f"{url}{PAGE_PATH}")
         shown = chromium.run(rows)
         assert [shown[name][:2] for name in ("web01", "web02")] == [
-            ["Installing since 2026-11-20 12:00Z", "boot fetched 12:00Z"],
+            ["Installing since 2026-11-20 12:00Z", "boot served 12:00Z"],
             ["Installing since 2026-11-20 12:00Z", "installer started 12:00Z"],
         ]
         assert (shown["web03"][0], shown["web04"][0]) == ("Disk", "Network")

@@ -615,7 +615,7 @@ def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
                 found = client.get(path)
                 assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
                 assert "boots its local disk" in found.text
-                assert "could not be recorded" in found.text
+                assert "could not record the fetch" in found.text
                 assert client.head(path).headers["content-length"] == str(len(found.content))
         site.now = START  # a boot that writes no disk is served all the same
         assert "(Maintenance)" in client.get(ENTRY).text
@@ -632,7 +632,7 @@ def test_where_the_policy_always_boots_what_writes_no_disk_that_is_the_fallback(
     site.publish(planned(*diskless))
     with site.serve(records=False) as url:
         text = get(url + ENTRY).text
-    assert "could not be recorded" in text
+    assert "could not record the fetch" in text
     assert "memtest-7/kernel" in text
 
 

@@ -250,7 +250,7 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         (here.root / TERMS).write_bytes(
             endpoint_files.render_terms(ServingTerms(fetch_log_id="f" * 32, forwards_machines=True))[TERMS].content
         )
-        assert "another spool than this endpoint's" in http_peers.get(f"{url}/readyz").text
+        assert "another spool than the spool of this endpoint" in http_peers.get(f"{url}/readyz").text
         here.publish(commit="3")
         assert http_peers.get(f"{url}/readyz").status_code == 200
 
@@ -263,7 +263,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
-    assert f"fetches cannot be recorded: {here.spool} cannot be written: No such file" in found.text
+    assert f"the endpoint cannot record fetches: {here.spool} cannot be written: No such file" in found.text
     assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
         http_peers.get(f"{url}/metrics").text.splitlines()
     )
@@ -314,7 +314,7 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "only an endpoint with the instance's own spool serves it" in text
+        assert "only an endpoint with the spool of the instance serves this boot" in text
         assert other.observed() == []
 
 
@@ -782,7 +782,9 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
             http_peers.get(f"{url}/api/v1/status")
             assert "(ClockOff)" in get(url + ENTRY).text
             assert http_peers.get(f"{url}/readyz").status_code == 503
-            assert f"{off.total_seconds():+.0f} s" in http_peers.get(f"{url}/readyz").text
+            side = "ahead of" if off.total_seconds() > 0 else "behind"
+            text = f"{abs(off.total_seconds()):.0f} s {side} the clock of the instance"
+            assert text in http_peers.get(f"{url}/readyz").text
             assert f"gitboot_clock_offset_seconds {off.total_seconds()}" in http_peers.get(f"{url}/metrics").text
             here.now = BEFORE + timedelta(seconds=1)
             say(here, BEFORE + timedelta(seconds=2))
@@ -813,7 +815,7 @@ def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance
         assert "(ClockOff)" in get(url + ENTRY).text
         say(here, BEFORE + timedelta(minutes=1))
         http_peers.get(f"{url}/api/v1/status")
-        assert "+7140 s off" in http_peers.get(f"{url}/readyz").text
+        assert "7140 s ahead of the clock of the instance" in http_peers.get(f"{url}/readyz").text
         here.now += timedelta(hours=1)
         assert "(ClockOff)" in get(url + ENTRY).text, "however long that lasts"
         here.now = BEFORE + timedelta(minutes=2)
@@ -831,7 +833,7 @@ def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here:
     here.now = START + timedelta(minutes=10)
     with here.serve(keeps=True) as url:
         assert "(ClockOff)" in get(url + ENTRY).text, "and no window that was left"
-        assert "-6600 s off" in http_peers.get(f"{url}/readyz").text
+        assert "6600 s behind the clock of the instance" in http_peers.get(f"{url}/readyz").text
         for minute in (11, 12):
             here.now = START + timedelta(minutes=minute)
             say(here, here.now)
@@ -925,7 +927,7 @@ def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Si
         for minutes in (1, 9, 11, 30):
             here.now = BEFORE + timedelta(minutes=minutes) + here.ahead
             http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
-            assert "-600 s off" in http_peers.get(f"{url}/readyz").text
+            assert " 600 s behind the clock of the instance" in http_peers.get(f"{url}/readyz").text
             assert "(ClockOff)" in get(url + ENTRY).text
 
 

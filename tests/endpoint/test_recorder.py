@@ -500,7 +500,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
     with hosts.host("other", NOWHERE) as other:
         text = get(other.url + ENTRY).text
         assert DISK in text
-        assert "withheld the boot of web01: the fetch could not be recorded" in text
+        assert "withheld the boot of web01: the endpoint could not record the fetch" in text
         ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert "cannot be used" in ready.text

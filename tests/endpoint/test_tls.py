@@ -215,7 +215,7 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
         (message,) = said(found, "CertificateUnreadable")
         assert why in message
-        assert message.endswith("the previous certificate stays in use")
+        assert message.endswith("the endpoint keeps the previous certificate")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
@@ -242,7 +242,9 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     assert event is not None
     assert event.type == "CertificateUnreadable"
     assert gone in event.message
-    assert event.message.endswith("cannot be read: No such file or directory: the previous certificate stays in use")
+    assert event.message.endswith(
+        "cannot be read: No such file or directory: the endpoint keeps the previous certificate"
+    )
     pair.renew()
     found = certificate.reload_if_changed(START)
     assert found is not None
@@ -265,7 +267,9 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
             lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
-        eventually(lambda: any("connections are refused" in each for each in said(found, "CertificateUnreadable")))
+        eventually(
+            lambda: any("the endpoint rejects connections" in each for each in said(found, "CertificateUnreadable"))
+        )
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
         pair.renew()

@@ -525,8 +525,8 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     written(path)
     before = summarize_ledger(path)
     told = moved(tmp_path, postgres_server.address().url)
-    assert "rows copied and compared" in told
-    assert f"is kept as {path}.copied-1" in told
+    assert "Copied and compared" in told
+    assert f"The old ledger is now {path}.copied-1" in told
     assert not path.exists()
     found = summarize_ledger(path)
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
@@ -558,11 +558,11 @@ def two(path: Path, tmp_path: Path) -> Path:
 
 def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
     written(path)
-    assert "tell every other host's STATE so" in moved(tmp_path, "file")
+    assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
-    assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
+    assert f"moved to  {socket.gethostname()}:{path}; gitboot does not use this place any more" in show(two)
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
@@ -618,7 +618,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
     assert "was moved to" in refused(two, postgres_server.address().url), "another place"
-    assert "it was copied before" in moved(two, url)
+    assert "An earlier command copied the ledger" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read_facts(other).accepted == "by one"
@@ -804,7 +804,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     if from_file:
         assert "is not a file" in str(again.exception)
         return
-    assert "is used already" in again.output, "as is another host's STATE told"
+    assert "The ledger is already at" in again.output, "as is another host's STATE told"
     (other := tmp_path / "other").mkdir()
     assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 

@@ -306,7 +306,7 @@ def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
     rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
     with strange_server(answer) as asked:
         mirror = WebMirror(asked.url, None, parallel=1, reads_entries=True, rate=rate)
-        assert "it sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
+        assert "the host sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
 
 
 def test_an_unreachable_mirror_is_one_error(copy: Path, output: Path) -> None:
@@ -338,7 +338,7 @@ def test_the_table_has_each_finding_with_its_reason_and_a_summary(mirror: CopySe
     code, out, _ = typed("--tree", output, mirror.url, "--read-entries")
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert code == 8
-    assert rows[0] == ["FOUND", "PATH", "WHY"]
+    assert rows[0] == ["RESULT", "PATH", "REASON"]
     assert [row[:2] for row in rows[1:3]] == [["Stale", FIRST], ["Missing", ENTRY]]
     assert out.splitlines()[-1].endswith("files: 1 missing, 1 stale")
 

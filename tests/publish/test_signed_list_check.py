@@ -287,7 +287,7 @@ def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
 
 def test_a_signed_list_is_compared_without_a_key_and_that_is_said(copy: Path) -> None:
     done = captured("verify-mirror", copy)
-    assert (done.returncode, "signatures were not checked" in done.stdout) == (0, True)
+    assert (done.returncode, "gitboot did not check the signatures" in done.stdout) == (0, True)
 
 
 def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path, published: SignedSite) -> None:

@@ -103,7 +103,7 @@ def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Pat
         eventually(lambda: steps(instance) == {"Attempted": 8})
         eventually(lambda: "and 5 more" in condition(instance, "InstallsCompleted")["message"])
         found = until_condition(instance, "InstallsCompleted", status=False, reason="Overdue")
-        assert re.search(r"web00 \(attempted: 127\.0\.0\.1 fetched boot/v1/boot/\S+ at 20", found["message"])
+        assert re.search(r"web00 \(served: 127\.0\.0\.1 fetched boot/v1/boot/\S+ at 20", found["message"])
         remedy = f"gitboot records set {' '.join(names)} provisioned "  # each step has its own three seconds
         eventually(lambda: condition(instance, "InstallsCompleted")["remedy"].startswith(remedy))
         script = next(each for each in clients if each.name == "web03").loads()
@@ -146,7 +146,7 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path:
         script = web01.loads()
         assert "\nkernel " in script
         eventually(lambda: installing(instance, "web01") == ("Installing", "Attempted"))
-        message = re.compile(r"Installing since 20\S+Z; last step: boot fetched at\s+20\S+Z")
+        message = re.compile(r"Installing since 20\S+Z; last step: boot served at\s+20\S+Z")
         status = ("status", "--state", tmp_path / "state")
         eventually(lambda: message.search(typed(*status).out))
         assert "no installation waits for evidence" not in typed(*status).out
@@ -368,7 +368,7 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
         script = web01.loads()
         assert "\nkernel " in script
         passes()
-        assert "1 Attempted" in typed("status", "--state", tmp_path / "state").out
+        assert "1 Served" in typed("status", "--state", tmp_path / "state").out
         web01.starts(script)
         passes()
         assert "1 Provisioned" in typed("status", "--state", tmp_path / "state").out

@@ -116,7 +116,10 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
             eventually(lambda: (tmp_path / "two/state/status.json").exists())
             until_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
             refused = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
-            assert (refused.code, f"the Fleet names {ours}, and this instance has" in refused.err) == (Exit.USAGE, True)
+            assert (refused.code, f"the Fleet names the ledger {ours}, and this instance has" in refused.err) == (
+                Exit.USAGE,
+                True,
+            )
             rack.settings = f"{BASE_URL}, provisioning: {{ledger: {uuid_of('typo')}}}"
             rack.push("Name nobody")
             until_condition(one, "LedgerNamed", status=False, reason="BecameStandby")

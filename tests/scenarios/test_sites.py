@@ -267,24 +267,24 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     take = ("take-over", file, "--state", new, "--reason", "moved")
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
-    assert "is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
     country.push(*placed(web01="fra1", web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
     file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
     assert said("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], "and again"
-    assert "handed over by this very instance" in str(
+    assert "this instance itself handed over" in str(
         said("take-over", file, "--state", old, "--reason", "moved").exception
     )
     country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
     country.repository.push({"more": "x"}, "Something else")
     country.instances["fra1"].turn()
-    assert "it may have been elsewhere between" in str(said(*take).exception)
+    assert "so another site may have installed the server in between" in str(said(*take).exception)
     country.turn()
     file.write_text(said("hand-over", "web01", "--state", old).stdout)
     given = left(said, take, country)
     assert "recorded web01 as provisioned: provision 1" in given
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
-    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    assert "this instance already has a record of web01" in str(said(*take).exception), "a second time it is refused"
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -297,10 +297,12 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
     country.push(moved, *placed(web02="fra1"))
     assert json.loads(said("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
-    assert str(said("hand-over", "shop01", "--state", old).exception).endswith("as it was called here, or by its UUID")
+    assert str(said("hand-over", "shop01", "--state", old).exception).endswith(
+        "use the last name of the server here, or its UUID"
+    )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))
-    assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "web01 still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
     file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
     given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
     assert "recorded shop01 as provisioned: provision 1" in given
@@ -319,14 +321,16 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
     push("ams2")
     world.install("web01")
     push("fra1")
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
     fetched = Observation(
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     note_fetch(world.parts.spool, fetched)
-    assert "what web01 fetched last is not taken in yet" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "the instance has not read the last fetches of web01 yet" in str(
+        said("hand-over", "web01", "--state", old).exception
+    )
     world.turn()
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
 
 
 def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
@@ -346,11 +350,11 @@ def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, t
     assert json.loads(said("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
     push("lon1")
     country.turn()
-    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "the ledger has no record of web01" in str(said("hand-over", "web01", "--state", old).exception)
     for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
         push(site)
     country.turn()
-    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "the ledger has no record of web01" in str(said("hand-over", "web01", "--state", old).exception)
 
 
 def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
@@ -404,7 +408,7 @@ def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: C
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
         assert {each.name for each in look.commit.machines.values()} == {"web01"}
     shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
-    assert "1 server at the site ams2, for which this instance acts: 1 pending" in shown.output
+    assert "1 server of the site ams2: 1 pending" in shown.output
 
 
 @pytest.mark.parametrize("other", ["fra1", None])
@@ -447,7 +451,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.state.schedule.may_set is False
     refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
-    assert refused.endswith("let it accept the one by which it stands back first")
+    assert refused.endswith("wait until the instance has accepted the newer commit")
     country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
     country.turn()
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"

@@ -196,7 +196,7 @@ def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_comm
 ) -> None:
     left = extracted(version, tmp_path)
     assert "the instance follows refs/heads/main from now on" in once(left).err
-    assert "branch     refs/heads/main" in typed("status", "--state", left / "state").out
+    assert "branch         refs/heads/main" in typed("status", "--state", left / "state").out
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
@@ -215,7 +215,7 @@ def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_la
     assert "--rev" in found["message"] and "--rev" in found["remedy"]
     assert (status["applied"]["commit"], status["accepted"]["commit"]) == (accepted, accepted)
     assert once(left, "--rev", "main").code != Exit.SOURCE
-    assert "branch     main" in typed("status", "--state", left / "state").out
+    assert "branch         main" in typed("status", "--state", left / "state").out
 
 
 # Servers with BMCs

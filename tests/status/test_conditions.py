@@ -153,7 +153,7 @@ def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:
 
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
-LACKS = "the credentials bmc-ams2 are needed: name their directory with --credentials"
+LACKS = "gitboot needs the credentials bmc-ams2: name their directory with --credentials"
 
 
 def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: str) -> Event:

@@ -236,7 +236,7 @@ def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bo
     with lock(tmp_path) if runs else nullcontext():
         found = CliRunner().invoke(command, ["--state", str(tmp_path)])
     assert found.exit_code == 0, found.output
-    assert ("underway   planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
+    assert ("progress       planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
 
 
 def test_on_a_terminal_the_next_line_takes_its_place() -> None:

@@ -68,7 +68,7 @@ def command() -> None:
 @command.command(
     example="gitboot artifacts download fleet --out /srv/gitboot/boot",
     exit_codes={
-        Exit.FINE: "all files are there",
+        Exit.FINE: "the output tree has all files",
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "a download failed, or a file is not the one that the image names",
         Exit.USAGE: "the Fleet does not have mirror in its outputs, or an option is wrong",
@@ -137,7 +137,9 @@ def download(
 
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
-        raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
+        raise UsageError(
+            "the Fleet does not have mirror in its outputs, so machines fetch artifacts from their sources: add mirror"
+        )
     files = {mirror_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = build_fetchers(
         decisions.base_url,
@@ -174,7 +176,7 @@ def download(
     write_outputs(
         outputs,
         json=partial(format_document, items=done, pruned=pruned),
-        text=partial(format_table, ("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else str,
+        text=partial(format_table, ("RESULT", "PATH", "SOURCE", "REASON"), rows) if rows else str,
     )
     if any(each.outcome is Mirroring.FAILED for each in done):
         context.exit(Exit.PARTIAL)
@@ -544,7 +546,7 @@ def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootF
             rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
             lines.append(wrap_text(f"{each.file.url}: {unbootable or sighting.message}"))
     if rows:
-        lines = [format_table(("SEEN", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
+        lines = [format_table(("RESULT", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
     for site in sorted({site for each in artifacts for site in each.sites}):
         here = [sightings[each.file] for each in artifacts if site in each.sites]
         counts = Counter(str(sighting.presence).lower() for sighting in here)

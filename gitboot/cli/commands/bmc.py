@@ -76,8 +76,9 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
-_STATE_ORDER: Final = ("needs a person", "not read", "differs from the plan", "as planned")
+_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned")
 _MAX_NAMES: Final = 5
+_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON has the keys
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
@@ -114,7 +115,7 @@ def get(
     """Read BMCs and show the state of their overrides.
 
     gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan wants, the override
-    at the BMC, the newest record, the evidence and the next step. Servers that need a person are first. If you name
+    at the BMC, the newest record, the evidence and the next step. Servers that need an operator are first. If you name
     SERVERS, gitboot also shows the boot order and Secure Boot. gitboot changes nothing.
     """
     found = _inspect(servers, selector, state, credentials)
@@ -197,7 +198,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """
     if find_running_process(state) is None:
         raise UsageError(
-            f"no gitboot runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
+            f"no instance runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
@@ -238,7 +239,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
         new = [each.name for each in its if each.bmc is not None and credential_use(each.bmc) not in known]
         click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(its), 'BMC')}")
         if new:
-            click.echo(f"# Not known yet, look at them first: {format_names(new)}")
+            click.echo(f"# New BMCs, check their addresses first: {format_names(new)}")
         click.echo(render_access_file(each.bmc for each in its if each.bmc is not None))
 
 
@@ -247,7 +248,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     context_settings=VARIABLES,
     example=("gitboot bmc resolve web01 --consumed --reason 'saw the installer' \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "gitboot recorded the answer",
+        Exit.FINE: "gitboot recorded what you saw",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "gitboot has not read the BMC yet, or an option is wrong",
     },
@@ -293,7 +294,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
 @reason_option
 @evaluator_command
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
-    """Record what only a person can see at a BMC.
+    """Record what only an operator can see at a BMC.
 
     Look at the console or the boot log of SERVER first. A wrong answer installs the machine twice, or not at all.
     `gitboot status` names the option to use for each condition.
@@ -308,7 +309,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             fingerprint = parse_fingerprint(certificate)
         except Malformed:
             raise click.UsageError(
-                "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
+                "--certificate: expected a SHA-256 of 64 hexadecimal digits, as gitboot bmc get prints it"
             ) from None
     at = current_time()
     asked: list[tuple[str, dict[str, object]]] = []
@@ -412,11 +413,11 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
                 format_override(subject.wanted.override if subject.wanted else None),
                 format_override(one.observed.override) if one.observed else style(one.next_action, fg="red"),
                 f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
-                subject.evidence,
-                style("ask a person" if one.needs_operator else one.next_action if one.observed else "-", fg=colour),
+                _EVIDENCE_TEXTS.get(subject.evidence, subject.evidence),
+                style("see below" if one.needs_operator else one.next_action if one.observed else "-", fg=colour),
             )
         )
-    header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
+    header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
     lines = [format_table(header, rows, shrinkable=(4, 3, 2)), *_explain_inspections(inspections, state), ""]
     for one in inspections if in_full else ():
         if one.observed is not None:
@@ -640,7 +641,9 @@ def _change_power(
             if len(subjects) > 1 or selector is not None:
                 click.echo(_format_subjects(results), err=True)
                 installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
-                installing = f", of which {installs} would boot what writes disks" if installs and what != "off" else ""
+                installing = (
+                    f", and {installs} of them would boot an install boot" if installs and what != "off" else ""
+                )
                 click.echo(f"{what} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
                 confirm_or_abort(yes=yes)
             request_change(
@@ -668,7 +671,7 @@ def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path
         meant = select_servers(instance, servers, selector)
         found = [each for each in described if each.server in meant]
     if without := sorted(meant.keys() - {each.server for each in found}):
-        raise UsageError(f"{format_names(without)}: no BMC is known; a Server document names it in spec.bmc")
+        raise UsageError(f"{format_names(without)}: no BMC; add spec.bmc to the Server document")
     return found
 
 
@@ -701,7 +704,7 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
                 f"{'sent ' if one.sent else ''}{one.text}",
             )
         )
-    return format_table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shrinkable=(3,))
+    return format_table(("SERVER", "POWER", "PLAN", "REQUEST"), rows, shrinkable=(3,))
 
 
 @command.command(
@@ -724,7 +727,7 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and "
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without it, "
     "every machine is unknown.",
 )
 @rev_option
@@ -884,7 +887,7 @@ def _format_scan(
     for difference in comparison.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
         lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
-    lines += [wrap_text(f"not read: {each.address}: {each.error}") for each in answers if each.error is not None]
+    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in answers if each.error is not None]
     lines += [f"wrote {path}" for path in written.values()]
     lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
     lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
@@ -895,5 +898,5 @@ def _format_scan(
     if unread:
         ends.append(f"{unread} not read")
     return "\n".join(
-        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} asked: {', '.join(ends)}"]
+        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} scanned: {', '.join(ends)}"]
     )

@@ -204,15 +204,15 @@ def _compare_server(
             )
         if boot is None:
             if answer.kernel is None:
-                return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk")
+                return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both systems boot its disk")
             return BootComparison(
-                server=asker.name, verdict=Verdict.NOTHING, message="no policy boots it from the network"
+                server=asker.name, verdict=Verdict.NOTHING, message="no policy boots the server from the network"
             )
         # Whether gitboot would boot the server from the network after its document is no longer Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
             return BootComparison(
-                server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk, as it is installed"
+                server=asker.name, verdict=Verdict.EQUAL, message="both systems boot its disk, because it is installed"
             )
         data, url = None, answer.user_data_url
         if url is not None and _is_same_host(url, old):
@@ -253,7 +253,7 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
         while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
             found.update(piece)
             if (size := size + len(piece)) > _MAX_FILE_BYTES:
-                raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_MAX_FILE_BYTES:,} bytes")
+                raise HostUnreachable(f"{urlsplit(url).netloc} sent more than {_MAX_FILE_BYTES:,} bytes")
     return found.hexdigest()
 
 
@@ -285,7 +285,7 @@ def _format_text(contrasts: list[BootComparison]) -> str:
                 lines += ["", wrap_text(f"{each.server}: {what}")]
                 lines += [wrap_text(f"old:     {old}", "  "), wrap_text(f"gitboot: {new}", "  ")]
     if rows:
-        lines = [format_table(("SERVER", "ANSWER", "WHAT"), rows), *lines, ""]
+        lines = [format_table(("SERVER", "RESULT", "DIFFERENCE"), rows), *lines, ""]
     return "\n".join((*lines, _format_summary(contrasts)))
 
 
@@ -305,5 +305,5 @@ def _format_markdown(contrasts: list[BootComparison]) -> str:
                 server, *cells = (format_code(text, in_table=True) for text in (each.server, what, old, new))
                 lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
     if lines:
-        lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
+        lines = ["", "| server | result | difference | old | gitboot |", "|---|---|---|---|---|", *lines]
     return "\n".join((_format_summary(contrasts), *lines))

@@ -234,12 +234,12 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     try:
         thread = (_open_gitlab_thread if os.environ.get("GITLAB_CI") else _open_github_thread)(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
+        raise UsageError(f"this is not a CI job of a pull request or a merge request: {error}") from None
     if not thread.token:
-        click.echo("no GITBOOT_TOKEN: nothing is commented")
+        click.echo("no comment: the variable GITBOOT_TOKEN is empty")
         return
     if (newest := thread.newest_commit()) != commit:
-        click.echo(f"nothing is commented: the newest commit is {newest[:12]!r} by now, not {commit[:12]!r}")
+        click.echo(f"no comment: the newest commit is now {newest[:12]!r}, not {commit[:12]!r}")
         return
     fault = None
     try:
@@ -270,7 +270,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
                 raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
         text = content.decode()
     except FileNotFoundError:
-        raise UsageError(f"{file} does not exist: the review failed; see the log of the job that reviews") from None
+        raise UsageError(f"{file} does not exist: the review failed; see the log of its job") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a review: {error}") from None
     lines = text.split("\n", 2)
@@ -327,11 +327,11 @@ class _CommentThread:
             newest = max(int(each["id"]) for each in marked)
             status, detail, _ = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
             if 200 <= status < 300:
-                return "the comment is up to date"
+                return "updated the comment"
             if status not in _FORBIDDEN_STATUSES:
                 raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
         self._request_json("POST", self.comments, {"body": body})
-        return "commented"
+        return "added a comment"
 
     def _list_comments(self) -> Iterator[Mapping[str, Any]]:
         for page in range(1, _MAX_PAGES + 1):

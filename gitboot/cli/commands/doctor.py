@@ -107,7 +107,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
         yield environment_checks.fine("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
-        message = f"the instance of this host is active, with lease {lease.number}, until {lease.until} and on"
+        message = f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}"
         yield environment_checks.fine("lease", message)
     with open_offline(state, current_time()) as look:
         yield from environment_checks.of_the_ledger(look, find_running_process(state))

@@ -196,7 +196,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     text = format_table(("FIELD", "VALUE", "RULE", "REASON AND SOURCE LOCATION"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
-    return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
+    return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}" if lost else text
 
 
 def _is_below(name: str, field: str) -> bool:

@@ -137,7 +137,7 @@ def _format_value(value: Any) -> str:
         boots = value["boot"]["image"] if value["boot"] else "local disk"
         window = value.get("window")
         if window:
-            return f"{boots}, from {window['start'] or 'ever'} to {window['end'] or 'ever'}"
+            return f"{boots}, from {window['start'] or 'any time'} until {window['end'] or 'removed'}"
         return f"{value['policy']}: {boots}, {value['networkBoot']}"
     if isinstance(value, (dict, list)):
         return json.dumps(value, sort_keys=True)

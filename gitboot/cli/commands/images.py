@@ -95,12 +95,12 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         )
         for each in found.items
     ]
-    yield format_table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
+    yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows)
     if found.streams:
         yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, found.streams))
     rows = [(stream.name, *row) for stream in found.streams for row in _format_next_servers(stream.joining)]
     if rows:
-        yield format_table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
+        yield format_table(("ROLLOUT", "PERCENT", "ADDED", "SERVERS"), rows)
     rows = [
         (
             each.what,
@@ -116,10 +116,10 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
         for each in found.behind
     ]
     if rows:
-        yield format_table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
+        yield format_table(("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS", "REASON"), rows)
     rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
     if rows:
-        yield format_table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
+        yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)
 
 
 def _format_stream(stream: StreamUse) -> tuple[str, ...]:
@@ -136,4 +136,4 @@ def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str,
     nearest = joining[0].percent
     for percent in (nearest, *(step for step in _PERCENTAGES if step > nearest)):
         reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", f"{len(reached)} more", format_names(reached, _MAX_NAMES) or "none"
+        yield f"{percent} %", str(len(reached)), format_names(reached, _MAX_NAMES) or "none"

@@ -153,15 +153,15 @@ def _find_subpath(subpath: str) -> dict[str, str]:
 
 _VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
 _PACKAGES: Final = """\
-# What pip installs in the CI jobs that hold a token: gitboot and all that it needs, each package with its hash.
-# These jobs read this file from the default branch. Write it anew when you upgrade gitboot.
+# The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
+# These jobs read this file from the default branch. Replace the file when you upgrade gitboot.
 """
 _NO_HASH: Final = """\
-# The hash of gitboot is missing, so these jobs refuse to run. Run this at the top of the repository, and commit the file:
+# The hash of gitboot is missing, so these jobs fail. Run this at the top of the repository, and commit the file:
 #   d=$(mktemp -d) && pip download --no-deps --only-binary :all: --dest "$d" {requirement} && sed -i "/^gitboot/s,MISSING,$(sha256sum "$d"/*.whl | cut -c -64)," {path}
 """  # noqa: E501 - one line to paste
 _NO_HASH_OF_GIT: Final = """\
-# The hash of gitboot is missing, so these jobs refuse to run. pip checks no hash of a Git repository. Build a wheel
+# The hash of gitboot is missing, so these jobs fail. pip cannot check the hash of a Git repository. Build a wheel
 # with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
 """
 _NEXT: Final = """\
@@ -172,10 +172,10 @@ Wrote a fleet with one server to {directory}. Next steps:
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
-Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what pip installs in CI.{hashes}\
+Then commit, and see README.md. The variable GITBOOT in .github/ and .gitlab-ci.yml names the gitboot for CI.{hashes}\
 """
 _HASH_MISSING: Final = f"""
-The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
+The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\
 """
 _LEFT: Final = "{name} exists already, and was not changed{hint}"
 _HINTS: Final = {
@@ -183,7 +183,7 @@ _HINTS: Final = {
     ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
+Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 _FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless their metadata names another origin

@@ -94,14 +94,14 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
-        raise UsageError(f"no gitboot runs with the state directory {state}: start `gitboot run` first")
+        raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # an unavailable database does not block commits
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
     try:
         os.kill(process, signal.SIGHUP)
     except OSError as error:
-        raise UsageError(f"process {process} cannot be triggered: {error.strerror}") from None
+        raise UsageError(f"cannot signal process {process}: {error.strerror}") from None
     if timeout_s == 0:
         click.echo(f"Triggered process {process}. Run `gitboot status` for the result.", err=True)
         return
@@ -113,12 +113,15 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
             click.echo(message, err=True)
             sys.exit(code)
         if find_running_process(state) != process:
-            raise NotYetDone(f"{state}: process {process} ended before it had finished; run `gitboot status`")
+            raise NotYetDone(
+                f"{state}: process {process} ended before the reconcile was complete; run `gitboot status`"
+            )
         time.sleep(_POLL_S)
     source = _list_conditions(found).get("SourceReady")
     why = f": {source['message']}" if source is not None and not source["status"] else ""
     raise NotYetDone(
-        f"{state}: process {process} has not finished within {timeout_s} s{why}; run `gitboot status` for the result"
+        f"{state}: process {process} did not finish the reconcile within {timeout_s} s{why}; run `gitboot status` "
+        "for the result"
     )
 
 
@@ -133,13 +136,16 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
         return Exit.SOURCE, f"The fetch failed ({source['reason']}): {source['message']}"
     commit = str(fetched["commit"])
     if (accepting := conditions.get("AcceptingCommits")) is not None and not accepting["status"]:
-        return Exit.SUSPENDED, f"Fetched {commit[:12]}, which is not accepted: {accepting['message']}"
+        return Exit.SUSPENDED, f"Fetched {commit[:12]}. The instance has not accepted it: {accepting['message']}"
     if status["attempted"]["commit"] != commit:
         return None  # the instance still evaluates the commit
     accepted = conditions.get("CommitAccepted")
     if accepted is not None and not accepted["status"]:
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
-        return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
+        return (
+            code,
+            f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}",
+        )
     if status["accepted"]["commit"] != commit:
         return None  # the instance reads all earlier fetches before it judges the commit
     for type in ("LedgerWritable", "Published"):
@@ -172,7 +178,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         Exit.FINE: "gitboot recorded the approval",
         Exit.STALE: "DIGEST is not the digest of the held commit",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "no commit is held, or the guard does not hold it",
+        Exit.USAGE: "no commit is held, or another guard holds the commit",
     },
 )
 @click.argument("digest")
@@ -214,7 +220,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
-    """End stop-installs.
+    """End the stop of gitboot stop-installs.
 
     gitboot serves install boots again, and prints the servers that boot from the network from now on.
     """
@@ -227,16 +233,17 @@ def allow_installs_command(state: Path) -> None:
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # the stop of the endpoints on this host is removed here
-        for each in (*apply_to_folders(found, remove_stop), f"the instance was not told, only endpoints here: {error}"):
+        unchanged = f"the stop has ended only for the endpoints of this host, and not in the ledger: {error}"
+        for each in (*apply_to_folders(found, remove_stop), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
     # Removed first, because the instance would otherwise adopt the stop again.
     missed = list(apply_to_folders(found, remove_stop))
     click.echo(request_change(state, START, {}))
     if names:
-        click.echo(f"{format_count(len(names), 'server')} to boot from the network now: {format_names(names)}")
+        click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for each in missed:
-        click.echo(f"gitboot: {each}: boots stay stopped there, and at the instance", err=True)
+        click.echo(f"gitboot: {each}: the stop stays in force there and for the instance", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
 
@@ -289,8 +296,10 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         if len(missed) == len(found):
             raise
         click.echo(stoppage)
-        told = ", ".join(map(str, found))
-        missed.append(f"the ledger was not told, only endpoints that look into {told}: {error}")
+        reached = ", ".join(map(str, found))
+        missed.append(
+            f"only the endpoints that use {reached} stopped, and the ledger does not record the stop: {error}"
+        )
     if find_running_process(state) is None:
         missed.append(_NOT_RUNNING)
     for each in missed:
@@ -300,8 +309,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
 
 
 _NOT_RUNNING: Final = (
-    "no instance runs here: endpoints (gitboot serve) obey, but what other servers give out as files stays as it is, "
-    "and so does what is set at BMCs; start the instance, or end those servers"
+    "no instance runs with this state directory. The endpoints (gitboot serve) obey the stop, but the boot files on "
+    "other web servers and the overrides at BMCs stay as they are. Start the instance, or stop those web servers"
 )
 
 

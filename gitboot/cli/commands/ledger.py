@@ -41,13 +41,13 @@ def show(state: Path) -> None:
     rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
     if found.moved_to is not None:
-        click.echo(f"left      for {found.moved_to}: it goes on there, and is not used here any more")
+        click.echo(f"moved to  {found.moved_to}; gitboot does not use this place any more")
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:
-        held = f"held until {found.lease.until} by" if found.lease.is_current else "free, last held by"
+        held = f"valid until {found.lease.until}, held by" if found.lease.is_current else "free, last held by"
         click.echo(f"lease     {found.lease.number}, {held} {found.lease.place}")
-    click.echo(f"holds     {', '.join(rows) or 'nothing'}")
+    click.echo(f"content   {', '.join(rows) or 'no rows'}")
 
 
 @command.command(
@@ -84,7 +84,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     a copy was interrupted, the same command completes it.
     """
     if to == "file" and password is not None:
-        raise UsageError("--ledger-password is for a PostgreSQL")
+        raise UsageError("--ledger-password is only for a PostgreSQL database: remove it, or name a database with --to")
     address = None if to == "file" else PostgresAddress.parse(to, password)
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -94,12 +94,14 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         done = move_ledger(state / LEDGER, address)
     total = sum(done.rows.values())
     if done.was_copied:
-        click.echo(f"it was copied before: {done.old} -> {done.new}; this STATE names the new place now")
+        click.echo(
+            f"An earlier command copied the ledger: {done.old} -> {done.new}. This state directory uses the copy now."
+        )
     else:
-        click.echo(f"{format_count(total, 'row')} copied and compared: {done.old} -> {done.new}")
-        click.echo("tell every other host's STATE so, which refuses the old place now: `gitboot ledger copy`, as here")
+        click.echo(f"Copied and compared {format_count(total, 'row')}: {done.old} -> {done.new}")
+        click.echo("If other hosts use this ledger, run the same `gitboot ledger copy` command on each of them.")
     if done.old_file is not None:
-        click.echo(f"what was the ledger is kept as {done.old_file}; delete it when the new one is backed up")
+        click.echo(f"The old ledger is now {done.old_file}. Delete it after you have backed up the new ledger.")
 
 
 @command.command(
@@ -139,22 +141,29 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
 
     where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(where, Path) and password is not None:
-        raise UsageError("--ledger-password is for a PostgreSQL")
+        raise UsageError(
+            "--ledger-password is only for a PostgreSQL database: remove it, or name the URL of the database"
+        )
     if not state.is_dir():
-        raise UsageError(f"{state} is no directory")
+        raise UsageError(f"{state} is not a directory: name the state directory of `gitboot run`")
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
         found = plan_reclaim(state / LEDGER, where)
         if found.moved_to is not None:
-            click.echo(f"{found.name} was left for {found.moved_to} after {format_count(found.changes, 'change')}")
-            click.echo("what was set and installed since is not known there; if the ledger goes on, two would act")
+            changes = format_count(found.changes, "change")
+            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
+            click.echo("The old place has no record of later overrides and installations.")
+            click.echo("If an instance still uses the new place, two instances would act for the same servers.")
             confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, where)
     if found.moved_to is None:
-        click.echo(f"{found.name} is used already; this STATE names it now")
+        click.echo(f"The ledger is already at {found.name}. This state directory uses it now.")
         return
     click.echo(
-        f"{found.name} is the ledger again; everything is unknown: `gitboot records begin`, once an instance runs"
+        f"The ledger is at {found.name} again, and every server is unknown. Start the instance, then run "
+        "`gitboot records begin`."
     )
-    click.echo("name it to every other host's STATE by the same line, and in --ledger of what starts them")
+    click.echo(
+        "If other hosts use this ledger, run the same command on each of them, and correct --ledger of their instances."
+    )

@@ -101,7 +101,9 @@ def server(
                 raise UsageError("--bmc needs --as NAME: the name of the credentials, as documents use it")
             behind, about = _read_bmc(address, asked_as, credentials, verify=not no_verify)
             if seen is not None and new.macs.keys().isdisjoint(behind.macs):
-                raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
+                raise UsageError(
+                    f"the machine at {address} does not have the MAC address of --seen: check --bmc and --seen"
+                )
             new = behind
         new = structs.replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
         new = structs.replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
@@ -115,17 +117,17 @@ def server(
         macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
         serial = each.spec.serial if each.spec.serial == new.serial else None
         if other == chosen:
-            raise UsageError(f"Server/{chosen} is there already")
+            raise UsageError(f"Server/{chosen} exists already: choose another name")
         if found := sorted(filter(None, (*macs_of_both, *({*byte_orders(each.uuid)} & own_uuids), serial))):
-            raise UsageError(f"Server/{other} has {found[0]} already")
+            raise UsageError(f"Server/{other} already has {found[0]}: a machine needs only one document")
     example = next((each for other, each in fleet.servers.items() if other == like), None)
     if like is not None and example is None:
         raise UsageError(f"--like: there is no Server/{like} in the fleet")
     text = render_server(chosen, new, example, about)
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
-        raise UsageError(f"{target} is there already")
-    click.echo(f"wrote {target}; next: gitboot validate {quote_words(path)}")
+        raise UsageError(f"{target} exists already: move the file, or choose another name")
+    click.echo(f"wrote {target}; next step: gitboot validate {quote_words(path)}")
 
 
 def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
@@ -135,9 +137,10 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
         raise UsageError(
-            f"nobody has asked with {name}, as far as is known: gitboot unknown-machines --state {quote_words(state)}"
+            f"no unknown machine with {name} has requested a boot; gitboot unknown-machines --state "
+            f"{quote_words(state)} lists the machines"
         )
-    about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
+    about = f"It requested a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and sent these facts."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
     if (inventory := machine.inventory) is None:
         return new, about
@@ -146,7 +149,7 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
     firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
     new = structs.replace(new, macs=macs, architecture=architecture, firmware=firmware)
-    return new, f"{about} Found in it: {inventory}."
+    return new, f"{about} Its inventory: {inventory}."
 
 
 def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:

@@ -157,14 +157,14 @@ def _write_plans(
     ]
     text = partial(
         format_table,
-        ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"),
+        ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
         rows,
         below=_format_installations(items),
     )
     listed = partial(format_document, revision=fleet.decisions.revision, items=items)
     write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_format_yaml, listed))
     if not items:
-        click.echo("the fleet has no server", err=True)
+        click.echo("the fleet has no servers", err=True)
     print_finished_maintenances({item["server"]: item["alreadyMade"] for item in items})
     print_unknown_servers(plans.values(), state)
 
@@ -174,7 +174,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
     record = fleet.records.get(decision.uuid)
     if until < fleet.at:
         raise UsageError(
-            f"--until {format_instant(until)} is before {format_instant(fleet.at)}, where it begins: see --at"
+            f"--until {format_instant(until)} is before the start of the timeline, {format_instant(fleet.at)}: see --at"
         )
     items: list[dict[str, Any]] = []
     instant: datetime | None = fleet.at
@@ -204,7 +204,9 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
         )
         for item in items
     ]
-    text = partial(format_table, ("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_format_installations(items))
+    text = partial(
+        format_table, ("FROM", "PHASE", "BOOTS", "SOURCE", "REASON"), rows, below=_format_installations(items)
+    )
     listed = partial(format_document, server=server, items=items)
     write_outputs(outputs, text=text, json=listed, yaml=partial(_format_yaml, listed))
 
@@ -330,7 +332,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     finally:
         target.close(and_forget_lock=True)
     click.echo(
-        f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
+        f"{out}: {published.new} files written, {len(published.withdrawn)} removed, {published.unchanged} unchanged",
         err=True,
     )
     print_unknown_servers(state.plan for state in states.values())
@@ -343,5 +345,9 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
     is_fleet = (out / ".git").exists() or out.samefile(fleet)
     others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
-        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {format_names(others, 3)}"
-        raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
+        what = (
+            "is the work tree of a fleet"
+            if is_fleet
+            else f"has files that gitboot did not write: {format_names(others, 3)}"
+        )
+        raise UsageError(f"{out} {what}; set --out to a new or empty directory, or to the result of an earlier call")

@@ -30,8 +30,8 @@ _NICENESS: Final = 10  # all other processes of the host have precedence
 @click.option("--spool", type=click.Path(path_type=Path))
 @click.option("--site")
 @click.option("--output-group")
-@click.option("--looks/--looks-not", default=True, help="Whether the instance looks at artifacts.")
-@click.option("--parent", type=int, required=True, help="The process that started this, and holds STATE.")
+@click.option("--looks/--looks-not", default=True, help="Check artifacts, or do not check them.")
+@click.option("--parent", type=int, required=True, help="The process ID of the standby.")
 @allowance_options
 def prepare_subcommand(
     output: Path,
@@ -68,9 +68,10 @@ def prepare_subcommand(
     try:
         done = prepare(settings, clock=_clock, warn=_send_warning)
     except GitbootError as error:
-        _send_result("NotPrepared", f"{error}; it is tried again", is_warning=not isinstance(error, NotYetDone))
+        _send_result("NotPrepared", f"{error}; the standby tries again", is_warning=not isinstance(error, NotYetDone))
         raise click.exceptions.Exit(find_exit_code(error)) from None
-    message = f"{output} has the tree of {done.servers:,} servers at {done.commit[:12]}, {done.halted:,} of them halted"
+    without = f"without {done.halted:,} install boots"
+    message = f"{output} has the boot files of {done.servers:,} servers at {done.commit[:12]}, {without}"
     _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
 

@@ -47,12 +47,19 @@ from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.install_attempts import install_step, make_adopted_record
-from gitboot.resolve.provisioning_record import Record, find_drift, last_provisioning_facts, parse_record, record_facts
+from gitboot.resolve.provisioning_record import (
+    InstallStep,
+    Record,
+    find_drift,
+    last_provisioning_facts,
+    parse_record,
+    record_facts,
+)
 from gitboot.text import format_count, quote_words
 
 _STATE_ORDER: Final = (
-    *("unknown", "consumed", "failed", "attempted", "started", "pending"),
-    *("drifted", "as wanted"),
+    *("unknown", "consumed", "failed", "served", "started", "pending"),
+    *("drifted", "provisioned"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
 _MAX_NAMES: Final = 20  # the number of names in a line that a person types
@@ -126,9 +133,15 @@ def begin(what: str, state: Path, yes: bool) -> None:
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
         if not instance.commit.is_for(identity):  # an instance that does not act must not record what is installed
+            named = (
+                f"the ledger {instance.commit.ledger}"
+                if instance.commit.ledger is not None
+                else "no ledger for this site"
+            )
             raise UsageError(
-                f"the Fleet names {instance.commit.ledger}, and this instance has {identity}, so it does not act: let "
-                "the Fleet name it (gitboot status has the line), and say then what is installed"
+                f"the Fleet names {named}, and this instance has the ledger {identity}, so "
+                "the instance does not act. Name its ledger in the Fleet (gitboot status prints the line), then repeat "
+                "this command"
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
@@ -148,16 +161,17 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
     installed = list_servers_to_install(after, decisions)
     unknown = sum(after.stored_record(each.uuid) is None for each in decisions.servers.values())
-    click.echo(
-        f"{format_count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}"
-    )
+    names = f": {', '.join(installed)}" if installed else ""
+    click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
     if unknown:
-        click.echo(f"{format_count(unknown, 'server')} would stay unknown: gitboot does not install them")
+        click.echo(
+            f"{format_count(unknown, 'server')} would stay unknown, and gitboot does not install unknown servers"
+        )
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
-            "the Fleet names no ledger, and nothing is set at BMCs before it does: "
-            f"provisioning: {{ledger: {after.facts.identity}}} names this one's"
+            "the Fleet names no ledger, so gitboot does not set BMCs. To name the ledger of this instance, add to spec "
+            f"of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
         )
     if installed:
         confirm_or_abort(yes=yes)
@@ -230,7 +244,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
         )
     if len(items) > 1 or not servers:
         click.echo(_format_text(shown, None))
-        click.echo(f"{format_count(len(items), 'server')} would be {what}: {reason}")
+        click.echo(f"gitboot would record {format_count(len(items), 'server')} as {what}: {reason}")
         confirm_or_abort(yes=yes)
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
@@ -263,7 +277,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
-            f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
+            f"ignored {strays} of {len(records)} records: the accepted commit does not have their servers", err=True
         )
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
@@ -274,7 +288,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     example="gitboot records hand-over web01 --state /var/lib/gitboot > web01.json",
     exit_codes={
         Exit.FINE: "gitboot printed the record",
-        Exit.USAGE: "the instance has not released the server, or does not know its state",
+        Exit.USAGE: "the instance has not released the server, or has no record of it",
     },
 )
 @click.argument("server")
@@ -354,11 +368,11 @@ def _build_items(instance: OfflineInstance) -> list[dict[str, Any]]:
 
 
 def _describe_state(item: dict[str, Any]) -> str:
-    step = str(item["step"]).lower()
+    step = InstallStep(item["step"]).label.lower()
     if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"
     if step == "provisioned":
-        return "drifted" if item["drift"] else "as wanted"
+        return "drifted" if item["drift"] else "provisioned"
     return step
 
 
@@ -371,12 +385,12 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     if unsaid and not doubt:
         named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
-            "State what is on their disks, provisioned or pending:",
+            "Record what is on the disks of these servers, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
     shown = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
-    where = f" at the site {site}, for which this instance acts" if site is not None else ""
+    where = f" of the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
     return "\n".join([format_table(header, map(_format_row, items)), *(["", *below] if below else []), "", total])
 
@@ -391,9 +405,9 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     since = record.get("consumedAt") or record.get("provisionedAt")
     if standing == "unknown" and record:
         evidence = f"overwritten by {record['overwrittenBy']}"
-    elif standing in ("consumed", "failed", "attempted", "started"):
+    elif standing in ("consumed", "failed", "served", "started"):
         evidence = standing
-    if standing in ("failed", "attempted", "started"):
+    if standing in ("failed", "served", "started"):
         last = record["attempts"][-1]
         since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
     return (
@@ -418,27 +432,31 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
     if uuid in look.commit.machines:
         is_named = about.orders is None or about.orders.ledger in (None, about.identity)
         raise UsageError(
-            f"{server} is still this instance's by the commit {look.commit.revision[:12]} that it has accepted: "
-            + ("move the server in Git first" if is_named else "let it accept the one by which it stands back first")
+            f"{server} still belongs to this instance in the accepted commit {look.commit.revision[:12]}: "
+            + ("move the server in Git first" if is_named else "wait until the instance has accepted the newer commit")
         )
     standing = [each for each in look.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
     if standing:
-        raise UsageError(f"{server}: what was set at its BMC for {standing[0].reason} is not known to be withdrawn yet")
+        raise UsageError(
+            f"gitboot has not cleared the override for {standing[0].reason} at the BMC of {server} yet: try again later"
+        )
     is_given_away = server in look.commit.decisions.servers  # another machine has its name now
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
-        raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
+        raise UsageError(f"{about.output} still has the boot files of {server}: wait for the next reconcile")
     has_spool = about.spool is not None and Path(about.spool).is_dir()
     new = read_new(Path(about.spool or ""), look.knowledge.spool_offsets).observations if has_spool else []
     if look.knowledge.pending.get(uuid) or any(each.server == server for each in new):
-        raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
+        raise UsageError(f"the instance has not read the last fetches of {server} yet: wait for the next reconcile")
     if (record := look.knowledge.stored_record(uuid)) is None:
-        raise UsageError(f"nothing is known of {server} here either: say at its new site what it has")
+        raise UsageError(
+            f"the ledger has no record of {server}: record at its new site what is installed, with gitboot records set"
+        )
     since = record.provisioned_at
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
     if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
-            f"an installation of {server} has begun here, and nothing has shown its end: look what became of it, "
-            "and say that at its new site"
+            f"an installation of {server} started here, and gitboot has no evidence of its completion. Look at the "
+            "server, then record at its new site what is installed, with gitboot records set"
         )
     return {
         "kind": HAND_OVER_KIND,
@@ -464,11 +482,11 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
     found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
     if not found:
         raise UsageError(
-            f"this instance has known no machine as {server}: name it as it was called here, or by its UUID"
+            f"this instance has never had a server {server}: use the last name of the server here, or its UUID"
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has known {len(found)} machines as {server}: name one by its UUID, "
+            f"this instance has had {len(found)} machines with the name {server}: use a UUID instead, "
             f"{', '.join(found[:-1])} or {found[-1]}"
         )
     return server, found[0]
@@ -484,11 +502,11 @@ def read_hand_over(file: Path) -> dict[str, Any]:
         parse_record(found["record"])
         texts = [found[each] for each in ("server", "commit", "ledger", "at")]
         if not all(isinstance(each, str) for each in texts):
-            raise ValueError("a text is missing")
+            raise ValueError("one of server, commit, ledger and at is not a string")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{file} is nothing that `gitboot records hand-over` printed: {error}") from None
+        raise UsageError(f"{file} is not the output of `gitboot records hand-over`: {error}") from None
     return dict(found)
 
 
@@ -505,17 +523,19 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
     """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
-        raise UsageError(f"{server} was handed over by this very instance")
+        raise UsageError(f"this instance itself handed over {server}: run the command at the new site")
     decision = find_decision(look, server)
     if decision.uuid != hand_over["uuid"]:
-        raise UsageError(f"{server} is another machine here, {decision.uuid}, and {hand_over['uuid']} was handed over")
+        raise UsageError(
+            f"{server} has the UUID {decision.uuid} here, and the file is for the UUID {hand_over['uuid']}"
+        )
     if hand_over["commit"] != look.commit.revision:
         raise UsageError(
-            f"{server} was handed over by the commit {hand_over['commit'][:12]}, and this instance has accepted "
-            f"{look.commit.revision[:12]}: it may have been elsewhere between; hand it over again once both have "
-            "accepted the same"
+            f"{server} was handed over at the commit {hand_over['commit'][:12]}, and this instance has accepted "
+            f"{look.commit.revision[:12]}, so another site may have installed the server in between. Hand the server "
+            "over again when both instances have accepted the same commit"
         )
     standing = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
     if standing or look.knowledge.stored_record(decision.uuid) is not None:
-        raise UsageError(f"{server} is not unknown here: something is recorded of it; look at gitboot records show")
+        raise UsageError(f"this instance already has a record of {server}: check it with gitboot records show")
     return parse_record(hand_over["record"])

@@ -63,7 +63,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     server twice.
     """
     if _STDIN in logs and len(logs) > 1:
-        raise UsageError("standard input (-) is read alone")
+        raise UsageError("standard input (-) cannot be combined with other logs: name only -")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
         raise UsageError(f"no such file: {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
     text += f", {counts[_UNREADABLE]} by clients that may be machines" if counts[_UNREADABLE] else ""
-    text += f", {counts[_UNKNOWN]} for entries that are not there" if counts[_UNKNOWN] else ""
+    text += f", {counts[_UNKNOWN]} for boot scripts that do not exist" if counts[_UNKNOWN] else ""
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
     listed = partial(format_document, read=lines_read, ignored=ignored, **counts)
@@ -130,6 +130,6 @@ def _record_lines(
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
         if sent is not None and sent.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
+            message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
             facts = {"path": found.path, "client": found.client}
             print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

@@ -169,7 +169,7 @@ def advance_stream(
     if branch is not None:
         check_branch(branch)
     if rev is not None and no_commit:
-        raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
+        raise UsageError("--no-commit changes the file in the work tree: remove --rev")
     evaluator, done = FleetEvaluator(current_time()), None
     with limit_evaluation() as begun:
         instance: InstanceReader
@@ -233,7 +233,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
         raise UsageError(
             f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
             "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
-            "installers report their end. To advance without proof, add --accept-fetched"
+            "installers report their completion. To advance without proof, add --accept-fetched"
         )
     return found
 
@@ -258,7 +258,7 @@ def _build_change(
 def _format_message(step: RolloutProgress) -> str:
     begun = ""
     if step.begun:
-        begun = f"{format_count(len(step.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+        begun = f"{format_count(len(step.begun), 'server')} more fetched the boot and reported no completion.\n"
     return (
         f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
         f"{step.proven} of {format_count(step.reached, 'server')} that it reaches at {step.percent} % are provisioned "
@@ -271,8 +271,8 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
     if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
-                f"the branch {branch} is there already, and has another {message.file}, as of an earlier rollout: "
-                "delete it, or name another one with --branch"
+                f"the branch {branch} exists already with another {message.file}, perhaps from an earlier rollout: "
+                "delete the branch, or name another branch with --branch"
             )
         return structs.replace(message, made="Proposed")
     if dry_run:
@@ -287,8 +287,8 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
 
 _OUTCOME_TEXTS: Final = {
     "Written": "committed on the branch {}",
-    "Proposed": "is on the branch {} already: nothing is written",
-    "Nothing": "would be committed on the branch {}",
+    "Proposed": "already on the branch {}; gitboot wrote no commit",
+    "Nothing": "gitboot would commit this on the branch {}",
 }
 
 

@@ -389,7 +389,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that is not a descendant of the accepted commit.")
 @click.option("--allow-takeover", is_flag=True, help="Accept a commit after which an instance is no longer active.")
 @click.option("--once", is_flag=True, help="Reconcile once, and then exit.")
-@click.option("--dry-run", is_flag=True, help="Print what one reconcile would write and set, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the changes that one reconcile would make. Make no changes.")
 def command(**given: Any) -> None:
     """Follow a repository; publish, serve and set BMCs.
 
@@ -447,7 +447,7 @@ def _build_settings(
 ) -> Settings:
     url, password = given.pop("ledger"), given.pop("ledger_password")
     if url is None and password is not None:
-        raise UsageError("--ledger-password needs --ledger, whose password it is")
+        raise UsageError("--ledger-password needs --ledger, the URL of the database")
     limits = {name: given.pop(name) for name in (*LIMIT_HELP, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
     trust = parse_trust_settings(**{name: given.pop(name) for name in TRUST_PARAMETERS})
@@ -545,7 +545,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: this instance sets, offers and writes nothing any more"
+            message = f"{why}: this instance publishes nothing and changes no BMC from now on"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
             print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
@@ -620,7 +620,7 @@ def _dry_run_once(settings: Settings) -> Exit:
 
     def print_dry_event(event: Event) -> None:
         if event.type in would:
-            event = structs.replace(event, type=would[event.type], message=f"not done: {event.message}")
+            event = structs.replace(event, type=would[event.type], message=f"dry run: {event.message}")
         print_event(event)
 
     with open_dry_run(settings, tell=print_dry_event, clock=_clock) as (instance, source, looked):
@@ -632,7 +632,7 @@ def _dry_run_once(settings: Settings) -> Exit:
             tell=print_dry_event,
             keeping=read_clock_state,
         ).run_once()
-        for what, paths in (("write", looked.result.written), ("withdraw", looked.result.withdrawn)):
+        for what, paths in (("write", looked.result.written), ("remove", looked.result.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
         for each in instance.reconciler.state.schedule.bmcs.values():

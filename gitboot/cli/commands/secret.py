@@ -87,7 +87,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     """
     if not signed_list:
         if root_key is not None or new_root_key is not None:
-            raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
+            raise UsageError("--root-key and --new-root-key are only for the keys of a signed list: add --signed-list")
         click.echo(make_key(file))
         return
     from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
@@ -95,7 +95,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     if has_root(file):
         public_key = replace_list_keys(file, root_key, new_root_key, current_time())
     elif new_root_key is not None:
-        raise UsageError(f"{file} has no root key to replace: leave out --new-root-key")
+        raise UsageError(f"{file} has no root key to replace: remove --new-root-key")
     else:
         public_key = make_list_keys(file, root_key, current_time())
     click.echo(public_key.decode().strip())  # PEM
@@ -265,7 +265,7 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
             for name, decision in select_servers(look, servers, selector).items()
         }
     if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
-        raise UsageError(f"no fetch of a secret of {lacking[0]} is recorded; gitboot secret fetches lists the servers")
+        raise UsageError(f"no recorded fetch of a secret of {lacking[0]}; gitboot secret fetches lists the servers")
     items = [
         {
             "uuid": uuid,

@@ -200,7 +200,7 @@ def command(
     if not (output / MANIFEST).exists():
         _print_event(
             "NothingPublished",
-            f"{output} has no published files: the endpoint serves nothing until it does",
+            f"{output} has no published files yet: the endpoint serves no boots until an instance has published",
             is_warning=True,
         )
     if spool is None:
@@ -340,6 +340,6 @@ def _print_changed_files(files: CredentialFiles, certificate: Certificate | None
 
 _DRAIN_CHECKS: Final = 5  # limits how often a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
-    "clients keep more idle connections open than the setting idle-connections allows: gitboot closes the oldest, and "
-    "counts them in gitboot_idle_connections_closed_total"
+    "clients keep more idle connections open than the setting idle-connections allows. gitboot closes the oldest ones, "
+    "and counts them in gitboot_idle_connections_closed_total"
 )

@@ -31,7 +31,7 @@ from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
-from gitboot.text import did_you_mean, format_count, format_rest, one_line, printable
+from gitboot.text import did_you_mean, format_age, format_count, format_rest, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
@@ -96,48 +96,46 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
-    age = [f"written    {format_count(age_seconds, 'second')} ago"] if age_seconds is not None else []
+    age = [_format_fact("written", f"{format_age(age_seconds)} ago")] if age_seconds is not None else []
     # The active instance shows the rest.
     if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):
         return "\n".join(
             [
-                f"gitboot    {runs}{', stands by' if process else ''}",
+                _format_fact("gitboot", f"{runs}{', standby' if process else ''}"),
                 *age,
                 "",
                 *_format_conditions(status["conditions"], state),
             ]
         )
     lease, problems = status["lease"], status["attempted"]["problems"]
-    attempted = str(status["attempted"]["commit"] or "-")
+    newest = str(status["attempted"]["commit"] or "-")
     if problems:
-        attempted += f", {format_count(len(problems), 'problem')}"
+        newest += f", {format_count(len(problems), 'problem')}"
     accepted, signer = status["accepted"], status["accepted"].get("signer")
     numbers = {
-        name: ", ".join(f"{number} {what}" for what, number in status[name].items())
-        for name in ("phases", "records", "installs", "runs", "installing", "drift", "bmcs")
+        name: ", ".join(f"{number} {_COUNT_TEXTS.get(what, what)}" for what, number in status[name].items())
+        for name in ("phases", *_COUNT_LABELS)
         if status.get(name)
     }
     phases = numbers.pop("phases", "")
     planned = f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"
     lines = [
-        f"gitboot    {runs}",
+        _format_fact("gitboot", runs),
         *age,
-        *([f"acts       under lease {lease['number']}, until {lease['until']}"] if lease else []),
-        *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
-        *([f"site       {status['site']}"] if status.get("site") else []),
-        *([f"branch     {status['branch']}"] if status.get("branch") else []),
-        f"applied    {status['applied']['commit'] or '-'}",
-        *([f"signed     by {signer['person']} ({signer['key']})"] if signer is not None else []),
+        *([_format_fact("lease", f"{lease['number']}, until {lease['until']}")] if lease else []),
+        *(_format_fact(name, status[name]) for name in ("ledger", "site", "branch") if status.get(name)),
+        _format_fact("applied", status["applied"]["commit"] or "-"),
+        *([_format_fact("signed by", f"{signer['person']} ({signer['key']})")] if signer is not None else []),
         *(
-            f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
+            _format_fact("acknowledged", f"{each['guard']} in {each['commit'][:12]}: {each['by']}")
             for each in accepted.get("acknowledged", ())
         ),
-        f"attempted  {attempted}",
-        f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
-        *(f"{name:9}  {text}" for name, text in numbers.items()),
-        *([f"underway   {status['progress']['message']}"] if process and status.get("progress") else []),
-        f"planned    {planned}",
-        f"next       {status['nextTransition'] or 'no change without a commit'}",
+        _format_fact("newest commit", newest),
+        _format_fact("servers", f"{sum(status['phases'].values())}{': ' if phases else ''}{phases}"),
+        *(_format_fact(_COUNT_LABELS[name], text) for name, text in numbers.items()),
+        *([_format_fact("progress", status["progress"]["message"])] if process and status.get("progress") else []),
+        _format_fact("planned at", planned),
+        _format_fact("next change", status["nextTransition"] or "no change without a commit"),
     ]
     installations = status.get("installations", [])
     shown = installations[:_MAX_INSTALLATIONS]
@@ -145,13 +143,14 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     if left := format_rest(sum(status.get("installing", {}).values()) - min(len(installations), _MAX_INSTALLATIONS)):
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
-        lines.append(f"held       by {', '.join(held['guards'])}")
+        lines.append(_format_fact("held by", ", ".join(held["guards"])))
         lines += _limit_lines([wrap_text(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
     withheld = []
     for each in status["attempted"].get("withheld", ()):
         by = ", ".join(commit[:12] for commit in each["by"])
         boots = each["boots"] or "its disk"
-        withheld.append(wrap_text(f"withheld   {each['server']} boots {boots}; its install boot is not in {by}"))
+        text = f"{each['server']} boots {boots}; its install boot is not in {by}"
+        withheld.append(wrap_text(_format_fact("withheld", text)))
     lines += _limit_lines(withheld)
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MAX_PROBLEMS]
@@ -159,6 +158,27 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     if left := format_rest(len(problems) - _MAX_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state)])
+
+
+# Labels and values of the counts in a status.
+_COUNT_LABELS: Final = {
+    "records": "records",
+    "installs": "install boots",
+    "runs": "one-time runs",
+    "installing": "installing",
+    "drift": "drift",
+    "bmcs": "BMCs",
+}
+_COUNT_TEXTS: Final = {
+    "Attempted": "Served",
+    "Installing/Attempted": "Installing/Served",
+    "Made": "Booted",
+    "Served/Attempted": "Served",
+}
+
+
+def _format_fact(label: str, text: str) -> str:
+    return f"{label:<13}  {text}"
 
 
 def _limit_lines(lines: list[str]) -> list[str]:
@@ -173,7 +193,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
             style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
-            f"{each['lastTransitionTime'][:19]}Z",
+            each["lastTransitionTime"][:16].replace("T", " "),
             each["message"] if each["status"] else "",
         )
         for each in found
@@ -184,7 +204,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
         if sentences and each.get("remedy"):
             sentences.append(f"    {fill_state(each['remedy'], str(state))}")
         below.append("\n".join(sentences))
-    yield format_table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
+    yield format_table(("CONDITION", "STATUS", "REASON", "SINCE (UTC)", "MESSAGE"), rows, below=below)
 
 
 @click.command(
@@ -211,8 +231,8 @@ def events_command(state: Path, server: str | None, outputs: tuple[OutputOption,
     with open_ledger(state / LEDGER) as ledger:
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
         if server is not None and server not in names and not any(True for _ in _read_events(ledger, server)):
-            hint = did_you_mean(server, names, "none is near")
-            raise UsageError(f"there are no events of a server {server!r}; {hint}")
+            hint = did_you_mean(server, names, "`gitboot records show` lists the servers")
+            raise UsageError(f"the ledger has no events of a server {server!r}; {hint}")
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in _read_events(ledger, server))
 

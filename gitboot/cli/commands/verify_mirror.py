@@ -36,7 +36,7 @@ from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
-from gitboot.text import format_count
+from gitboot.text import format_age, format_count
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets that are not a folder of this machine
 
@@ -144,18 +144,22 @@ def command(
     """
     if program_folder is not None:
         if source is None or not keys:
-            raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
+            raise UsageError(
+                "--write-program needs --from, the source of the copy, and --key, the key that the mirror trusts"
+            )
         digits = "".join(f"{key.hex()}\n" for each in keys for key in _parse_public_keys(each))
         for name, content in mirror_files(source, mirror, digits).items():
             write_output_file(program_folder / name, [content], make_folders=True)
             click.echo(f"wrote {program_folder / name}")
         return
     if source is not None:
-        raise UsageError("--from names what a mirror's program copies: use it with --write-program")
+        raise UsageError("--from is only for --write-program: add --write-program, or remove --from")
     if tree is not None and keys:
-        raise UsageError("--key is for the list that a mirror carries, and --tree compares with a tree: name one")
+        raise UsageError(
+            "--key checks the list of the mirror, and --tree compares with a tree instead: use one of them"
+        )
     if tree is None and as_target:
-        raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
+        raise UsageError("--target is only for a comparison with a tree: add --tree, or remove --target")
     if repaired:
         _repair(context, mirror, tree, repaired, parallel, outputs)
         return
@@ -200,7 +204,7 @@ def _repair(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     if tree is None:
-        raise UsageError("--repair takes the right files from a published tree: name it with --tree")
+        raise UsageError("--repair needs --tree, the output tree with the right files")
     with ExitStack() as stack, show_growing_progress("files") as (begun, done):
         store = _open_store(mirror, tree, stack)
         report = repair(
@@ -208,12 +212,12 @@ def _repair(
         )
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
-    left = f", {len(report.extra_paths)} left that {'is' if len(report.extra_paths) == 1 else 'are'} not published"
+    left = f", {len(report.extra_paths)} not in the tree and left on the mirror"
     total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.extra_paths else ''}"
     write_outputs(
         outputs,
         json=partial(format_document, files=report.files, repairs=report.repairs, left=report.extra_paths),
-        text=partial("\n".join, (*([format_table(("DONE", "PATH"), rows), ""] if rows else []), total)),
+        text=partial("\n".join, (*([format_table(("ACTION", "PATH"), rows), ""] if rows else []), total)),
     )
     if report.extra_paths:
         context.exit(Exit.PARTIAL)
@@ -237,10 +241,10 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
         return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
     if "://" in mirror and not mirror.startswith("file://"):
         raise UsageError(
-            f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
+            f"{mirror} cannot be repaired by HTTP: name the folder or the target (s3://…, ssh://…, rsync://…) behind it"
         )
     if (folder := _resolve_folder(mirror)).resolve() == (tree / BOOT).resolve():
-        raise UsageError(f"{folder} is the tree itself, to which only its instance writes: name a copy of it")
+        raise UsageError(f"{folder} is in the tree itself, and only the instance writes there: name a copy")
     store = FolderStore(folder)
     stack.callback(store.close)
     return store
@@ -249,7 +253,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
+        raise UsageError(f"{folder} is not a folder: name the URL of a web server, or a folder on this machine")
     return folder
 
 
@@ -270,10 +274,9 @@ def _format_text(
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
     counts = Counter(str(each.fault).lower() for each in comparison)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
-    listed = [format_table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
-    omitted = (
-        [f"{format_count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
-    )
+    listed = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
+    skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (use --read-entries)"
+    omitted = [skipped] if unread else []
     return "\n".join(
         (*listed, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {told}")
     )
@@ -283,24 +286,16 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
     if report is None or (signed := report.signed_list) is None:
         return []
     signatures = {
-        "Verified": "its signatures are right",
-        "Unchecked": "its signatures were not checked: name the public key with --key",
-        "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
+        "Verified": "the signatures are valid",
+        "Unchecked": "gitboot did not check the signatures: name the public key with --key",
+        "Unsigned": "the list is unsigned, so it reveals damage but not forgery",
     }
-    seconds = max(0, int((now - signed.made).total_seconds()))
-    # The largest unit of which at least one has passed is shown.
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    age = next(
-        (format_count(seconds // size, unit) for size, unit in units if seconds >= size),
-        format_count(seconds, "second"),
-    )
-    ago = f" ({age} ago)" if signed.made <= now else ""
+    ago = f" ({format_age((now - signed.made).total_seconds())} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
     if report.hidden_files:
-        lines.append(
-            f"{format_count(report.hidden_files, 'file')} not read, whose paths have tokens (compare a folder)"
-        )
+        hidden = format_count(report.hidden_files, "file")
+        lines.append(f"not read: {hidden} with secret paths (compare the folder of the mirror instead)")
     if report.in_transition:
-        lines.append(f"{format_count(len(report.in_transition), 'file')} about to turn, or just turned")
+        lines.append(f"not compared: {format_count(len(report.in_transition), 'file')} whose content changes about now")
     return lines

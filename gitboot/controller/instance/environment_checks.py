@@ -46,10 +46,10 @@ class Examined(Struct, frozen=True, kw_only=True):
 
 Examination = Iterator[Examined]
 _CLOCK: Final = {
-    ClockState.SYNCHRONISED: (Health.FINE, "a time service keeps the clock right", None),
+    ClockState.SYNCHRONISED: (Health.FINE, "a time service synchronizes the clock", None),
     ClockState.UNKNOWN: (
         Health.DOUBTFUL,
-        "the kernel does not report whether a time service keeps the clock right",
+        "the kernel does not report whether a time service synchronizes the clock",
         "chronyc tracking  # or: timedatectl",
     ),
     ClockState.UNSYNCHRONISED: (
@@ -59,7 +59,7 @@ _CLOCK: Final = {
     ),
     ClockState.UNKEPT: (
         Health.DOUBTFUL,
-        "no time service keeps the clock right; if one did before, gitboot does not change BMCs",
+        "no time service synchronizes the clock; if a time service did before, gitboot does not change BMCs",
         "timedatectl set-ntp true",
     ),
 }
@@ -76,7 +76,7 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
 
 
 def of_the_clock(keeping: ClockState) -> Examination:
-    """Check whether a time service sets the clock."""
+    """Check whether a time service synchronizes the clock."""
     health, message, hint = _CLOCK[keeping]
     yield Examined(subject="clock", health=health, message=message, hint=hint)
 

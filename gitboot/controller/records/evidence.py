@@ -417,7 +417,7 @@ def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]])
     for item in items:
         uuid = SystemUuid(parse_uuid(item["uuid"]))
         if (before := update.find_secret_fetches(uuid)) is None:
-            raise UsageError(f"no fetch of a secret of {item['server']} is recorded")
+            raise UsageError(f"no recorded fetch of a secret of {item['server']}")
         secrets = {
             name: structs.replace(each, confirmed=(max(1, seen[0]), seen[1]))
             if (seen := item["seen"].get(name))

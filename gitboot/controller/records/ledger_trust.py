@@ -55,7 +55,7 @@ def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
     return (
-        "the kernel reports that no time service keeps the clock right. Check timedatectl or chronyc tracking (chrony "
+        "the kernel reports that no time service synchronizes the clock. Check timedatectl or chronyc tracking (chrony "
         "needs rtcsync), or accept the clock as it is: gitboot records confirm-clock"
     )
 

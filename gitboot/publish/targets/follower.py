@@ -426,9 +426,9 @@ def _parse_bucket_address(
     if not parts.netloc or {"", ".", ".."}.intersection(prefix.split("/") if prefix else ()):
         raise UsageError(f"--target {display_url}: expected s3://BUCKET/PREFIX")
     if style not in (None, "path", "virtual"):
-        raise UsageError(f"--target {display_url}: style is path or virtual, not {style!r}")
+        raise UsageError(f"--target {display_url}: expected style=path or style=virtual, found {style!r}")
     if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or "@" in endpoint):
-        raise UsageError(f"--target {display_url}: endpoint is a URL, https://HOST, without credentials")
+        raise UsageError(f"--target {display_url}: expected endpoint=https://HOST without credentials")
     return BucketAddress(
         bucket=parts.netloc,
         prefix=prefix,

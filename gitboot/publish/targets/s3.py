@@ -273,7 +273,7 @@ def _describe_clock_fault(text: str) -> str:
         ours, theirs = map(datetime.fromisoformat, times)
         seconds = round((ours - theirs).total_seconds())
         behind = f"is {abs(seconds):,} s {'ahead of' if seconds > 0 else 'behind'} the store's"
-    return f"the clock of this host {behind}, so the store refuses its requests (correct the clock)"
+    return f"the clock of this host {behind}, so the store rejects its requests (correct the clock)"
 
 
 def _find_cause(source: str) -> str:

@@ -15,7 +15,7 @@ let narrowed = ""; // the search text of `fleet.chosen`
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
 // The steps of an installation, for people.
-const STEPS = { Attempted: "boot fetched", Started: "installer started", Failed: "installer failed" };
+const STEPS = { Attempted: "boot served", Started: "installer started", Failed: "installer failed" };
 
 // Each column: title, sort key and content.
 const COLUMNS = [

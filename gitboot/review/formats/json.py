@@ -30,7 +30,7 @@ Outcome = Literal["unchanged", "fine", "held", "invalid"]
 class SideFacts:
     """One of the two compared revisions."""
 
-    named: str = Field(description="The revision as it was given: a branch, a commit, WORKTREE.")
+    named: str = Field(description="The revision that you named: a branch, a commit, WORKTREE.")
     revision: str = Field(description="The commit, WORKTREE, or the merged commits.")
 
 

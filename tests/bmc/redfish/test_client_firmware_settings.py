@@ -63,7 +63,7 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
-    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "takes no HttpBootUri"
+    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "does not support HttpBootUri"
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
     assert explain_dhcp_loader(HTTP, seen(rack)) is None
@@ -103,7 +103,9 @@ def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
     rack = rack_of(make_rack, profile, OTHERS)
     done = rack.bring_about(wanted, wanted_power=RESTART)
     assert done.observed is not None
-    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which is in its firmware settings"
+    assert explain_dhcp_loader(HTTP, done.observed) == (
+        f"has another URI in its firmware settings, {OTHERS}, and would boot from it"
+    )
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
 
@@ -153,7 +155,7 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert explain_dhcp_loader(HTTP, seen(rack)) == "takes no HttpBootUri"
+        assert explain_dhcp_loader(HTTP, seen(rack)) == "does not support HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 

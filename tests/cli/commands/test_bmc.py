@@ -80,8 +80,8 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
     dead = night.blades["web02"].bmc.url
     assert (done.code, done.err) == (Exit.PARTIAL, "")
     assert done.out.splitlines() == [
-        "SERVER  PHASE    WANTED    SEEN         RECORDED               EVIDENCE  NEXT",
-        "web01   Network  Once Pxe  Disabled     Recorded provision/1   pending   ask a person",
+        "SERVER  PHASE    WANTED    CURRENT      RECORD                 EVIDENCE  NEXT STEP",
+        "web01   Network  Once Pxe  Disabled     Recorded provision/1   pending   see below",
         "web02   Network  Once Pxe  unreachable  -                      pending   -",
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
@@ -94,7 +94,7 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",
         "",
-        "23 BMCs: 1 needs a person, 1 not read, 1 differs from the plan, 20 as planned",
+        "23 BMCs: 1 needs an operator, 1 not read, 1 differs from the plan, 20 as planned",
     ]
 
 
@@ -227,8 +227,10 @@ def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> No
     assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
-    assert "web02: Set: required for provision/1; the BMC takes no HttpBootUri, so DHCP names the loader\n" in said
-    assert "web03: Set: required for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
+    assert (
+        "web02: Set: required for provision/1; the BMC does not support HttpBootUri, so DHCP names the loader\n" in said
+    )
+    assert "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP names the loader\n" in said
 
 
 def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
@@ -278,8 +280,8 @@ def test_looking_writes_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: the credentials rack are needed: name their directory with",
-        "    --credentials",
+        "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: name their directory",
+        "    with --credentials",
         "",
         "20 BMCs: 20 not read",
     ]
@@ -302,14 +304,13 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
         "Consumed",
         "provision/1",
         "consumed",
-        "ask",
-        "a",
-        "person",
+        "see",
+        "below",
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += "  # check the servers first. If not installed, use pending instead of provisioned"
     assert lines[-3] == f"    {line}"
-    assert lines[-1] == "1 BMC: 1 needs a person"
+    assert lines[-1] == "1 BMC: 1 needs an operator"
 
 
 def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
@@ -329,7 +330,10 @@ def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rac
     assert said == (
         "web01: recorded the override as not set; gitboot sets it if the plan wants it (console is empty)\n"
     )
-    assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
+    assert (
+        rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x")
+        == "web01: no override or power request is unresolved\n"
+    )
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
 
@@ -377,7 +381,7 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
         ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
         ("bmc resolve web01 --consumed", "Missing option '--reason'"),
-        ("bmc apply", "no gitboot runs with the state directory"),
+        ("bmc apply", "no instance runs with the state directory"),
         (
             "bmc get --credentials /does/not/exist",
             "the directory /does/not/exist does not exist; create it with NAME/username",
@@ -519,7 +523,7 @@ def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: 
     done = power(pair, *command)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert "add --yes to confirm" in done.err
-    assert "reset for 2 servers, of which 1 would boot what writes disks: kernel" in done.err
+    assert "reset for 2 servers, and 1 of them would boot an install boot: kernel" in done.err
     assert resets(pair) == before
     dry = power(pair, *command, "--dry-run", "-o", "json")
     assert (dry.code, [item["sent"] for item in dry.json["items"]]) == (0, [False, False])

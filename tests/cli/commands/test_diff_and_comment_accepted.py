@@ -118,10 +118,10 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (answering(503, b'{"message": "starting\\nup"}'), "answered 503 starting up"),
-        (answering(302, Location="http://127.0.0.1:9/elsewhere"), "answered 302"),
-        (answering(200, b"<html>"), "answered 200"),
-        (answering(200, b'"' + b"a" * (1 << 20) + b'"'), "answers more than 1,048,576 bytes"),
+        (answering(503, b'{"message": "starting\\nup"}'), "returned 503 starting up"),
+        (answering(302, Location="http://127.0.0.1:9/elsewhere"), "returned 302"),
+        (answering(200, b"<html>"), "returned 200"),
+        (answering(200, b'"' + b"a" * (1 << 20) + b'"'), "sent more than 1,048,576 bytes"),
     ],
     ids=["busy", "leads elsewhere", "no JSON", "too much"],
 )
@@ -133,8 +133,8 @@ def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: st
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("ftp://boot.test", "no URL of a web server"),
-        ("http://user:secret@boot.test", "must not hold a user or a password"),
+        ("ftp://boot.test", "is not the URL of a web server"),
+        ("http://user:secret@boot.test", "must not contain a user name or a password"),
         ("/nowhere", "has no accepted commit"),
     ],
 )

@@ -110,7 +110,7 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
     lines = out.splitlines()
     assert lines[:2] == [
         f"{head} {day}: Plan a repair",
-        "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z to 2026-11-21T04:00:00Z",
+        "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z",
     ]
     assert lines[2].startswith(
         f"(2 commits, {broken} to {more}, are invalid and changed no decision: bad.yaml:1:7: GB1021"
@@ -261,9 +261,9 @@ def test_images_fit_on_100_columns_and_say_what_people_ask(gitboot: Typed, work:
     tables = {table.split()[0]: table.splitlines() for table in out.split("\n\n")}
     assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # of web10 the file says nothing
     assert tables["STREAM"][1].split() == ["stable", "7", "flatcar-1", "(6)", "flatcar-2", "at", "1", "%", "(0)"]
-    assert tables["STAYS"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
-    assert tables["TOO"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]
-    assert tables["ROLLOUT"][-1].split()[:5] == ["stable", "100", "%", "6", "more"]
+    assert tables["PIN"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
+    assert tables["SERVER"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]
+    assert tables["ROLLOUT"][-1].split()[:4] == ["stable", "100", "%", "6"]
     assert tables["ROLLOUT"][-1].endswith("and 3 more")
     facts = json.loads(gitboot("images", work.path, "-o", "json")[1])
     assert facts["items"][0]["provisioned"] is None and facts["revision"] == "WORKTREE"

@@ -79,10 +79,10 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "State what is on their disks, provisioned or pending:",
+        "Record what is on the disks of these servers, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
-        "2 servers: 1 unknown, 1 as wanted",
+        "2 servers: 1 unknown, 1 provisioned",
     ]
     assert list(shown(rack)) == ["web02", "web01"]
     assert list(shown(rack, "web01")) == ["web01"]
@@ -109,7 +109,7 @@ def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) 
     done = rack.typed(*order)  # nobody to ask
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
-    assert "2 servers would be pending: INC-4711" in done.out
+    assert "gitboot would record 2 servers as pending: INC-4711" in done.out
     assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
     assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
@@ -135,7 +135,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     file.write_text(json.dumps(document))
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
-    assert done.err == "1 of 3 records are of servers that the accepted commit does not have\n"
+    assert done.err == "ignored 1 of 3 records: the accepted commit does not have their servers\n"
     assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
 
 
@@ -166,7 +166,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
-        "gitboot: no commit is held, so there is nothing to approve\n",
+        "gitboot: no guard holds a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
     for other_digest in ("0" * 64, digest[:12]):
@@ -211,11 +211,11 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
     told = rack.typed("stop-installs", *REASON)
-    assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+    assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
         assert (
-            rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
+            rack.said("allow-installs") == "gitboot offers boots again\n1 server may boot from the network now: web09\n"
         )
         eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
@@ -250,7 +250,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
         assert offered(url)["status"]
         told = rack.typed("stop-installs", *REASON)
-        assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
@@ -266,7 +266,7 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         told = rack.typed("stop-installs", *REASON)
-        assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the ledger does not record the stop" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spooling) as instance:
             found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
@@ -289,7 +289,7 @@ def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_fr
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         told = rack.typed("allow-installs")
-        assert (told.code, "boots stay stopped there" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the stop stays in force there" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
         assert "(Stopped)" not in get(url + left.entry).text
@@ -311,7 +311,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
     assert document["applied"]["commit"] != commit
     assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
     assert rack.said("resume") == "resumed the acceptance of commits\n"
-    assert rack.said("resume") == "the acceptance was not suspended\n"
+    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
     assert rack.once().code == Exit.FINE
     assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
 
@@ -328,7 +328,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
     done = rack.typed("suspend", *arguments.split())
     assert (done.code, said in done.err) == (Exit.USAGE, True), done
-    assert rack.said("resume") == "the acceptance was not suspended\n"
+    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
 
 
 # Beside an instance that runs
@@ -370,7 +370,11 @@ def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
     assert (document["records"], document["drift"]) == ({"Provisioned": 1, "Pending": 1}, {"ImageDrift": 1})
     assert document["bmcs"] == {"Applied": 1}
     lines = rack.said("status").splitlines()
-    assert {"records    1 Pending, 1 Provisioned", "drift      1 ImageDrift", "bmcs       1 Applied"} <= set(lines)
+    assert {
+        "records        1 Pending, 1 Provisioned",
+        "drift          1 ImageDrift",
+        "BMCs           1 Applied",
+    } <= set(lines)
 
 
 def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) -> None:
@@ -448,7 +452,7 @@ def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
         done = type_on(state, ended, command)
-        said = "no gitboot runs with" if command in RUNNING_ONLY else "no instance has run with"
+        said = "no instance runs with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
@@ -524,9 +528,9 @@ def status(
         (status("BmcsReachable"), Exit.FINE, "The commit is accepted"),
         (status("SourceReady"), Exit.SOURCE, "The fetch failed (Reason): about SourceReady"),
         (status("SourceReady", attempted=OLD), Exit.SOURCE, "about SourceReady"),
-        (status("CommitAccepted"), Exit.INVALID, "is not accepted (Reason): about CommitAccepted"),
-        (status("CommitAccepted", held=HELD), Exit.HELD, "is not accepted (Reason): about CommitAccepted"),
-        (status("AcceptingCommits", attempted=OLD), Exit.SUSPENDED, "is not accepted: about Accepting"),
+        (status("CommitAccepted"), Exit.INVALID, "has not accepted it (Reason): about CommitAccepted"),
+        (status("CommitAccepted", held=HELD), Exit.HELD, "has not accepted it (Reason): about CommitAccepted"),
+        (status("AcceptingCommits", attempted=OLD), Exit.SUSPENDED, "has not accepted it: about Accepting"),
         (status("LedgerWritable"), Exit.PARTIAL, "LedgerWritable is false (Reason): about LedgerWritable"),
         (status("Published"), Exit.PARTIAL, "Published is false"),
     ],

@@ -53,14 +53,14 @@ def new(path: Path, *arguments: object, name: str = "web02") -> Done:
 def test_what_it_says_to_type_can_be_typed(path: Path) -> None:
     path = path.rename(path.with_name("my fleet"))
     done = typed("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
-    assert done.out.endswith(f"next: gitboot validate '{path}'\n")
+    assert done.out.endswith(f"next step: gitboot validate '{path}'\n")
 
 
 def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path: Path) -> None:
     done = new(path, "--seen", MAC, "--like", "web01")
     assert done.code == Exit.FINE, done
     assert (path / "servers" / "web02.yaml").read_text() == (
-        "# It asked for a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and said this of itself.\n"
+        "# It requested a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and sent these facts.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
         "# Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation.\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
@@ -91,11 +91,11 @@ def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--seen", "52:54:00:00:00:77"], "nobody has asked with"),
+        (["--seen", "52:54:00:00:00:77"], "no unknown machine with 52:54:00:00:00:77 has requested a boot"),
         (["--seen", "nonsense"], "expected a MAC address"),
         (["--uuid", UUID], "there is no MAC address: add --seen, --bmc or --mac"),
-        (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 has"),
-        (["--mac", MAC, "--uuid", uuid_of("web01").upper()], "Server/web01 has"),
+        (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 already has"),
+        (["--mac", MAC, "--uuid", uuid_of("web01").upper()], "Server/web01 already has"),
         (["--mac", MAC, "--uuid", UUID, "--like", "web09"], "there is no Server/web09"),
         (["--bmc", "https://127.0.0.1:1"], "--bmc needs --as"),
     ],
@@ -121,8 +121,8 @@ def test_what_an_image_found_in_it_is_in_its_document(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert text.startswith(
-        "# It asked for a boot from 10.0.0.9 at 2026-11-20 22:00 UTC, and said this of itself. "
-        "Found in it: Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, "
+        "# It requested a boot from 10.0.0.9 at 2026-11-20 22:00 UTC, and sent these facts. "
+        "Its inventory: Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, "
         "sda 7.68 TB.\n"
     )
     assert "  - mac: 52:54:00:99:99:96\n  - name: eno1\n    mac: 52:54:00:99:99:97\n" in text
@@ -134,6 +134,6 @@ def test_nothing_is_overwritten(path: Path) -> None:
     (path / "servers").mkdir()
     (path / "servers" / "web02.yaml").write_text("# somebody's\n")
     done = new(path, "--mac", MAC, "--uuid", UUID)
-    assert done.code == Exit.USAGE and "is there already" in done.err
+    assert done.code == Exit.USAGE and "exists already" in done.err
     assert (path / "servers" / "web02.yaml").read_text() == "# somebody's\n"
-    assert "is there already" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err
+    assert "exists already" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err

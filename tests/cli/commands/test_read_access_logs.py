@@ -106,7 +106,7 @@ def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -
     ("arguments", "said"),
     [
         (["missing.log", "other.log"], "no such file: missing.log, other.log"),
-        (["-", "missing.log"], "standard input (-) is read alone"),
+        (["-", "missing.log"], "standard input (-) cannot be combined"),
         ([], "Missing argument 'ACCESSLOG...'"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_root_key_may_lie_elsewhere_and_be_replaced(tmp_path: Path) -> None:
 
 def test_keys_of_a_list_that_cannot_be_made_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    assert "need --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
+    assert "add --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
     assert "no root key to replace" in fails("keygen", folder, "--signed-list", "--new-root-key", tmp_path / "x")
     (tmp_path / "x").write_text("something")
     assert "exists already" in fails("keygen", folder, "--signed-list", "--root-key", tmp_path / "x")

@@ -301,8 +301,10 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
-    lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
-    message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: web01, whose BMC {lacks}"
+    lacks = {IDRAC9.name: "does not support HttpBootUri", OPENBMC.name: "does not support UefiHttp"}[profile.name]
+    message = (
+        f"gitboot cannot set a boot URI at these BMCs, so DHCP has to name the boot loader: web01, whose BMC {lacks}"
+    )
     assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
     site.bench.reconcile()

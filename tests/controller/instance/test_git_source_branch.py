@@ -101,7 +101,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         assert found["reason"] == "AnotherBranchCheckedOut" and "--rev" in found["remedy"]
         assert "refs/heads/experiment is checked out" in found["message"] and "refs/heads/main" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
-        assert "branch     refs/heads/main" in typed("status", "--state", tmp_path / "state").out
+        assert "branch         refs/heads/main" in typed("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))
@@ -130,7 +130,9 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         found = conditions_in(tmp_path)["BranchFollowed"]
         assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
         assert "names refs/heads/trunk as its default branch now" in found["message"]
-        assert "attempted  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+        assert (
+            "newest commit  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+        )
         assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
         assert "BranchFollowed" not in conditions_in(tmp_path), "a person has named the branch"
         once(place, tmp_path)

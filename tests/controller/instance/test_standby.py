@@ -74,7 +74,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert str(hosts.one.state) in hosts.two.condition["message"]
         assert hosts.two.url == ""
         told = typed("status", "--state", hosts.two.state)
-        assert "stands by\n" in told.out
+        assert ", standby\n" in told.out
         assert "StandbyStarted" in told.out
         assert "servers" not in told.out
         assert f"{socket.gethostname()}:{hosts.one.state} is active" in " ".join(
@@ -88,8 +88,8 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
             assert "Traceback" not in refused.err
         assert typed("records", "show", "--state", hosts.one.state).code == 0
         said = typed("status", "--state", hosts.one.state).out
-        assert re.search(r"^acts       under lease 1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
-        assert "the instance of this host is active, with lease 1, until" in " ".join(
+        assert re.search(r"^lease          1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
+        assert "the instance of this host is active, and renews its lease 1, valid until" in " ".join(
             typed("doctor", "--state", hosts.one.state).out.split()
         )
         assert not hosts.one.told_of("TookOver"), "nobody had acted"
@@ -134,7 +134,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         stopped = typed(*stop)
         assert (
             stopped.code,
-            f"goes to the active one, --state {hosts.one.state}" in " ".join(stopped.err.split()),
+            f"uses the active instance, --state {hosts.one.state}" in " ".join(stopped.err.split()),
         ) == (0, True)
         eventually(lambda: not offers())
         assert [each.exists() for each in words] == [False, True]
@@ -144,7 +144,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         fetched = typed("reconcile", "--state", state)
         assert (
             fetched.code,
-            f"goes to the active one, --state {hosts.one.state}" in " ".join(fetched.err.split()),
+            f"uses the active instance, --state {hosts.one.state}" in " ".join(fetched.err.split()),
         ) == (0, True)
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
@@ -156,7 +156,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and nobody takes over from it
         (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
         stopped = typed(*stop)
-        assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
+        assert (stopped.code, "only the endpoints that use" in stopped.err) == (8, True)
         assert words[0].exists(), "endpoints of that host obey"
         assert typed(*start).code == 8
         assert not words[0].exists()
@@ -202,7 +202,7 @@ def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
         own.stop()
         eventually(lambda: hosts.two.reason == "LedgerFailed")
         said = typed("status", "--state", hosts.two.state).out
-        assert "stands by\n" in said
+        assert ", standby\n" in said
         assert "LedgerFailed" in said
         assert "cannot be read" in said
         assert not re.search("^(servers|planned|next) ", said, re.M), said

@@ -143,7 +143,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []
         assert "flatcar" not in entry(hosts.two, web.entry).read_text()
-        assert why_not(hosts.two) == "the tree was prepared for a host that is not active yet"
+        assert why_not(hosts.two) == "the output tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()

@@ -160,7 +160,7 @@ def test_a_confirmation_covers_only_what_the_person_saw(learnt: Learnt) -> None:
 
 
 def test_fetches_that_nobody_recorded_cannot_be_confirmed(learnt: Learnt) -> None:
-    with pytest.raises(UsageError, match="no fetch of a secret of web01"):
+    with pytest.raises(UsageError, match="no recorded fetch of a secret of web01"):
         learnt.confirm(secrets_join=[1, 1])
 
 

@@ -464,13 +464,13 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     web01.entry(web01.install())
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59).reconcile()
-    waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
+    waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot served at 2026-11-20T12:00:00Z)"
     assert web01.condition("InstallsCompleted") == (True, "Installing", f"no evidence of completion yet: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1).reconcile()
     status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
-    assert f"web01 (attempted: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
+    assert f"web01 (served: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
     (remedy,) = (
         each.remedy for each in web01.instance.reconciler.status.conditions if each.type == "InstallsCompleted"
     )
