@@ -198,7 +198,7 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
             NeededFile("assets/flatcar-1/kernel", None),
         )
         text = found.published.contents[str(writes.fallback)]
-        assert "in place of a boot that writes a disk" in text
+        assert "this boot replaces a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
         assert "flatcar-1/kernel" not in text
 

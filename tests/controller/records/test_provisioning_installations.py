@@ -356,7 +356,7 @@ def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: 
     web01.wait(seconds=9).data()
     summary = web01.rendered["web01"].published.summary
     assert summary["step"] == "Started"
-    assert summary["cause"] == "its installation has started, and nothing has shown its end"
+    assert summary["cause"] == "the installation has started, and no end was reported"
     (attempt,) = summary["provisioned"]["attempts"]
     assert (attempt["step"], attempt["failed"]) == ("Started", None)
     assert attempt["boots"] == [{"at": "2026-11-20T12:00:00Z", "client": NIC, "path": ENTRY}]
