@@ -46,7 +46,7 @@ def read(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
     return found
 
 
-def test_nocloud_finds_all_of_its_seed(modules: str, url: str, tmp_path: Path) -> None:
+def test_nocloud_finds_its_whole_seed(modules: str, url: str, tmp_path: Path) -> None:
     found = read(modules, tmp_path, "NoCloud", f"{url}/nocloud/{INIT}/")
     assert found["found"] is True
     assert found["user_data"] == "#cloud-config\nhostname: init01\n"
@@ -67,7 +67,7 @@ def _valid_by(schema: Path, text: str, folder: Path) -> bool:
     return subprocess.run(check, check=False).returncode == 0
 
 
-def test_what_cloud_init_reads_is_valid_by_its_own_schema(url: str, tmp_path: Path) -> None:
+def test_files_for_cloud_init_are_valid_by_its_own_schema(url: str, tmp_path: Path) -> None:
     found = next(unpacked("cloud-init", ARCHITECTURE).rglob("schema-cloud-config-v1.json"))
     schema = tmp_path / "schema.json"
     schema.write_bytes(found.read_bytes())
@@ -77,7 +77,7 @@ def test_what_cloud_init_reads_is_valid_by_its_own_schema(url: str, tmp_path: Pa
     assert not _valid_by(schema, "#cloud-config\nusers: 7\n", tmp_path)
 
 
-def test_what_ignition_reads_is_valid_by_its_own_validator(tmp_path: Path) -> None:
+def test_files_for_ignition_are_valid_by_its_own_validator(tmp_path: Path) -> None:
     """Debian's is of specification 3.3, the last but one that these documents are written by."""
     validator = unpacked("ignition", ARCHITECTURE) / "usr/bin/ignition-validate"
     documents = sorted(GOLDEN.glob("example-*/ignition/*"))

@@ -113,7 +113,7 @@ def test_ipxe_runs_every_script_of_a_fleet_of_300(tmp_path: Path) -> None:
     assert wrong(_numbered(scripts), tmp_path) == {}
 
 
-def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_one_that_is_broken(tmp_path: Path) -> None:
+def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_broken_one(tmp_path: Path) -> None:
     scripts = _numbered(_of_generated())
     assert len(scripts) > 80
     broken = next(name for name, script in scripts.items() if b"\ninitrd --name" in script)

@@ -26,7 +26,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("name", GUESTS)
-def test_a_server_boots_once_gitboot_has_planned(
+def test_a_server_boots_once_gitboot_has_made_a_plan(
     network: None, images: Images, tmp_path: Path, name: str, row: Callable[[Running, float], None]
 ) -> None:
     repository = Repository.create(tmp_path / "git")
