@@ -312,7 +312,7 @@ def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(benc
     assert planned is not None and planned.key == "provision/1/boot/2"
 
 
-def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: Told) -> None:
+def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(bench: Bench, told: Told) -> None:
     bench.decide(fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
     told.see(ABSENT, "memtest-7/kernel")
 
@@ -359,7 +359,9 @@ def test_without_artifact_checks_there_is_no_condition(tmp_path: Path) -> None:
         assert bench.condition("ArtifactsPresent") is None
 
 
-def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSite, tmp_path: Path) -> None:
+def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_appears(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
     site = make_site()
     told = Told()
     site.restart(artifacts=told)

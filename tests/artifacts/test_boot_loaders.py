@@ -213,7 +213,7 @@ def test_the_command_uses_the_base_url_of_the_fleet_and_prints_each_loader(tmp_p
     assert (tmp_path / "out/assets" / MANIFEST).exists()
 
 
-def test_packages_of_another_architecture_are_taken_from_where_they_were_unpacked(tmp_path: Path) -> None:
+def test_packages_of_another_architecture_are_read_from_the_folder_where_they_were_unpacked(tmp_path: Path) -> None:
     installed, unpacked = packages(tmp_path / "installed"), tmp_path / "unpacked"
     (installed / "usr/lib/ipxe/ipxe-arm64.efi").unlink()
     for name in ("ipxe-arm64.efi", "undionly.kpxe"):
@@ -241,7 +241,7 @@ def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
     assert "expected an http or https URL" in str(done.exception)
 
 
-def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_path: Path) -> None:
     outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
