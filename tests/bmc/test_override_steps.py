@@ -380,7 +380,7 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
     ("case", "wanted", "observed", "records", "before", "step"),
     [*((*row[:4], (MOVED,), row[4]) for row in CASES), *((*row[:4], (), row[4]) for row in UNPROVEN)],
 )
-def test_next_step(
+def test_the_next_step_follows_from_the_wanted_override_the_observation_and_the_records(
     case: str,
     wanted: WantedOverride | None,
     observed: BmcObservation,
@@ -410,7 +410,7 @@ def test_next_step(
         (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
     ],
 )
-def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
+def test_an_override_that_ends_after_the_time_in_its_record_proves_no_boot(
     minutes_left: int, record: OverrideRecord, seen: BmcObservation, step: str
 ) -> None:
     """From then on this instance, or another, may have cleared it without a write to the ledger."""
@@ -430,7 +430,7 @@ def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
         (OverrideState.INSERTED, 0, False),
     ],
 )
-def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
+def test_only_the_end_of_an_override_needs_no_ledger_and_only_after_the_time_in_its_record(
     state: OverrideState, minutes_left: int, needs_no_ledger: bool
 ) -> None:
     record = structs.replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
@@ -438,7 +438,7 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_i
     assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
 
 
-def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
+def test_a_moving_mark_proves_nothing_about_a_mark_that_never_moves() -> None:
     moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
     stuck = structs.replace(THEN, boot_progress_time=None)
     assert (
@@ -487,7 +487,7 @@ MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple
     [row[1:] for row in MACHINES],
     ids=[row[0] for row in MACHINES],
 )
-def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
+def test_nothing_is_set_on_another_machine_and_an_override_is_cleared_only_where_it_was_set(
     identified: IdentityResult,
     wanted: WantedOverride | None,
     override: Override,
@@ -498,7 +498,7 @@ def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
     assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
 
 
-def test_a_set_carries_its_whole_record() -> None:
+def test_setting_an_override_writes_its_whole_record() -> None:
     recorded = OverrideRecord(
         reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
     )
@@ -513,7 +513,7 @@ def test_a_set_carries_its_whole_record() -> None:
 @pytest.mark.parametrize(
     ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
 )
-def test_what_stands_is_recorded_with_the_marks_seen_with_it(
+def test_a_confirmed_override_is_recorded_with_the_marks_of_the_same_reading(
     wanted: WantedOverride | None, state: OverrideState
 ) -> None:
     booting = structs.replace(SINCE, settled=False)
@@ -525,7 +525,7 @@ def test_what_stands_is_recorded_with_the_marks_seen_with_it(
 @pytest.mark.parametrize(
     ("seen", "state"), [(NO_OVERRIDE, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
 )
-def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: OverrideState) -> None:
+def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: OverrideState) -> None:
     assert update_refused_record(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
 
 
@@ -565,7 +565,7 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
         ),
     ],
 )
-def test_questions_to_the_operator_say_what_was_found(
+def test_questions_to_the_operator_state_what_was_found(
     wanted: WantedOverride, seen: BmcObservation, record: OverrideRecord | None, message: str
 ) -> None:
     step = _step(wanted, seen, (record, MOVED) if record else ())
@@ -610,7 +610,7 @@ XCC = frozenset({"Once", "Disabled"})
         ),
     ],
 )
-def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: BmcObservation, fitted: Override | None) -> None:
+def test_an_override_is_adapted_to_its_bmc(wanted: Override, bmc: BmcObservation, fitted: Override | None) -> None:
     assert adapt_override(wanted, bmc) == fitted
 
 
@@ -629,7 +629,7 @@ def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: BmcObservation,
         ),
     ],
 )
-def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
+def test_an_override_is_compared_with_the_reading(override: Override, seen: Override, standing: bool) -> None:
     assert is_shown(override, _seen(seen)) is standing
 
 
@@ -744,7 +744,7 @@ EVENTS: dict[str, Callable[[_Instance], object]] = {
     profile=st.sampled_from(list(PROFILES.values())),
     events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),
 )
-def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[str]) -> None:
+def test_no_reason_boots_a_machine_twice(profile: Profile, events: list[str]) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     for event in events:
         EVENTS[event](gitboot)
@@ -758,7 +758,7 @@ def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[s
 
 
 @for_each("profile", PROFILES.values(), ids=PROFILES)
-def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
+def test_an_undisturbed_machine_boots_once_and_is_then_left_alone(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     assert gitboot.run() == NoChange()
     gitboot.machine.run_through()
@@ -771,7 +771,7 @@ def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profil
 
 
 @for_each("profile", PROFILES.values(), ids=PROFILES)
-def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Profile) -> None:
+def test_a_window_interrupts_an_installation_and_then_allows_it_again(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     gitboot.run()
     gitboot.wanted = BIOS_UPDATE
@@ -788,7 +788,7 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 
 
 @for_each(("power", "expected"), [("Off", SET), ("On", "Wait"), ("PoweringOff", "Wait"), (None, "Wait")])
-def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
+def test_an_override_that_waits_for_power_off_is_set_only_if_the_bmc_shows_power_off(
     power: str | None, expected: str
 ) -> None:
     assert (
@@ -800,7 +800,7 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
 # An override that another one for the same reason replaces
 
 
-def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
+def test_an_old_override_that_was_not_replaced_still_belongs_to_gitboot() -> None:
     """The PATCH from Continuous to Once was lost. gitboot finds the old override, and sets it again or clears it."""
     first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, SetOverride)

@@ -162,7 +162,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ),
     ],
 )
-def test_what_comes_next(
+def test_the_next_power_step_follows_from_the_record_the_reading_and_the_override(
     case: str, wanted: WantedPowerChange, record: PowerRecord | None, observed: BmcObservation, step: str
 ) -> None:
     found = next_power_step(
@@ -177,7 +177,7 @@ def test_what_comes_next(
 
 
 @for_each("state", [state for state in OverrideState if state is not OverrideState.CONFIRMED])
-def test_nothing_is_switched_before_its_override_is_confirmed(state: OverrideState) -> None:
+def test_no_machine_is_reset_before_its_override_is_confirmed(state: OverrideState) -> None:
     found = next_power_step(
         wanted=RESTART,
         record=None,
@@ -191,7 +191,7 @@ def test_nothing_is_switched_before_its_override_is_confirmed(state: OverrideSta
 
 @for_each("identified", [AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")])
 @for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override_reason=None)])
-def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified: IdentityResult) -> None:
+def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: IdentityResult) -> None:
     observed = OFF if wanted.operation is PowerOperation.ON else seen()
     records = [None, switched(ASKED, GENTLY, ago=9000), switched(PowerRecordState.REFUSED)]
     for record in records if wanted.operation is not PowerOperation.ON else records[::2]:
@@ -206,7 +206,7 @@ def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified
         assert not isinstance(found, RequestReset), record
 
 
-def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
+def test_marks_that_never_moved_prove_no_reset() -> None:
     """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
     alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
     record = structs.replace(switched(RECORDED), marks=alone)
@@ -234,7 +234,7 @@ FIRST = WantedPowerChange(
 )
 
 
-def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack) -> None:
+def test_a_machine_is_reset_once_after_its_override_is_confirmed_and_never_again(rack: Rack) -> None:
     result = rack.bring_about(wanted_power=FIRST)
     assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
@@ -250,7 +250,7 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
     assert rack.machine.boots[-1].target == "Pxe"
 
 
-def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
+def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert (
         rack.bring_about(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
@@ -260,7 +260,7 @@ def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     assert rack.machine.resets == 1
 
 
-def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
+def test_a_lost_response_is_judged_by_the_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
     assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.WAITING
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
@@ -279,7 +279,7 @@ def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Ra
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
-def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
+def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
     assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.STALLED
     rack.wait(61)
@@ -291,7 +291,7 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
     ("given", "message"),
     [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
-def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
+def test_a_dry_run_and_a_read_only_task_reset_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()
     result = rack.bring_about(wanted_power=FIRST, **given)
     assert (result.message, rack.machine.resets, rack.switched) == (message, 0, [])

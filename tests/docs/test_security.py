@@ -165,8 +165,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Wider access": ("review/test_guards_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
     "Looser guards": ("review/test_guards.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
     "Stolen BMC passwords": (
-        "bmc/test_credentials_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
-        "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
+        "bmc/test_credentials_access.py::test_t2_a_pull_request_cannot_send_credentials_outside_their_networks",
+        "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it",
     ),
     "Files outside the fleet": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
@@ -316,13 +316,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
         "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
-        "bmc/redfish/test_client_links.py::test_a_link_to_another_place_is_refused",
-        "bmc/redfish/test_transport.py::test_no_password_goes_from_https_to_http",
+        "bmc/redfish/test_client_links.py::test_a_link_to_another_host_is_rejected",
+        "bmc/redfish/test_transport.py::test_no_password_is_sent_from_https_to_http",
     ),
     "Another machine": (
-        "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
-        "bmc/test_ipmi.py::test_nothing_is_set_on_another_machine",
-        "bmc/test_power_steps.py::test_another_machine_is_never_switched",
+        "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_an_override_is_cleared_only_where_it_was_set",
+        "bmc/test_ipmi.py::test_no_override_is_set_on_another_machine",
+        "bmc/test_power_steps.py::test_another_machine_is_never_reset",
     ),
     # The operator of a mirror
     "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),
@@ -342,18 +342,22 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
-    "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
+    "Crack a BMC's password": (
+        "bmc/test_ipmi.py::test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it",
+    ),
     "Tokens in the clear": (
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
     ),
     "Git passwords in the clear": ("git/test_remote.py::test_what_cannot_work_is_a_usage_error",),
-    "BMC passwords in the clear": ("bmc/test_credentials_access.py::test_t2_what_is_said_beside_credentials",),
+    "BMC passwords in the clear": (
+        "bmc/test_credentials_access.py::test_t2_the_access_file_states_which_bmcs_get_the_credentials",
+    ),
     "Unknown hosts": (
         "git/test_remote.py::test_a_host_must_show_a_key_that_is_known",
         "publish/targets/test_folder_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
         "git/test_remote.py::test_a_certificate_must_be_trusted",
-        "bmc/redfish/test_client.py::test_an_unknown_authority_and_another_name_are_rejected",
+        "bmc/redfish/test_client.py::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_rejected",
     ),
     # The holder of a backup
     "Compute tokens": (
@@ -368,7 +372,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Secrets in the ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
-        "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
+        "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key",
     ),
     "A restored copy": (
         "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
