@@ -226,7 +226,7 @@ def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None
     os.close(its_end)
 
 
-def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
+def test_a_killed_parent_ends_its_child(tmp_path: Path) -> None:
     with begin(tmp_path, WAITS) as process:
         child = int(line_of(process))
         assert alive(child) and child != process.pid
@@ -256,7 +256,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_nothing_of_a_wrong_frame_is_stored(wrong: str, tmp_path: Path) -> None:
+def test_no_row_of_an_invalid_frame_is_stored(wrong: str, tmp_path: Path) -> None:
     body = f"""
 stream = cache._outgoing
 stream.write({RIGHT + WRONG[wrong]!r})
@@ -269,7 +269,7 @@ if {wrong!r} != "part of a frame":
     assert stored(tmp_path, [b"right", b"wrong"]) == {b"right": encode("a problem")}
 
 
-def test_a_process_that_the_child_leaves_behind_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_process_that_the_child_leaves_behind_blocks_nothing(tmp_path: Path) -> None:
     body = """
 if (left := os.fork()) == 0:
     while True:
@@ -335,7 +335,7 @@ def test_only_the_parent_opens_the_cache(tmp_path: Path, large: Path, rack: Rack
         assert "sqlite3.connect" in events
 
 
-def test_commands_at_once_share_the_cache(tmp_path: Path, large: Path) -> None:
+def test_commands_that_run_at_once_share_the_cache(tmp_path: Path, large: Path) -> None:
     command = [sys.executable, "-m", "gitboot", "plan", str(large), "-o", "json", "--at", "2026-11-22T00:00:00Z"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 

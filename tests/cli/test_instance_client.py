@@ -66,7 +66,7 @@ def written(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
+def test_a_read_only_command_uses_the_cache_of_the_instance_and_changes_nothing(site: Site) -> None:
     kept = site.store(*BELIEVED)  # no evaluation comes to this, so it shows that the cache was used
     before = written(kept)
     assert site.firmware() == {"web01": "BIOS"}
@@ -77,7 +77,7 @@ def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda kept: kept.unlink(), lambda kept: kept.write_bytes(kept.read_bytes()[:-1])])
-def test_where_nothing_is_kept_that_counts_all_is_read(
+def test_without_a_usable_cache_everything_is_evaluated(
     site: Site, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     kept = site.store()

@@ -43,7 +43,7 @@ def refused_by_a_person(*command: object) -> int:
         return typed(*command).code
 
 
-def test_each_code_is_what_a_command_ends_with(rack: Rack) -> None:
+def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
     work, folder = rack.repository.work, rack.folder
     broken = folder / "broken"
     broken.mkdir()
@@ -125,7 +125,7 @@ def test_a_closed_pipe_makes_no_success_a_failure(tmp_path: Path, command: tuple
     assert code(name, EXAMPLE, *options) == Exit.FINE
 
 
-def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> None:
+def test_an_instance_works_even_if_its_log_is_not_read(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "apiVersion: gitboot.dev/v1alpha1\nkind: Fleet\nmetadata: {name: f}\n"
                      "spec: {baseURL: http://boot.test}\n"})  # fmt: skip
@@ -135,7 +135,7 @@ def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", [("plan", "-o", "json"), ("plan",), ("--help",), ("explain", "Any")], ids=" ".join)
-def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) -> None:
+def test_a_full_output_is_reported_once_and_is_a_failure(command: tuple[str, ...]) -> None:
     """It was a traceback, and code 1 or 120."""
     where = (EXAMPLE,) if command[0] == "plan" else ()
     done = redirected(f"gitboot {' '.join([*command, *where])} > /dev/full")
@@ -146,13 +146,13 @@ def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) 
     assert lines == ["gitboot: standard output cannot be written: No space left on device"]
 
 
-def test_where_errors_cannot_be_written_the_code_is_what_was_found() -> None:
+def test_if_errors_cannot_be_written_the_exit_code_is_still_right() -> None:
     assert redirected(f"gitboot validate {EXAMPLE} 2> /dev/full").returncode == Exit.FINE
     assert redirected(f"gitboot explain nobody --path {EXAMPLE} 2> /dev/full").returncode == Exit.USAGE
     assert redirected(f"gitboot explain nobody --path {EXAMPLE} > /dev/full").returncode == Exit.USAGE
 
 
-def test_a_command_without_any_output_does_its_work(tmp_path: Path) -> None:
+def test_a_command_works_without_any_open_output(tmp_path: Path) -> None:
     """`>&-` was a traceback. What it writes besides is not given to who writes to output or errors."""
     done = redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
     assert done.returncode == Exit.FINE and (tmp_path / "tree" / "boot" / "boot.ipxe").exists()

@@ -120,7 +120,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Name addresses": (
         "artifacts/test_availability.py::test_only_needed_artifacts_are_checked",
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
-        "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
+        "cli/commands/test_artifacts.py::test_a_registry_that_is_not_listed_gets_no_request",
     ),
     "Use time and memory": (
         "evaluator/test_evaluation.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
@@ -128,23 +128,21 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
-        "cli/commands/test_init.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "cli/commands/test_init.py::test_t13_no_code_of_the_branch_runs_in_the_job_with_the_token",
         "cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",
     ),
     "Writes through symlinks": (
-        "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_redirects_the_output_of_the_review",
         "test_files_output.py::test_finding_s1_no_command_writes_through_a_symlink_of_the_branch",
         "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_of_its_folder",
     ),
     "A forged review": (
-        "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_that_the_branch_brings_is_not_posted",
-        "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one",
-        "cli/commands/test_init_ci_hostile.py::"
-        "test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s2_the_comment_of_a_failed_review_replaces_the_earlier_one",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
     ),
     "Text that acts": (
-        "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
         "scenarios/test_hostile_text.py::test_no_format_holds_what_a_terminal_obeys",
@@ -169,7 +167,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it",
     ),
     "Files outside the fleet": (
-        "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
+        "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleet_folder_is_rejected",
         "git/test_repository.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
         "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
     ),
@@ -187,13 +185,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (
-        "cli/commands/test_init.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
-        "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
+        "cli/commands/test_init.py::test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request",
+        "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_its_input",
     ),
     "Edited comments": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
@@ -364,7 +362,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_key_counts_for_a_day",
     ),
     "Open secrets": (
-        "cli/commands/test_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",
+        "cli/commands/test_secret.py::test_a_new_key_decrypts_its_secrets_and_a_fleet_is_checked_with_it",
     ),
     "Forge a commit status": (
         "controller/test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",
