@@ -320,7 +320,7 @@ FOUND = (5, 32, 39, 97)
 
 
 @pytest.mark.parametrize("seed", sorted({*range(examples(5) - 2), *FOUND}))
-def test_a_restart_with_what_was_kept_is_one_without(
+def test_a_restart_from_a_checkpoint_ends_in_the_same_state_as_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Often it is of some commits, fetches and records before."""
@@ -335,7 +335,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
 
 
 @pytest.mark.parametrize("seed", range(examples(5)))
-def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
+def test_a_start_after_an_interrupted_publication_ends_like_one_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
@@ -404,7 +404,7 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
-def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_nothing(
+def test_a_restart_without_changes_reads_no_commit_plans_no_server_and_writes_nothing(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = left
@@ -418,7 +418,7 @@ def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_
     assert written(folder) == before
 
 
-def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
+def test_a_commit_after_the_checkpoint_is_compared_with_it(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the instance was killed before it was worth it to keep the next one."""
@@ -440,7 +440,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
     assert (revision, base is not None and base != first) == (second, True)
 
 
-def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_evaluated(
+def test_a_start_does_not_spin_for_a_window_that_began_while_a_commit_is_evaluated(
     left: tuple[Path, Repository],
 ) -> None:
     """Else it would reconcile again and again, and take from the evaluation what that needs."""
@@ -466,7 +466,7 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
         assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == at("21T04:00")
 
 
-def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
+def test_records_that_are_newer_than_the_checkpoint_count(left: tuple[Path, Repository]) -> None:
     """A server that was provisioned after that is not offered its installer once more, not for a moment."""
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
@@ -483,7 +483,7 @@ def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]
     assert written(folder) == before
 
 
-def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tuple[Path, Repository]) -> None:
+def test_an_output_tree_that_is_older_than_the_checkpoint_is_updated(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     shutil.copytree(folder / "output", folder / "older", symlinks=True)
     repository.push({"all.yaml": FLEET.replace("provision: 1", "provision: 1, kernelArguments: [quiet]", 1)})
@@ -501,7 +501,7 @@ def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tup
 
 
 @pytest.mark.parametrize("harm", ["of a commit that is gone", "of another ledger", "in doubt"])
-def test_what_cannot_be_relied_on_is_done_without(
+def test_an_unusable_checkpoint_is_ignored(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     folder, repository = left
@@ -590,7 +590,7 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_after_its_next_pass(
+def test_a_cache_damaged_while_an_instance_runs_has_a_checkpoint_after_the_next_reconcile(
     left: tuple[Path, Repository], harm: str
 ) -> None:
     folder, repository = left
@@ -609,7 +609,7 @@ def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_a
         assert parts.reconciler.status.applied == applied
 
 
-def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repository]) -> None:
+def test_unchanged_chunks_are_not_written_again(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     path = folder / "state" / CACHE
     before = set(sql(path, "SELECT id, rowid FROM entry"))
@@ -621,7 +621,7 @@ def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repo
     assert is_resumed(folder, repository)
 
 
-def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Repository]) -> None:
+def test_a_checkpoint_is_used_again_after_its_token_keys_are_restored(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     keys = folder / "state" / "token-keys"
     keys.rename(folder / "token-keys")
@@ -632,7 +632,7 @@ def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Re
     assert is_resumed(folder, repository)
 
 
-def test_a_checkpoint_without_room_in_the_cache_is_left_out(
+def test_a_checkpoint_that_does_not_fit_in_the_cache_is_omitted(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, repository = left
@@ -645,7 +645,7 @@ def test_a_checkpoint_without_room_in_the_cache_is_left_out(
 
 
 @pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot"])
-def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Repository], name: str) -> None:
+def test_a_start_deletes_cache_files_of_an_earlier_version(left: tuple[Path, Repository], name: str) -> None:
     folder, repository = left
     (folder / "state" / name).write_bytes(b"of an earlier version")
     assert is_resumed(folder, repository)
@@ -661,7 +661,7 @@ HARMED = {
 
 
 @pytest.mark.parametrize(("path", "found"), HARMED.items())
-def test_whose_files_do_not_stand_is_found_beside_and_put_right(
+def test_a_changed_or_missing_file_of_the_output_is_found_and_repaired(
     left: tuple[Path, Repository], path: str, found: str
 ) -> None:
     folder, repository = left

@@ -89,7 +89,7 @@ def accepted(parts: Parts) -> tuple[bool, str]:
     return found.status, found.reason
 
 
-def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
+def test_a_commit_that_would_reinstall_servers_is_held_and_the_accepted_one_stays(
     parts: Parts, repository: Repository
 ) -> None:
     before = applied(parts)
@@ -105,7 +105,7 @@ def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
     assert "servers that may be reinstalled: 12; the limit is 0" in event.message
 
 
-def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_digest(
+def test_a_held_commit_is_accepted_with_an_approval_of_its_digest_and_of_each_guard(
     parts: Parts, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
@@ -124,7 +124,7 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
 
 
 @pytest.mark.parametrize("what", ["another digest", "a guard that does not hold it", "nothing is held"])
-def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes_from(
+def test_an_approval_that_does_not_match_the_held_commit_is_rejected(
     parts: Parts, repository: Repository, what: str
 ) -> None:
     if what != "nothing is held":
@@ -137,7 +137,7 @@ def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes
     assert parts.reconciler.state.knowledge.approvals == {}
 
 
-def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is_held(
+def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
@@ -150,7 +150,7 @@ def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is
     assert applied(parts) == commit
 
 
-def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:
+def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, repository: Repository) -> None:
     """There and back and there again is a third change, and another reinstallation."""
     for second, name in enumerate(("flatcar-2", "flatcar-1")):
         commit = repository.push(documents(name))
@@ -166,7 +166,7 @@ def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, rep
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
-def test_a_trailer_acknowledges_the_changes_however_they_are_committed(
+def test_a_trailer_acknowledges_the_changes_in_any_kind_of_commit(
     parts: Parts, repository: Repository, how: str
 ) -> None:
     repository.push(documents("flatcar-2"))
@@ -202,7 +202,7 @@ def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repo
     assert any("The commits changed since then, so review them again" in event.message for event in parts.events)
 
 
-def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_installed(tmp_path: Path) -> None:
+def test_e33_a_first_commit_installs_nothing_before_an_operator_begins_the_records(tmp_path: Path) -> None:
     """STATE and OUTPUT are lost, and nothing in a unit file says that its machines are new."""
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
@@ -234,7 +234,7 @@ def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_a
             assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
 
 
-def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
+def test_after_a_loss_of_the_ledger_a_held_commit_stays_held(tmp_path: Path, repository: Repository) -> None:
     """The tree says which commit it was made of, and the guards go on from there."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
@@ -248,7 +248,9 @@ def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Re
         assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
 
 
-def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
+def test_an_output_tree_of_another_history_does_not_count_as_a_first_start(
+    tmp_path: Path, repository: Repository
+) -> None:
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
     shutil.rmtree(tmp_path / "state")
@@ -271,7 +273,9 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
         assert (applied(parts), held(parts).guards) == (first, ("maxInstalls",))
 
 
-def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
+def test_no_commit_is_accepted_during_a_suspension_and_all_are_accepted_after_it(
+    parts: Parts, repository: Repository
+) -> None:
     before = applied(parts)
     instance_tables.add_request(
         parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"}
@@ -317,7 +321,7 @@ def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts
     assert applied(parts) == commit  # it comes back as it is installed
 
 
-def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, repository: Repository) -> None:
+def test_acknowledgements_that_do_not_count_are_listed_in_few_words(parts: Parts, repository: Repository) -> None:
     lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
     repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
     turn(parts)
@@ -348,7 +352,7 @@ def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str])
 
 
 @pytest.mark.parametrize("is_acknowledged", [True, False])
-def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them_says(
+def test_e19_a_merge_of_several_branches_is_one_step_with_the_acknowledgements_of_all(
     tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
 ) -> None:
     files, work = documents(provision=1), repository.work
@@ -374,7 +378,7 @@ def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them
     assert len(git(work, "rev-list", "--parents", "-1", "HEAD").split()) == 5
 
 
-def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_before(
+def test_e19_an_unacknowledged_merge_holds_later_commits_and_no_earlier_ones(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
     files = documents(provision=1)
@@ -392,7 +396,7 @@ def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_befo
     assert second != first
 
 
-def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
+def test_e19_commits_before_an_invalid_one_are_accepted_and_it_is_judged_with_the_next(
     parts: Parts, repository: Repository
 ) -> None:
     first = repository.push(documents(servers=13))
@@ -404,7 +408,7 @@ def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
     assert (applied(parts), "maxReinstalls" in held(parts).guards) == (first, True)
 
 
-def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, repository: Repository) -> None:
+def test_e19_each_of_several_merges_can_be_acknowledged_separately(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
     for provision in (1, 2):
         repository.push(documents(provision=provision))
@@ -420,7 +424,7 @@ def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, 
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
+def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
     tmp_path: Path, repository: Repository, reached: bool
 ) -> None:
     """As one that comes from another day's backup, or of a host that has stood by since."""
@@ -463,7 +467,7 @@ def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
         yield parts
 
 
-def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_is_over(
+def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_is_over(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts = unlimited
@@ -482,7 +486,7 @@ def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_i
     assert parts.reconciler.status.problems == ()
 
 
-def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_after_a_restart(
+def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_after_a_restart(
     tmp_path: Path, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
@@ -494,7 +498,7 @@ def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_aft
             assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
 
 
-def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
+def test_finding_r11_a_commit_before_a_valid_one_may_be_invalid_for_a_time(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts = unlimited
@@ -505,7 +509,7 @@ def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
     assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
 
 
-def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
+def test_finding_r15_the_warning_about_a_certificate_begins_while_the_instance_runs(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts, end = unlimited, NOON + timedelta(minutes=10)
@@ -574,7 +578,7 @@ SERIALS = ["To be filled by O.E.M.", "Default string", "None", "0000000000", "12
 
 
 @for_each("uuid", UUIDS)
-def test_finding_p2_a_uuid_that_many_machines_show_is_found_in_both_byte_orders(uuid: str) -> None:
+def test_finding_p2_a_placeholder_uuid_is_detected_in_both_byte_orders(uuid: str) -> None:
     found = SystemUuid(uuid)
     assert is_placeholder_uuid(found) and is_placeholder_uuid(swap_byte_order(found))
     assert lookup_uuids(found) == ()
@@ -591,26 +595,26 @@ def test_finding_p2_a_uuid_that_many_machines_show_is_found_in_both_byte_orders(
         "ec2a1b3c-0000-1000-8000-001122334455",
     ],
 )
-def test_a_uuid_of_one_machine_is_no_placeholder(uuid: str) -> None:
+def test_a_uuid_of_one_machine_is_not_a_placeholder(uuid: str) -> None:
     assert not is_placeholder_uuid(SystemUuid(uuid))
 
 
 @for_each("mac", MACS)
-def test_a_mac_address_that_many_machines_show(mac: str) -> None:
+def test_a_placeholder_mac_address_is_detected(mac: str) -> None:
     assert is_placeholder_mac(MacAddress(mac.replace(":", "-")))
 
 
 @for_each(
     "mac", ["52-54-00-12-34-56", "02-00-00-00-00-00", "00-50-56-c0-00-00", "ac-1f-6b-00-00-00", "00-00-5e-00-53-01"]
 )
-def test_a_mac_address_of_one_machine_is_no_placeholder(mac: str) -> None:
+def test_a_mac_address_of_one_machine_is_not_a_placeholder(mac: str) -> None:
     assert not is_placeholder_mac(MacAddress(mac))
 
 
 @for_each(
     "serial", ["CZ12345ABC", "BCDFGHJ", "4J8VM72", "MXQ72407TY", "A.40-866_X", "VMware-56 4d 0a 1b", "S348084X0B19876"]
 )
-def test_a_serial_number_of_one_machine_is_no_placeholder(serial: str) -> None:
+def test_a_serial_number_of_one_machine_is_not_a_placeholder(serial: str) -> None:
     assert not is_placeholder_serial(serial)
 
 
@@ -642,7 +646,7 @@ REFUSED = [
 
 
 @for_each(("field", "value"), REFUSED)
-def test_finding_p2_a_document_with_an_identity_that_many_machines_show_is_refused(field: str, value: str) -> None:
+def test_finding_p2_a_document_with_a_placeholder_identity_is_rejected(field: str, value: str) -> None:
     with pytest.raises(InvalidRepository) as caught:
         decided(SEED[0], web01(field, value), *SEED[2:])
     [problem] = caught.value.problems
@@ -655,18 +659,18 @@ def test_finding_p2_a_document_with_an_identity_that_many_machines_show_is_refus
 
 
 @for_each("uuid", UUIDS)
-def test_finding_p2_no_import_takes_a_uuid_that_many_machines_show(uuid: str) -> None:
+def test_finding_p2_no_import_accepts_a_placeholder_uuid(uuid: str) -> None:
     assert uuid_of_import(uuid) is None
     with pytest.raises(UsageError, match=r"uuids\.txt:1: "):
         parse_uuid_list(f"web01 {uuid}\n", "uuids.txt")
 
 
 @for_each("mac", MACS)
-def test_no_import_takes_a_mac_address_that_many_machines_show(mac: str) -> None:
+def test_no_import_accepts_a_placeholder_mac_address(mac: str) -> None:
     assert parse_mac_or_none(mac) is None
 
 
-def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_path: Path) -> None:
+def test_finding_p2_records_of_a_placeholder_uuid_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
     with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which identifies no machine"):
@@ -686,7 +690,7 @@ def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_pa
         "v1/boot/00-11-22-33-44-55/boot.ipxe",
     ],
 )
-def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: str) -> None:
+def test_finding_p2_no_path_looks_up_a_placeholder_identity(path: str) -> None:
     assert list(parse_request_path(path)) == []
 
 
@@ -704,7 +708,7 @@ for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
 
 
 @pytest.mark.parametrize("order", [AMI, swap_byte_order(SystemUuid(AMI))])
-def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_accepted_and_serves_nobody_by_the_uuid(
+def test_finding_p2_an_accepted_commit_with_a_placeholder_uuid_stays_and_boots_nothing_by_it(
     order: str, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")

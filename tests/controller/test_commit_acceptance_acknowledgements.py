@@ -266,7 +266,7 @@ def merge_with(work: Work, main: Revision, other: Revision, name: str, message: 
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES.values(), ids=CASES)
-def test_each_form_verifies_or_not_as_its_row_says(
+def test_each_form_of_a_signature_verifies_as_its_row_states(
     work: Work, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str, form: Form
 ) -> None:
     """A form that does not verify proves nothing of what counts once, so no other test uses it."""
@@ -303,7 +303,9 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
         assert applied(parts) == again
 
 
-def test_all_of_it_in_one_poll_comes_to_the_same(work: Work, people: dict[str, Person], trust: TrustSettings) -> None:
+def test_several_commits_in_one_poll_end_in_the_same_state(
+    work: Work, people: dict[str, Person], trust: TrustSettings
+) -> None:
     ada = people["ssh"]
     with instance(work, trust) as parts:
         first = work.head
@@ -334,7 +336,7 @@ def test_all_of_it_in_one_poll_comes_to_the_same(work: Work, people: dict[str, P
         assert parts.reconciler.status.held is not None
 
 
-def test_an_acknowledgement_is_used_up_by_being_accepted_even_if_it_did_not_count(
+def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_did_not_count(
     work: Work, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     """A copy whose signature is broken comes first; then nobody's signature of this content counts any more."""
@@ -377,7 +379,7 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
 
 @pytest.mark.parametrize("how", ["cherry-pick", "squash", "rebase"])
 @pytest.mark.parametrize("is_signed", [False, True], ids=["unsigned", "signed"])
-def test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it(
+def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
     work: Work, people: dict[str, Person], trust: TrustSettings, how: str, is_signed: bool
 ) -> None:
     ada = people["ssh"]
@@ -452,7 +454,7 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
 
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
-def test_an_acknowledgement_with_other_line_ends_and_another_encoding_counts_once(
+def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_once(
     work: Work, people: dict[str, Person], trust: TrustSettings, kind: str
 ) -> None:
     options = ("-c", "i18n.commitEncoding=ISO-8859-1", "-c", "commit.cleanup=verbatim")
@@ -585,7 +587,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 # What a signature covers
 
 
-def test_what_is_counted_is_what_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
+def test_the_counted_text_is_the_text_that_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
     for person in people.values():
         raw = raw_of(work, person.commit(work))
         signed = parse_commit_signature(raw)

@@ -78,7 +78,7 @@ def refusal(parts: Parts) -> str:
 
 
 @pytest.mark.parametrize("verify", [Verify.HEAD, Verify.RANGE])
-def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on(
+def test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays(
     work: Work, people: dict[str, Person], signers: Path, verify: Verify
 ) -> None:
     with instance(work, signers, verify) as parts:
@@ -96,7 +96,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
         assert verdict.says == "invalid: not signed by a trusted key"
 
 
-def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_the_signer_of_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         found = parts.reconciler.status.facts()["accepted"]
         assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
@@ -108,7 +108,7 @@ def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, P
         assert again.reconciler.status.signer is not None
 
 
-def test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not(
+def test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_does_not(
     work: Work, people: dict[str, Person], signers: Path, tmp_path: Path
 ) -> None:
     other = Work(tmp_path / "other" / "git")
@@ -123,7 +123,7 @@ def test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not(
         assert unsigned[:12] in refusal(range_)
 
 
-def test_what_led_up_to_an_unsigned_commit_is_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_commits_before_an_unsigned_commit_are_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE) as parts:
         good = people["ada"].commit(work, {"x": "signed"})
         bad = work.commit({"x": "unsigned"})
@@ -133,7 +133,7 @@ def test_what_led_up_to_an_unsigned_commit_is_accepted(work: Work, people: dict[
         assert bad[:12] in refusal(parts)
 
 
-def test_an_unsigned_commit_is_never_stopped_at_on_the_way_to_a_signed_one(
+def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     """The newest is held by a guard; the unsigned one before it changes nothing that a guard would hold."""
@@ -146,7 +146,7 @@ def test_an_unsigned_commit_is_never_stopped_at_on_the_way_to_a_signed_one(
         assert applied(parts) == before
 
 
-def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_settings_of_an_unsigned_commit_have_no_effect(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         ledger = "provisioning: {ledger: 6a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11}"
         for field in ("stopped: everything is on fire", ledger):
@@ -159,16 +159,14 @@ def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[s
         assert not parts.reconciler.status.condition("InstallsAllowed")
 
 
-def test_an_unsigned_commit_is_not_looked_into(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_an_unsigned_commit_is_not_evaluated(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         work.commit({"fleet.yaml": "no: yaml: at all"})
         turn(parts, 1)
         assert "is not signed" in refusal(parts)
 
 
-def test_a_branch_that_was_rewound_is_verified_and_then_held(
-    work: Work, people: dict[str, Person], signers: Path
-) -> None:
+def test_a_rewound_branch_is_verified_and_then_held(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE, limits=Limits()) as parts:
         accepted = people["ada"].commit(work, {"x": "1"})
         turn(parts, 1)
@@ -185,7 +183,7 @@ def test_a_branch_that_was_rewound_is_verified_and_then_held(
         assert held is not None and (held.commit, "allowRewind" in held.guards) == (signed, True)
 
 
-def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
+def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, forge=people["forge"]) as parts:
@@ -239,7 +237,7 @@ def hold(parts: Parts, work: Work, person: Person) -> str:
     return "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
 
 
-def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed(
+def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_signed(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
@@ -263,7 +261,7 @@ def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed
         assert any(says.startswith("accepted, acknowledged by ada@example.net (SHA256:") for says in verdicts)
 
 
-def test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says(
+def test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
@@ -278,7 +276,9 @@ def test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says(
         assert applied(parts) == before
 
 
-def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_t9_only_an_approval_counts_if_approvals_are_required(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
     with instance(work, signers, None, ReinstallsNeed.APPROVE, Limits()) as parts:
         before = applied(parts)
         lines = hold(parts, work, people["ada"])
@@ -296,7 +296,7 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
 
 
-def test_t9_without_a_demand_a_line_counts_and_its_author_is_named(
+def test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, None, Limits()) as parts:

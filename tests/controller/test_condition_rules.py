@@ -59,7 +59,7 @@ ANOTHERS = commit_of(
 
 
 @for_each(("conditions", "expected"), [((), False), ((False,), False), ((True,), True)])
-def test_a_condition_of_which_nothing_is_known_does_not_hold(conditions: tuple[bool, ...], expected: bool) -> None:
+def test_an_unknown_or_false_condition_is_not_true(conditions: tuple[bool, ...], expected: bool) -> None:
     known = tuple(
         Condition(type="Ready", status=each, reason="R", message="", last_transition_time=NOON) for each in conditions
     )
@@ -401,14 +401,14 @@ def same(state: InstanceState) -> InstanceState:
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-def test_a_condition_follows_from_the_state(
+def test_each_condition_follows_from_the_instance_state(
     case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
     found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
     assert found.get(type) == expected, case
 
 
-def test_what_is_waited_for_is_overdue_after_five_minutes() -> None:
+def test_a_waiting_bmc_is_overdue_after_five_minutes() -> None:
     reasons = [
         next(
             each.reason
@@ -438,7 +438,9 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
         ("another type", condition(True, type="EvidenceAvailable"), False),
     ],
 )
-def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
+def test_the_transition_time_of_a_condition_is_when_its_status_last_changed(
+    case: str, before: Condition, kept: bool
+) -> None:
     later = NOON + timedelta(hours=1)
     found = conditions(structs.replace(FINE, conditions=(before,)), later)
     assert next(each.last_transition_time for each in found if each.type == "Published") == (NOON if kept else later), (
@@ -492,7 +494,9 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_turn_is_announced_once(case: str, before: Condition, now: Condition, expected: list[str]) -> None:
+def test_a_changed_condition_is_announced_once(
+    case: str, before: Condition, now: Condition, expected: list[str]
+) -> None:
     events = list(announcements([before], [now], FINE, NOON))
     assert [event.type for event in events] == expected, case
     assert all(event.warning for event in events)

@@ -57,7 +57,7 @@ def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
         ("all", [*documents()[:-1], policy("web", often="Never")], set(NAMES)),
     ],
 )
-def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: set[str]) -> None:
+def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], expected: set[str]) -> None:
     before, now = both(documents(), then)
     assert find_changed_servers(before, now) == expected, case
     assert find_changed_servers(before, replace(now, base=None)) == expected, "compared with all"
@@ -71,7 +71,7 @@ def known(commit: Commit) -> Knowledge:
     return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
 
 
-def test_who_is_not_touched_keeps_its_plan() -> None:
+def test_an_unchanged_server_keeps_its_plan() -> None:
     before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
     plans, different = replan(Plans(), before, known(before), (), NOON)
     assert different == set(NAMES)
@@ -82,7 +82,7 @@ def test_who_is_not_touched_keeps_its_plan() -> None:
     assert (plans.count_servers("phases"), again.count_servers("phases")) == ({"Network": 3}, {"Network": 2})
 
 
-def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change() -> None:
+def test_servers_below_the_minimum_version_are_counted_until_the_stream_or_server_changes() -> None:
     pinned = "pin: {image: flatcar-1, reason: GPU}"
 
     def said(minimum: str, mode: str = "Warn", **pins: str) -> list[str]:
@@ -111,14 +111,14 @@ def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change
         assert plans.count_below_minimum() == expected
 
 
-def test_an_output_more_is_for_all() -> None:
+def test_a_new_output_changes_all_servers() -> None:
     before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
     plans, _ = replan(Plans(), before, known(before), (), NOON)
     _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
     assert different == set(NAMES)
 
 
-def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
+def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None:
     """Their decisions are the same, but the artifacts that they fetch are the endpoint's own from then on."""
     sites = "sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]"
     before, now = both(
@@ -130,7 +130,7 @@ def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
     assert different == set(NAMES)
 
 
-def test_of_a_server_that_is_planned_no_file_is_held() -> None:
+def test_the_plan_of_a_server_holds_none_of_its_files_in_memory() -> None:
     names = [f"web{number:02}" for number in range(50)]
     commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
     knowledge = known(commit)
@@ -144,7 +144,7 @@ def test_of_a_server_that_is_planned_no_file_is_held() -> None:
     assert held < 2 * 1024 < sum(len(file.content) for file in files.values())
 
 
-def test_a_state_has_the_decision_of_its_commit() -> None:
+def test_the_state_of_a_server_has_the_decision_of_its_commit() -> None:
     commits = Commits()
     commits.push(snapshot(*documents()))
     assert commits.newest is not None
@@ -162,7 +162,7 @@ def test_a_state_has_the_decision_of_its_commit() -> None:
             assert state.decision is commit.decisions.servers[name]
 
 
-def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:
+def test_a_transition_plans_only_its_servers_and_a_clock_that_is_set_back_plans_all() -> None:
     window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
     commit, _ = both([*documents(), *more], documents())
@@ -175,7 +175,7 @@ def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back
     assert different == set(NAMES)
 
 
-def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
+def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> None:
     commit, _ = both(documents(web02="provision: 1"), documents())
     doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
     plans, _ = replan(Plans(), commit, doubtful, (), NOON)
@@ -198,9 +198,7 @@ MOVES = st.lists(
 
 
 @given(MOVES, st.integers(-1, 9))
-def test_whoever_is_due_is_found_however_often_all_were_moved(
-    moves: list[dict[str, datetime | None]], second: int
-) -> None:
+def test_due_keys_are_found_after_any_number_of_moves(moves: list[dict[str, datetime | None]], second: int) -> None:
     agenda: Agenda[str] = Agenda()
     plain: dict[str, datetime] = {}
     for each in moves:
@@ -212,7 +210,7 @@ def test_whoever_is_due_is_found_however_often_all_were_moved(
     assert agenda.instants == plain
 
 
-def test_moving_somebody_leaves_the_agenda_before_as_it_was() -> None:
+def test_moving_a_key_leaves_the_earlier_agenda_unchanged() -> None:
     empty: Agenda[str] = Agenda()
     before = empty.reschedule({"a": NOON})
     after = before.reschedule({"a": None, "b": NOON})

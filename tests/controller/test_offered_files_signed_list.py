@@ -98,7 +98,7 @@ def test_a_list_is_renewed_without_a_commit(tmp_path: Path, repository: Reposito
         assert (tmp_path / "output/ops/manifest.json").read_bytes() == manifest
 
 
-def test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it(
+def test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     with reconciled(tmp_path, repository, keys) as (_, reconcile):
@@ -111,13 +111,13 @@ def test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance
     client(signed, root, tmp_path / "cache").refresh()
 
 
-def test_without_keys_the_list_is_unsigned_and_that_is_no_failure(tmp_path: Path, repository: Repository) -> None:
+def test_without_keys_the_list_is_unsigned_and_that_is_not_an_error(tmp_path: Path, repository: Repository) -> None:
     with reconciled(tmp_path, repository, None) as (_, reconcile):
         found = reconcile(NOW)
     assert (found.status, found.reason) == (True, "Unsigned")
 
 
-def test_keys_that_are_lost_for_a_while_leave_the_earlier_list_and_say_so(
+def test_while_keys_are_missing_the_earlier_list_stays_and_a_condition_shows_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     with reconciled(tmp_path, repository, keys) as (parts, reconcile):
@@ -137,7 +137,7 @@ def test_keys_that_are_lost_for_a_while_leave_the_earlier_list_and_say_so(
     assert len(told) == 1
 
 
-def test_a_publication_key_that_is_replaced_while_an_instance_runs_signs_the_next_list(
+def test_after_a_replacement_of_the_publication_key_the_running_instance_signs_with_the_new_one(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     root = (keys / "1.root.json").read_bytes()
@@ -156,7 +156,7 @@ def test_a_root_that_expires_soon_is_a_condition(tmp_path: Path, repository: Rep
     assert (found.status, found.reason) == (False, "RootExpires")
 
 
-def test_a_window_ends_in_the_list_at_its_instant(tmp_path: Path, repository: Repository, keys: Path) -> None:
+def test_the_end_of_a_window_changes_the_list_at_once(tmp_path: Path, repository: Repository, keys: Path) -> None:
     repository.push(
         {"08.yaml": maintenance("repair", spec=f"window: {{start: '{iso(NOW)}', end: '{iso(NOW + HOUR)}'}}")}
     )
@@ -186,7 +186,7 @@ def verified(url: str, *arguments: object) -> tuple[int, dict[str, str]]:
     return done.returncode, {each["path"]: each["fault"] for each in json.loads(done.stdout)["items"]}
 
 
-def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
+def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_alone(
     tmp_path: Path, repository: Repository
 ) -> None:
     keys = tmp_path / "keys"
@@ -224,7 +224,7 @@ def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
 
 
 @pytest.mark.parametrize("changed", ["nothing", "the scripts of a window"])
-def test_a_copy_without_its_publisher_reports_a_window_that_is_over(
+def test_a_copy_without_its_publisher_reports_a_window_that_has_ended(
     tmp_path: Path, repository: Repository, keys: Path, changed: str
 ) -> None:
     start, end = NOW - 2 * HOUR, NOW - HOUR
@@ -349,7 +349,7 @@ def unreadable(self: Here, revision: Revision, base: Commit | None) -> Evaluatio
 
 @pytest.mark.parametrize("evaluate", [held_back, not_ended, rejected, unreadable])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["", "without the remote"])
-def test_windows_end_in_time_however_the_evaluation_fares(
+def test_windows_end_on_time_with_any_result_of_the_evaluation(
     left: Path,
     repair_repository: Repository,
     monkeypatch: pytest.MonkeyPatch,
@@ -378,7 +378,7 @@ def test_windows_end_in_time_however_the_evaluation_fares(
 
 
 @pytest.mark.parametrize("now", [OVER, OPEN], ids=["the window is over", "the new commit prolongs the window"])
-def test_the_first_publication_finds_a_tree_that_is_as_it_says(
+def test_the_first_publication_finds_the_tree_as_its_manifest_states(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, now: datetime
 ) -> None:
     more = WHILE
@@ -399,7 +399,7 @@ def test_the_first_publication_finds_a_tree_that_is_as_it_says(
     assert set(find_suspects(left / "output")) == {None}
 
 
-def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_windows_it_ended(
+def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_it_ended(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
@@ -421,7 +421,7 @@ def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_
 
 @pytest.mark.parametrize("is_prolonged", [False, True], ids=["", "the new commit prolongs the window"])
 @pytest.mark.parametrize("has_waited", [False, True], ids=["in the first pass", "in a later pass"])
-def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
+def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, has_waited: bool, is_prolonged: bool
 ) -> None:
     now, seen = OPEN, list[tuple[str, int]]()
@@ -464,7 +464,7 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
     assert set(find_suspects(left / "output")) == {None}
 
 
-def test_a_start_that_publishes_at_once_reads_no_state_to_end_windows(
+def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OutputDirectory, "end_windows", None)
@@ -477,7 +477,7 @@ def test_a_start_that_publishes_at_once_reads_no_state_to_end_windows(
         assert not of_type(parts, "WindowsEnded")
 
 
-def test_windows_end_though_the_first_publication_fails(
+def test_windows_end_even_if_the_first_publication_fails(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def publish_nothing(*_: object, **__: object) -> None:
@@ -511,7 +511,7 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
         assert boots_maintenance(left) == 0
 
 
-def test_servers_with_replaced_files_are_published_though_a_later_file_could_not_be_replaced(
+def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
@@ -560,7 +560,7 @@ def looping(parts: Parts) -> Iterator[None]:
         thread.join()
 
 
-def test_the_loop_ends_a_window_in_time_while_its_evaluator_is_stopped(
+def test_the_loop_ends_a_window_on_time_while_its_evaluator_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of this machine. Only the end of the window wakes the loop, unless the window is over before."""

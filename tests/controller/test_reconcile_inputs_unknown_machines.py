@@ -62,7 +62,7 @@ def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine,
     return read_unknown(state).machines, [event.message for event in found[1]]
 
 
-def test_who_asks_and_is_not_known_is_kept_once_and_told_once(site: Site) -> None:
+def test_an_unknown_machine_is_stored_once_and_reported_once(site: Site) -> None:
     query = f"?uuid={OTHER}&serial=4J8VM72"
     assert asks(site, STRANGER + query, f"/ipxe/{OTHER}{query}", ENTRY) == [404, 404, 200]
     [one], told = taken_in(site)
@@ -79,7 +79,9 @@ def test_who_asks_and_is_not_known_is_kept_once_and_told_once(site: Site) -> Non
     [({"user-agent": "curl/8.5"}, "GET"), (LOADER, "HEAD")],
     ids=["a person who looks", "who only looks"],
 )
-def test_who_only_looks_is_no_machine(site: Site, headers: dict[str, str], method: str) -> None:
+def test_a_client_that_is_no_boot_loader_or_sends_head_is_not_an_unknown_machine(
+    site: Site, headers: dict[str, str], method: str
+) -> None:
     assert asks(site, STRANGER, headers=headers, method=method) == [404]
     assert taken_in(site) == ((), [])
 
@@ -89,7 +91,7 @@ def test_another_nic_of_a_known_machine_is_no_unknown_machine(site: Site) -> Non
     assert taken_in(site) == ((), [])
 
 
-def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) -> None:
+def test_a_uuid_other_than_the_one_in_the_document_is_shown_with_the_server(site: Site) -> None:
     assert asks(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
     asks(site, f"/v1/boot/{MAC}/nothing")
     asked = UnknownMachineRecorder(site.spool)
@@ -99,7 +101,7 @@ def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) ->
     assert {each.server for each in found} == {None, "web01"}
 
 
-def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
+def test_a_document_for_an_unknown_machine_removes_it_from_the_list(site: Site) -> None:
     asked = UnknownMachineRecorder(site.spool)
     asks(site, STRANGER)
     asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
@@ -110,7 +112,7 @@ def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
     assert taken_in(site, "c0ffe2")[0] == ()
 
 
-def test_a_spool_that_was_read_and_not_written_down_is_read_again(site: Site) -> None:
+def test_a_fetch_log_that_was_read_but_not_stored_is_read_again(site: Site) -> None:
     asks(site, STRANGER)
     state = site.root.parent / "state"
     kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
@@ -118,7 +120,7 @@ def test_a_spool_that_was_read_and_not_written_down_is_read_again(site: Site) ->
     assert [each.times for each in taken_in(site)[0]] == [1]
 
 
-def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
+def test_the_log_of_a_mirror_shows_the_same_unknown_machines(site: Site, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
     log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
@@ -136,7 +138,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
     assert (one.macs, one.uuid, one.serial, one.client) == (("52-54-00-99-99-99",), OTHER, "4J8VM72", "10.12.0.13")
 
 
-def test_the_api_and_the_metrics_have_them(site: Site) -> None:
+def test_the_api_and_the_metrics_show_unknown_machines(site: Site) -> None:
     asked = UnknownMachineRecorder(site.spool)
     with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
@@ -151,7 +153,7 @@ def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     assert "99-99" not in page, "no metric has a machine for a label"
 
 
-def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
+def test_the_command_shows_and_deletes_unknown_machines(site: Site, tmp_path: Path) -> None:
     state = site.root.parent / "state"
     assert typed("unknown-machines", "--state", state).code != 0, "no instance has run there"
     asks(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")

@@ -35,7 +35,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Take a one-time boot": (
         "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
         "controller/records/test_provisioning_installations.py::"
-        "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
+        "test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its_time",
     ),
     "Fetch user data and secrets": (
         "endpoint/test_boot_responses_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
@@ -49,7 +49,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
     ),
     "Report an installation": (
-        "controller/records/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "controller/records/test_evidence.py::test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence",
         "controller/records/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
         "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
     ),
@@ -70,7 +70,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Guessed tokens": (
         "controller/instance/test_state_directory_token_keys.py::"
-        "test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
+        "test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secret",
     ),
     "Operators' pages": (
         "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
@@ -91,7 +91,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
         "controller/records/test_provisioning_installations.py::"
-        "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
+        "test_finding_s5_a_repeated_report_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
         "scenarios/test_hostile_text.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
@@ -105,10 +105,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
-        "controller/test_commit_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "controller/test_commit_acceptance_signatures.py::test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named",
         "controller/test_commit_acceptance_signatures.py::"
-        "test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
-        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_signed",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
     "Change a system without a disk": (
         "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
@@ -206,17 +206,17 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A person who may push to the followed branch
     "Decide what machines boot": (
         "controller/test_commit_acceptance_signatures.py::"
-        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+        "test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays",
     ),
     "Send large objects": (
         "git/test_repository.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
-        "controller/test_commit_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
-        "controller/test_commit_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "controller/test_commit_acceptance_signatures.py::test_an_unsigned_commit_is_not_evaluated",
+        "controller/test_commit_acceptance_signatures.py::test_settings_of_an_unsigned_commit_have_no_effect",
         "controller/test_commit_acceptance_signatures.py::"
-        "test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
+        "test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_does_not",
     ),
     "Replayed acknowledgements": (
         "controller/test_commit_acceptance_acknowledgements.py::"
@@ -230,34 +230,34 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # The holder of a trusted signing key
     "Vouch for all content": (
         "controller/test_commit_acceptance_acknowledgements.py::"
-        "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
-        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
     "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
     "The forge's key as a person's": (
         "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
         "controller/test_commit_acceptance_signatures.py::"
-        "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
+        "test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request",
     ),
     # A person who may write commit statuses
     "Cause a warning": (
         "controller/records/test_ledger_trust.py::"
-        "test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
+        "test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified",
     ),
     "Hide a proof": (
-        "controller/test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",
+        "controller/test_forge.py::test_many_statuses_without_proof_do_not_hide_the_proof_of_an_earlier_commit",
     ),
     "A ledger in doubt": (
-        "controller/test_commit_judgement.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
-        "controller/test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
+        "controller/test_commit_judgement.py::test_finding_s12_a_status_by_a_stranger_does_not_make_the_ledger_unverified",
+        "controller/test_forge.py::test_a_repeated_old_status_hides_no_newer_one",
     ),
     # A person who can write STATE, the ledger or the fetch log
     "Change records and approve commits": (
-        "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
+        "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_server_once_more",
     ),
     "Open folders": (
-        "controller/instance/test_state_directory_permissions.py::test_t7_who_may_write_a_state_directory",
-        "controller/instance/test_state_directory_permissions.py::test_t7_a_spool_that_everybody_may_write_is_refused",
+        "controller/instance/test_state_directory_permissions.py::test_t7_a_state_directory_that_others_may_write_is_rejected",
+        "controller/instance/test_state_directory_permissions.py::test_t7_a_fetch_log_that_everybody_may_write_is_rejected",
     ),
     "A false database": (
         "ledger/test_postgresql.py::test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file",
@@ -280,7 +280,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Tokens for every login": (
         "controller/instance/test_state_directory_permissions.py::"
-        "test_finding_s6_another_user_of_the_host_reads_nothing_in_output",
+        "test_finding_s6_another_user_of_the_host_cannot_read_the_output",
     ),
     # A server that gitboot asks
     "Withhold boots": (
@@ -293,9 +293,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Hold a fetch": (
         "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
-        "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
+        "controller/test_loop.py::test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends",
     ),
-    "Delay a notice": ("controller/test_notifications.py::test_apprise_that_drips_ends_at_the_deadline",),
+    "Delay a notice": ("controller/test_notifications.py::test_a_slow_apprise_receiver_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
         "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
@@ -326,9 +326,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
         "controller/test_offered_files_signed_list.py::"
-        "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
+        "test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_alone",
         "controller/test_offered_files_signed_list.py::"
-        "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
+        "test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
         "publish/targets/test_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
@@ -338,14 +338,14 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
         "controller/test_commit_acceptance_signatures.py::"
-        "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+        "test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays",
     ),
     "Crack a BMC's password": (
         "bmc/test_ipmi.py::test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it",
     ),
     "Tokens in the clear": (
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
-        "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
+        "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed",
     ),
     "Git passwords in the clear": ("git/test_remote.py::test_what_cannot_work_is_a_usage_error",),
     "BMC passwords in the clear": (
@@ -359,13 +359,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # The holder of a backup
     "Compute tokens": (
-        "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_key_counts_for_a_day",
+        "controller/instance/test_state_directory_token_keys.py::test_t6_an_earlier_token_key_counts_for_a_day",
     ),
     "Open secrets": (
         "cli/commands/test_secret.py::test_a_new_key_decrypts_its_secrets_and_a_fleet_is_checked_with_it",
     ),
     "Forge a commit status": (
-        "controller/test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",
+        "controller/test_forge.py::test_only_the_key_of_the_ledger_proves_the_change_in_a_status",
     ),
     "Secrets in the ledger": (
         "endpoint/test_boot_responses_secrets.py::"
@@ -374,9 +374,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A restored copy": (
         "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
-        "controller/records/test_ledger_trust.py::"
-        "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
-        "controller/records/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+        "controller/records/test_ledger_trust.py::test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy",
+        "controller/records/test_ledger_trust.py::test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup",
     ),
 }
 

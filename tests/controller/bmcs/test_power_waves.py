@@ -52,11 +52,11 @@ def group(count: int, **more: Any) -> list[Member]:
         ("but of another", [away("a", 30), member("b", maintenance="n")], "b"),
     ],
 )
-def test_whose_turn_it_is(case: str, members: list[Member], go: str) -> None:
+def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[Member], go: str) -> None:
     assert " ".join(sorted(choose_wave(members, NOON, PATIENCE).servers)) == go, case
 
 
-def test_who_does_not_come_back_is_named() -> None:
+def test_a_machine_that_does_not_return_is_named() -> None:
     found = choose_wave([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
     assert found.stopped == {"m": ("a", "b"), "n": ("d",)}
 
@@ -78,7 +78,7 @@ MEMBERS = st.lists(
 
 
 @given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
-def test_never_are_more_down_than_may_be(members: list[Member], limit: str) -> None:
+def test_never_more_machines_are_down_than_allowed(members: list[Member], limit: str) -> None:
     members = [structs.replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
     found = choose_wave(members, NOON, PATIENCE)
     assert found == choose_wave(members[::-1], NOON, PATIENCE)

@@ -257,7 +257,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_no_life_of_a_hall_has_a_machine_switched_wrongly(
+def test_no_random_life_of_a_hall_switches_a_machine_wrongly(
     tmp_path: Path, lives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power cut is tested

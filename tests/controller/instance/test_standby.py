@@ -65,7 +65,7 @@ def begun(rack: Rack, hosts: Pair) -> None:
     eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
-def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: PostgresServer) -> None:
+def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
@@ -114,7 +114,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert hosts.last_epoch == epoch + 2
 
 
-def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where_only_its_disk_is(
+def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_no_other(
     rack: Rack, server: PostgresServer
 ) -> None:
     rack.add("web01")
@@ -162,7 +162,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         assert not words[0].exists()
 
 
-def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: PostgresServer) -> None:
+def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, server: PostgresServer) -> None:
     """One is stopped, the other paused, and the ledger is copied into a file of the first: it alone acts then."""
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
@@ -196,7 +196,7 @@ def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: Postg
         assert web.times_set == 1
 
 
-def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
+def test_a_standby_reports_that_the_database_is_down(rack: Rack) -> None:
     with postgresql() as own, pair(rack, own, own.address()) as hosts:
         begun(rack, hosts)
         own.stop()
@@ -210,7 +210,7 @@ def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
         eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
-def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_typed_again(
+def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_repeated(
     rack: Rack, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, other = server.address(), tmp_path / "other"
@@ -259,9 +259,7 @@ def _results_in(cache: Path) -> int:
 
 
 @pytest.mark.usefixtures("large_fleets")
-def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
-    rack: Rack, server: PostgresServer
-) -> None:
+def test_a_standby_evaluates_the_newest_commit_and_tolerates_an_invalid_one(rack: Rack, server: PostgresServer) -> None:
     """So that only the ledger is to be read, and files are to be made, when it takes over."""
     rack.add("web01")
     many = [f"web{number:04}" for number in range(LARGE)]
@@ -279,7 +277,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         eventually(lambda: len(list(states.glob("*.json"))) == LARGE + 1)
 
 
-def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:
+def test_finding_r2_a_standby_follows_the_branch_of_the_active_instance(rack: Rack, server: PostgresServer) -> None:
     bare = rack.repository.bare
     rack.add("web01")
     with pair(rack, server, server.address()) as hosts:
@@ -307,7 +305,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         assert wip not in pygit2.Repository(clone).odb
 
 
-def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone_has_that_revert(
+def test_a_new_active_instance_withholds_what_a_held_revert_takes_back_before_its_clone_has_it(
     rack: Rack, server: PostgresServer
 ) -> None:
     def pool(image_name: str) -> tuple[str, ...]:
@@ -354,7 +352,7 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         assert waiting.times_set == 1
 
 
-def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
+def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_sets_nothing(
     rack: Rack, server: PostgresServer
 ) -> None:
     web = rack.add("web01", provision=1)
@@ -381,7 +379,7 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
             host.stop()
 
 
-def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, server: PostgresServer) -> None:
+def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
@@ -410,7 +408,7 @@ def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, ser
         assert web.times_set == 1
 
 
-def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
+def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_tree(
     rack: Rack, server: PostgresServer, tmp_path: Path
 ) -> None:
     """A copy of the tree on a host of its own, which shares the spool: it gives for who acts, and for nobody else."""
@@ -445,7 +443,7 @@ def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
             serve.errors.close()
 
 
-def test_whatever_befalls_them_each_installation_is_set_once(rack: Rack, lives: int) -> None:
+def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(rack: Rack, lives: int) -> None:
     """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
     chance = random.Random(2027)
     with apart() as (server, links):
@@ -568,7 +566,7 @@ class Befalling:
 # The database itself
 
 
-def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(rack: Rack) -> None:
+def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_is_lost(rack: Rack) -> None:
     """A standby of the server that has all that was acknowledged; the primary dies and does not come back."""
     web = rack.add("web01", provision=1)
     with postgresql() as primary, public_folder() as made:
@@ -594,7 +592,7 @@ def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(ra
             replica.stop(signal.SIGQUIT)
 
 
-def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rack: Rack) -> None:
+def test_while_the_database_is_full_no_override_is_set_and_afterwards_both_continue(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     with (
         public_folder() as made,

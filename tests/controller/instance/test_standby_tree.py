@@ -131,7 +131,9 @@ def why_not(host: Host) -> str | None:
     return find_unready_reason(PublishedTree(host.folder / "output", clock), None)
 
 
-def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
+def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from_it_before(
+    rack: Rack, server: PostgresServer
+) -> None:
     """What reports is not published anew: it has the token of its attempt for ever, by which the ledger knows it."""
     rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
@@ -158,7 +160,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert web.times_set == 1
 
 
-def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: PostgresServer) -> None:
+def test_the_prepared_output_tree_is_updated_with_later_changes(rack: Rack, server: PostgresServer) -> None:
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
@@ -185,7 +187,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert (web.times_set, again.times_set) == (2, 1)
 
 
-def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
+def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_only_the_rest(
     rack: Rack, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pair(rack, server, server.address()) as hosts:
@@ -231,7 +233,7 @@ def stamps(host: Host) -> dict[str, tuple[int, int]]:
     return {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
 
 
-def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
+def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_of_an_offer(
     rack: Rack, server: PostgresServer
 ) -> None:
     """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts.
@@ -275,7 +277,7 @@ def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
     assert tree(hosts.one) == before
 
 
-def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
+def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
     rack: Rack, server: PostgresServer, lives: int
 ) -> None:
     """At any instant: of a first tree, and of one that is brought up to date."""

@@ -48,7 +48,7 @@ def passes(site: Site, count: int = 2) -> BootPlan | None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bmc", [True, False], ids=["a BMC", "no BMC"])
-def test_a_fetch_and_a_report_count_where_the_fleet_says_so(site: Site, kind: str, bmc: bool) -> None:
+def test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence(site: Site, kind: str, bmc: bool) -> None:
     decide(site, kind, bmc=bmc)
     plan = passes(site)
     site.machine.run_through()  # what it fetches is told below
@@ -62,7 +62,7 @@ def test_a_fetch_and_a_report_count_where_the_fleet_says_so(site: Site, kind: st
         assert (provisioned(site) != before) == (kind == proof)
 
 
-def test_a_report_of_a_maintenance_says_nothing(site: Site) -> None:
+def test_a_report_of_a_maintenance_proves_nothing(site: Site) -> None:
     decide(site, "Reported", REPAIR, often="Never", bmc=False)
     plan = passes(site)
     site.bench.fetch(plan, path=REPORT)
@@ -73,7 +73,7 @@ def test_a_report_of_a_maintenance_says_nothing(site: Site) -> None:
     assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as fetched, whatever the Fleet says
 
 
-def test_a_report_counts_even_while_the_override_stands_and_is_then_withdrawn(site: Site) -> None:
+def test_a_report_counts_while_the_override_is_set_and_then_the_override_is_cleared(site: Site) -> None:
     """Somebody booted it by hand."""
     decide(site, "Reported")
     site.bench.fetch(passes(site), path=REPORT)
@@ -84,7 +84,7 @@ def test_a_report_counts_even_while_the_override_stands_and_is_then_withdrawn(si
 
 @pytest.mark.parametrize(("kind", "path"), [("Fetched", ENTRY), ("Reported", REPORT)])
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_evidence_that_comes_after_a_person_was_asked_still_counts(
+def test_evidence_that_comes_after_the_question_to_the_operator_still_counts(
     site: Site, kind: str, path: str, again: bool
 ) -> None:
     decide(site, kind)
@@ -123,7 +123,7 @@ def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> No
     assert site.bench.record is not None and site.bench.record.provisioned_at == fetched_at
 
 
-def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice(site: Site) -> None:
+def test_a_judged_fetch_is_not_judged_again_if_the_fetch_log_is_read_twice(site: Site) -> None:
     site.see_marks_move()
     decide(site, "Fetched")
     plan = passes(site)
@@ -139,7 +139,7 @@ def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
 
 
-def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the_bmc(site: Site) -> None:
+def test_finding_s5_a_client_that_keeps_fetching_a_boot_waits_for_the_bmc_only_once(site: Site) -> None:
     decide(site, "Fetched")
     plan = passes(site)
     site.bmc.fault(Drop(applied=False), times=1)
@@ -181,7 +181,7 @@ def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> 
 
 
 @pytest.mark.parametrize("which", ["before", "after"])
-def test_the_machine_may_be_given_what_was_published_before_another_clients_fetch_was_taken_back(
+def test_the_machine_may_get_the_boot_that_was_published_before_the_fetch_of_another_client(
     site: Site, which: str
 ) -> None:
     """Until the boot is published anew, endpoints give the machine what they have; it asks for the same data."""
@@ -199,7 +199,7 @@ def test_the_machine_may_be_given_what_was_published_before_another_clients_fetc
     assert (provisioned(site), site.patches) == (["Fetched"], 1)
 
 
-def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
+def test_an_override_that_was_set_after_the_fetch_does_not_contradict_it(site: Site) -> None:
     decide(site, "Fetched")
     fetched_at = site.bench.now
     site.wait(1)
@@ -211,7 +211,7 @@ def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site
 
 
 @pytest.mark.parametrize(("client", "is_heard"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
-def test_only_monitors_are_not_heard(site: Site, client: str, is_heard: bool) -> None:
+def test_only_fetches_by_monitors_are_ignored(site: Site, client: str, is_heard: bool) -> None:
     decide(site, "Fetched", bmc=False)
     site.bench.fetch(passes(site), client=client)
     passes(site)
@@ -252,7 +252,7 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
         ("a file that nobody published", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
     ],
 )
-def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
+def test_the_date_in_the_log_of_a_mirror_identifies_the_plan_that_it_sent(
     site: Site, again: bool, case: str, path: str, modified: int, number: int | None
 ) -> None:
     for provision, date in ((1, OLD), (2, NEW)):
@@ -304,7 +304,7 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
     assert condition is not None and (condition[1] == "OutcomeUnknown") is (expected == UNKNOWN)
 
 
-def test_what_a_mirror_sent_to_a_machine_settles_what_it_may_have_sent_before(site: Site) -> None:
+def test_a_fetch_that_a_mirror_certainly_served_settles_what_it_may_have_sent_before(site: Site) -> None:
     decide(site, "Reported", bmc=False)
     passes(site)
     unclear(site)
@@ -315,7 +315,7 @@ def test_what_a_mirror_sent_to_a_machine_settles_what_it_may_have_sent_before(si
     assert record is not None and record.unknown_serves == () and record.attempts != ()
 
 
-def test_finding_c6_a_bmc_rules_out_what_a_mirror_may_have_sent_to_a_machine(site: Site) -> None:
+def test_finding_c6_a_bmc_rules_out_a_boot_that_a_mirror_may_have_sent(site: Site) -> None:
     decide(site, "Fetched")
     passes(site, 3)
     site.bench.wait(seconds=5)
@@ -326,7 +326,7 @@ def test_finding_c6_a_bmc_rules_out_what_a_mirror_may_have_sent_to_a_machine(sit
     assert plan is not None and plan.cause is Cause.PENDING, "the override still stands: another client fetched it"
 
 
-def test_a_mirror_that_may_have_sent_a_maintenance_which_writes_no_disk_has_used_none_up(site: Site) -> None:
+def test_a_maintenance_without_a_disk_write_that_a_mirror_may_have_sent_is_not_used_up(site: Site) -> None:
     decide(site, "Fetched", REPAIR, bmc=False, often="Never")
     passes(site)
     unclear(site)
@@ -335,7 +335,7 @@ def test_a_mirror_that_may_have_sent_a_maintenance_which_writes_no_disk_has_used
     assert plan is not None and plan.cause is Cause.MAINTENANCE
 
 
-def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -> None:
+def test_a_version_is_recorded_until_it_is_published_and_not_again(site: Site) -> None:
     decide(site, "Fetched", bmc=False)
     for number in range(5):
         site.bench.now, site.bench.target.full = datetime.fromtimestamp(OLD + number, UTC), number < 2
@@ -348,7 +348,7 @@ def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -
 # Progress
 
 
-def test_a_machine_that_comes_up_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
+def test_a_machine_that_boots_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
     decide(site, "Progress")
     passes(site)
     assert provisioned(site) == []  # it runs, and has since before
@@ -365,7 +365,7 @@ def test_a_machine_that_comes_up_after_its_override_was_consumed_is_provisioned(
     assert provisioned(site) == ["Progress"]
 
 
-def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
+def test_boot_progress_without_an_override_counts_from_the_fetch(site: Site) -> None:
     decide(site, "Progress")
     plan = site.bench.plan()
     site.machine.reset()
@@ -380,7 +380,7 @@ def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
     assert (provisioned(site), site.patches) == (["Progress"], 0)
 
 
-def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite) -> None:
+def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: MakeSite) -> None:
     site = make_site(profile=replace(GENERIC, last_state_time=False))
     decide(site, "Progress")
     passes(site)
@@ -395,7 +395,7 @@ def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite
 # Consumed
 
 
-def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site: MakeSite) -> None:
+def test_an_override_that_vanished_proves_nothing_if_no_mark_shows_a_boot(make_site: MakeSite) -> None:
     """LOST, not CONSUMED: what fetches nothing is proven by neither, and nothing is set again."""
     silent = replace(GENERIC, last_reset_time=False, boot_progress=False)
     site = make_site(profile=silent)
@@ -412,7 +412,7 @@ def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site
     assert site.patches == 1
 
 
-def test_a_maintenances_override_that_was_consumed_unseen_is_not_set_again(site: Site) -> None:
+def test_an_override_of_a_maintenance_that_was_consumed_unseen_is_not_set_again(site: Site) -> None:
     decide(site, "Fetched", REPAIR, often="Never")
     passes(site)
     site.boot()

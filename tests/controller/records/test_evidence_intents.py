@@ -68,7 +68,7 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
 
 @pytest.mark.parametrize("waits", [0, 30, 60, 3600])
 @pytest.mark.parametrize(("outcome", "is_installed"), [(SERVED, True), (WITHHELD, False)])
-def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
+def test_an_outcome_counts_at_any_time(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
     line(bench, plan := bench.plan())
     bench.plan()
     bench.wait(seconds=waits).plan()
@@ -80,7 +80,7 @@ def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_
 
 
 @pytest.mark.parametrize("outcome", [SERVED, WITHHELD])
-def test_what_is_recorded_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_record_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outcome: Outcome) -> None:
     found: list[Record | None] = []
     for number, order in enumerate([*permutations((None, outcome)), *permutations((None, outcome))]):
         (tmp_path / str(number)).mkdir()
@@ -95,7 +95,7 @@ def test_what_is_recorded_does_not_depend_on_when_the_log_is_read(tmp_path: Path
     assert found == found[:1] * 4
 
 
-def test_a_withheld_intent_gives_back_no_boot_of_another_intent(bench: Bench) -> None:
+def test_a_withheld_intent_returns_no_boot_of_another_intent(bench: Bench) -> None:
     line(bench, plan := bench.plan(), intent="one")
     line(bench, plan, intent="two")
     bench.plan()
@@ -103,7 +103,7 @@ def test_a_withheld_intent_gives_back_no_boot_of_another_intent(bench: Bench) ->
     assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
-def test_withheld_before_its_intent_counts_for_that_intent_alone(bench: Bench) -> None:
+def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench: Bench) -> None:
     line(bench, plan := bench.plan(), WITHHELD, intent="one")
     bench.plan()
     line(bench, plan, intent="one")
@@ -115,7 +115,7 @@ def test_withheld_before_its_intent_counts_for_that_intent_alone(bench: Bench) -
 
 
 @pytest.mark.parametrize("intents", [100])
-def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench, intents: int) -> None:
+def test_many_intents_that_were_withheld_before_they_came_do_not_fill_the_record(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
         line(bench, plan, WITHHELD, intent=str(number))
@@ -124,7 +124,7 @@ def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench
 
 
 @pytest.mark.parametrize("intents", [100])
-def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(bench: Bench, intents: int) -> None:
+def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
         line(bench, plan, intent=str(number))
@@ -135,7 +135,7 @@ def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(
     assert shown(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
 
 
-def test_a_person_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
+def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     line(bench, before := bench.plan())
     assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provision=0))}
@@ -147,7 +147,7 @@ def test_a_person_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
 
 
-def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
+def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         line(bench, bench.decide(*INSTALL).plan())
         bench.plan()
@@ -165,7 +165,7 @@ def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_
         assert shown(other.plan()) == UNKNOWN
 
 
-def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
+def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
     line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
     assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
@@ -179,7 +179,7 @@ def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_rais
     assert shown(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
-def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> None:
+def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
     """User data and secrets that were not received: their intent has no offer."""
     plan = present(bench.plan())
     path = "boot/v1/boot/m/data/user-data"
@@ -190,7 +190,7 @@ def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> 
     assert bench.record is not None and bench.record.unknown_serves == ()
 
 
-def test_a_maintenance_that_was_served_was_booted(bench: Bench) -> None:
+def test_a_served_maintenance_counts_as_booted(bench: Bench) -> None:
     line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
     bench.plan()
     line(bench, plan, SERVED)

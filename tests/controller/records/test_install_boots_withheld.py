@@ -430,7 +430,7 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
 
 
-def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
+def test_a_newer_commit_ends_the_withholding_of_a_lost_commit_if_the_clone_has_that_commit(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
     bad = present(parts.reconciler.status.accepted)
@@ -476,7 +476,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
 
 
 @pytest.mark.parametrize(("evidence", "file"), [("Fetched", "boot.ipxe"), ("Reported", "provisioned/token")])
-def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
+def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_needs_an_operator(
     repository: Repository, tmp_path: Path, evidence: str, file: str
 ) -> None:
     """A mirror served the boot, and its log comes late, or the installer reports late what it has installed."""
@@ -553,7 +553,7 @@ def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
         assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
 
 
-def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until_it_was_withheld(
+def test_a_revert_that_is_evaluated_late_is_judged_by_the_fetches_until_its_boots_were_withheld(
     repository: Repository, tmp_path: Path
 ) -> None:
     unending = set[str]()
@@ -583,7 +583,7 @@ def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts:
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
 
 
-def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Repository) -> None:
+def test_an_invalid_commit_withholds_nothing(parts: Parts, repository: Repository) -> None:
     repository.push({"fleet.yaml": documents(OLD)["fleet.yaml"].replace("role: web}}", "role: }}")})
     turn(parts, 3, 4)
     status = parts.reconciler.status
@@ -591,7 +591,7 @@ def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Re
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
-def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_but_those_that_fetched_it(
+def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_only_servers_that_fetched_it_hold_it(
     repository: Repository, tmp_path: Path
 ) -> None:
     """The stranger approves a new image, one machine fetches it, and `git revert` follows."""
@@ -660,7 +660,7 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
         assert all(each["type"] != "HistoryComplete" for each in instance.status()["conditions"])
 
 
-def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
+def test_a_revert_clears_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
     tmp_path: Path,
 ) -> None:
     web_policy = policy("web", often="OnImageChange")

@@ -133,7 +133,7 @@ def shown(plan: BootPlan) -> tuple[Phase, Cause]:
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
+def test_evidence_of_a_boot_that_was_offered_before_an_operator_request_proves_nothing_after_it(
     web01: Ordered, off: timedelta, has_begun: bool
 ) -> None:
     first, token = web01.install(), web01.token
@@ -151,7 +151,9 @@ def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
-def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off: timedelta, evidence: str) -> None:
+def test_a_boot_that_was_offered_after_an_operator_request_is_served_once(
+    web01: Ordered, off: timedelta, evidence: str
+) -> None:
     """An endpoint's clock that is behind made evidence of what it gave older than the word: it was installed twice."""
     web01.install(evidence=evidence)
     again = web01.wait(minutes=10).order()
@@ -164,7 +166,9 @@ def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off
 
 
 @pytest.mark.parametrize("off", [timedelta(hours=-3), timedelta(hours=3)])
-def test_a_word_counts_by_a_clock_that_has_moved_since_the_last_installation(web01: Ordered, off: timedelta) -> None:
+def test_an_operator_request_counts_even_if_the_clock_moved_since_the_last_installation(
+    web01: Ordered, off: timedelta
+) -> None:
     plan = web01.install()
     web01.entry(plan)
     web01.reports(web01.token)
@@ -177,14 +181,14 @@ def test_a_word_counts_by_a_clock_that_has_moved_since_the_last_installation(web
     assert (web01.step, web01.planned().phase) == ("Attempted", Phase.DISK)
 
 
-def test_a_word_and_the_fetch_of_what_it_voids_in_one_reconcile(web01: Ordered) -> None:
+def test_an_operator_request_and_the_fetch_that_it_voids_may_come_in_one_reconcile(web01: Ordered) -> None:
     plan = web01.install()
     web01.fetch(plan, path=ENTRY, at=web01.now + timedelta(minutes=1))
     assert shown(web01.order()) == ASKING
     assert web01.step == "Pending"
 
 
-def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordered) -> None:
+def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Ordered) -> None:
     web01.entry(web01.install(evidence="Fetched"))
     before = web01.record
     web01.data(web01.token)
@@ -201,7 +205,7 @@ def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordere
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("ends", [False, True])
-def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
+def test_late_evidence_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
     first = web01.install(often="OnImageChange", evidence="Fetched")
     token = web01.token
     second = web01.install(often="OnImageChange", evidence="Fetched", image_name="flatcar-2")
@@ -215,7 +219,7 @@ def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timed
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: timedelta) -> None:
+def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timedelta) -> None:
     """The same plan, byte for byte, is published anew; what it met before another was given is no news of it."""
     first = web01.install(often="OnImageChange")
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
@@ -227,7 +231,7 @@ def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: tim
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_once(
+def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_served_once(
     web01: Ordered, together: bool
 ) -> None:
     """flatcar-1 reports when flatcar-2 is wanted; before that is published anew, the machine is given flatcar-2."""
@@ -253,7 +257,7 @@ def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_
     assert web01.step == "Provisioned"
 
 
-def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(web01: Ordered) -> None:
+def test_each_commit_and_each_operator_request_has_its_own_decision_number_and_nothing_else_has(web01: Ordered) -> None:
     web01.install()
     assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
     for _ in range(3):
@@ -263,7 +267,7 @@ def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(
     assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
 
 
-def test_a_restart_goes_on_counting(tmp_path: Path) -> None:
+def test_decision_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     with Ordered(tmp_path) as web01:
         first = web01.install()
         again = web01.order()
@@ -278,7 +282,7 @@ def test_a_restart_goes_on_counting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
+def test_a_failure_that_is_reported_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
     web01.entry(web01.install(attempts=3))
     first = web01.token
     web01.entry(web01.fails(first))
@@ -292,7 +296,7 @@ def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: time
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_data_of_an_attempt_that_has_failed_starts_no_other(web01: Ordered, off: timedelta) -> None:
+def test_data_of_a_failed_attempt_starts_no_other_attempt(web01: Ordered, off: timedelta) -> None:
     web01.entry(web01.install(attempts=3))
     first = web01.token
     web01.entry(web01.fails(first))
@@ -302,7 +306,7 @@ def test_data_of_an_attempt_that_has_failed_starts_no_other(web01: Ordered, off:
     assert web01.step == "Started"
 
 
-def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
+def test_user_data_names_the_attempt_to_which_it_belongs(web01: Ordered) -> None:
     plan, common = web01.install(attempts=2), web01.token
     decision = web01.decisions.servers["web01"]
     assert (common, plan.token, plan.data) == (decision.token, None, common)
@@ -317,7 +321,7 @@ def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
     assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
-def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(web01: Ordered) -> None:
+def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: Ordered) -> None:
     web01.entry(web01.install(attempts=2, text=ENCODED))
     common = web01.token
     web01.entry(web01.fails(common))
@@ -330,7 +334,9 @@ def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_late_news_of_a_wipe_before_an_installation_leaves_it_known(web01: Ordered, off: timedelta) -> None:
+def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verified(
+    web01: Ordered, off: timedelta
+) -> None:
     wipe = maintenance("wipe", "20T11:00 20T12:30", "networkBoot: Once", boots="web")
     wiping = web01.install(wipe)
     assert wiping.phase is Phase.MAINTENANCE
@@ -348,7 +354,7 @@ def test_late_news_of_a_wipe_before_an_installation_leaves_it_known(web01: Order
 # What comes in
 
 
-def test_lines_of_one_writer_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> None:
     """A clock that went back between them changes nothing."""
     writer = SpoolFile(tmp_path)
     instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
@@ -366,7 +372,7 @@ def seen_at(instant: datetime, path: str) -> Observation:
     return Observation(server="web01", path=path, digest=Digest("d" * 64), client="10.0.0.7", at=instant)
 
 
-def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
+def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
     """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
     web01.install(often="OnImageChange")
     early = int(web01.now.timestamp())
@@ -381,7 +387,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
     assert web01.wait(minutes=5).planned().phase is Phase.DISK
 
 
-def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
+def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_later_request(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
         offer = present(server_tables.find_offer(web01.ledger, plan.digest))
@@ -399,7 +405,7 @@ STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in 
 
 @RUNS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=3), seed=st.integers(0, 2**32))
-def test_what_is_learned_and_planned_is_the_same_however_it_was_come_to(
+def test_records_and_plans_are_the_same_for_every_way_to_reach_them(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw, history = random.Random(seed), History({})

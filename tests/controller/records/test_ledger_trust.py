@@ -67,7 +67,7 @@ def phase(bench: Bench) -> Phase | None:
     [("boot.ipxe", True, False), ("boot.ipxe", False, True), ("data/0/user-data", True, True)],
     ids=["a boot given once", "one given each time", "data, which is asked for long after"],
 )
-def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
+def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     bench: Bench, path: str, is_once: bool, trusted: bool
 ) -> None:
     """STATE and OUTPUT were put back together, and only the spool knows of the boot that was given since."""
@@ -85,7 +85,7 @@ def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
 # The clock
 
 
-def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(bench: Bench) -> None:
+def test_e4_a_boot_that_was_served_by_a_fast_clock_is_not_offered_again(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS  # it is noon
     bench.decide(*fleet_of())
     bench.fetch(bench.plan())
@@ -102,7 +102,7 @@ def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(
     assert (bench.condition("ClockTrusted") or (None,))[0] is True
 
 
-def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_was_ahead_said(bench: Bench) -> None:
+def test_e4_evidence_of_a_raised_provision_is_newer_than_records_of_a_fast_clock(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
@@ -119,7 +119,7 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
 
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
-def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
+def test_e4_late_evidence_from_a_fast_clock_reopens_nothing_after_the_correction(bench: Bench, evidence: str) -> None:
     """It was given by a clock that was ahead, and nobody reconciled then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
     plan = bench.decide(settings, *fleet_of()[1:]).plan()
@@ -132,7 +132,7 @@ def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(ben
 
 
 @pytest.mark.parametrize("is_heard", ["before", "after"])
-def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_no_more(
+def test_e4_a_fast_clock_that_is_corrected_within_the_minute_of_grace_reopens_no_boot(
     bench: Bench, is_heard: str
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
@@ -147,7 +147,7 @@ def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_n
     assert phase(bench) is Phase.DISK
 
 
-def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_installed_once(bench: Bench) -> None:
+def test_e4_a_server_that_was_set_pending_under_a_fast_clock_is_installed_once(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
@@ -162,7 +162,7 @@ def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_in
     assert phase(bench) is Phase.DISK
 
 
-def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(bench: Bench) -> None:
+def test_e4_a_maintenance_run_that_was_used_under_a_fast_clock_does_not_run_again(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     window = maintenance("repair", "20T11:00 20T16:00", "networkBoot: Once")
     bench.decide(*fleet_of(0, window))
@@ -177,7 +177,7 @@ def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(benc
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
 @pytest.mark.parametrize("wipes", [False, True])
-def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
+def test_e4_a_served_boot_is_not_served_again_if_the_clock_is_slightly_slow(
     bench: Bench, evidence: str, wipes: bool
 ) -> None:
     """It was set back by three minutes, of which two had passed by then."""
@@ -198,9 +198,7 @@ EVERY_TIME = maintenance("wipe", "20T11:00 20T13:00")
 
 @pytest.mark.parametrize("back", [timedelta(seconds=1), timedelta(minutes=1), timedelta(minutes=90)])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
-    tmp_path: Path, back: timedelta, restarts: bool
-) -> None:
+def test_e4_a_clock_that_steps_back_reopens_no_ended_window(tmp_path: Path, back: timedelta, restarts: bool) -> None:
     """A boot that writes disks at each boot of its window has no record that it was made."""
     end = NOON + timedelta(hours=1)
     with Bench(tmp_path) as bench:
@@ -249,7 +247,7 @@ def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: flo
     assert bench.schedule.may_set is trusted
 
 
-def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_theirs(tmp_path: Path) -> None:
+def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare_theirs(tmp_path: Path) -> None:
     now = [NOON]
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
@@ -270,7 +268,7 @@ def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_thei
         assert [tree.clock.problem is None for tree in trees] == [False, True, True]
 
 
-def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
+def test_an_operator_accepts_the_present_clock(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     bench.now -= TWO_HOURS
     bench.plan()
@@ -291,7 +289,7 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
         ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.UNKEPT),
     ],
 )
-def test_what_the_kernel_says_of_its_clock(
+def test_the_clock_state_follows_from_the_status_of_the_kernel(
     case: str, status: int, freq: int, esterror: int, served: bool, expected: ClockState | None
 ) -> None:
     assert decide_clock_state(status, freq, esterror, has_time_service=served) is (
@@ -299,7 +297,9 @@ def test_what_the_kernel_says_of_its_clock(
     ), case
 
 
-def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_needs_no_word(bench: Bench) -> None:
+def test_no_override_is_set_while_the_clock_is_unsynchronised_and_normal_operation_needs_no_request(
+    bench: Bench,
+) -> None:
     def trusted(keeping: ClockState) -> bool:
         bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
         assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
@@ -389,7 +389,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         ("a timer that was stopped for a day", timedelta(hours=6), timedelta(hours=24), True),
     ],
 )
-def test_a_gap_is_longer_than_an_hour_and_than_is_usual(
+def test_a_gap_is_longer_than_an_hour_and_longer_than_usual(
     bench: Bench, case: str, every: timedelta, then: timedelta, gap: bool
 ) -> None:
     bench.decide(*fleet_of())
@@ -425,7 +425,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
 
 
 @pytest.mark.parametrize("lost", ["OUTPUT", "the mark in STATE", "what STATE has learnt since"])
-def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
+def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
     tmp_path: Path, repository: Repository, lost: str
 ) -> None:
     with in_process(tmp_path, repository.bare, initial="adopt") as parts:
@@ -552,7 +552,7 @@ def install(found: Witnessed, at: datetime) -> None:
 
 
 @pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
-def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place, later: timedelta) -> None:
+def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(place: Place, later: timedelta) -> None:
     """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
     place.keep()
     with place.running() as found:
@@ -573,7 +573,7 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
 
-def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(place: Place) -> None:
+def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified(place: Place) -> None:
     told = place.host.statuses[-1]
     forged = re.sub(r" \(ledger (\S+), .*", r" (ledger \1, change 999999999)", told["description"])
     place.host.statuses.append({**told, "id": 99, "description": forged})
@@ -585,7 +585,7 @@ def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(p
         assert [event.facts["change"] for event in said] == [999999999]
 
 
-def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(place: Place) -> None:
+def test_e9_the_forge_also_shows_installations_since_a_backup(place: Place) -> None:
     """No commit came since, so no verdict: how far the ledger has come is told all the same."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
@@ -600,7 +600,7 @@ def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(pla
         assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
 
 
-def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(place: Place) -> None:
+def test_a_forge_with_the_newest_change_confirms_a_ledger_that_was_unused_for_days(place: Place) -> None:
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
         with place.running() as found:
             found.turn(NOON + timedelta(days=days))
@@ -608,7 +608,7 @@ def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left
             assert place.reinstall(found, name, NOON + timedelta(days=days))
 
 
-def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(place: Place) -> None:
+def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_forge_confirms(place: Place) -> None:
     with place.running() as found:
         assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
         commit = found.parts.reconciler.status.attempted
@@ -617,7 +617,7 @@ def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(plac
 
 
 @pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
-def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, case: str) -> None:
+def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_change(place: Place, case: str) -> None:
     host, told = place.host, place.host.statuses[-1]
     if case == "it knows nothing":
         host.statuses.clear()
@@ -635,7 +635,7 @@ def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, ca
         host.faults.clear()
 
 
-def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place) -> None:
+def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(place: Place) -> None:
     """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
@@ -658,7 +658,7 @@ def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place)
 # What was offered long ago
 
 
-def test_what_is_old_is_forgotten_once_a_day_as_seen_from_the_day_before() -> None:
+def test_old_rows_are_deleted_once_a_day_by_the_clock_of_the_day_before() -> None:
     beat = Batch(clock_state=ClockState.UNKNOWN)
     known = apply_batch(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
     assert apply_batch(known, beat, NOON + TWO_HOURS).update.prune_before is None

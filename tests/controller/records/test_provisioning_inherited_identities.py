@@ -241,14 +241,14 @@ ADDRESSES: dict[str, Story] = {
 
 @pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
 @pytest.mark.parametrize("way", ADDRESSES)
-def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_asks_by_it(
+def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_uses_it(
     repository: Repository, start: Start, way: str, looks: bool
 ) -> None:
     assert "maxReinstalls" in tell(repository, start, ADDRESSES[way], looks=looks, method="UefiHttp")
 
 
 @pytest.mark.parametrize("way", ADDRESSES)
-def test_an_address_alone_reinstalls_nothing_if_loaders_ask_by_other_identities(
+def test_an_address_alone_reinstalls_nothing_if_loaders_use_other_identities(
     repository: Repository, start: Start, way: str
 ) -> None:
     assert tell(repository, start, ADDRESSES[way]) == ()
@@ -277,7 +277,7 @@ ACCEPTED: dict[str, tuple[Story, Mapping[str, Any]]] = {
 
 @pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_an_identity_passes_on_if_no_installed_machine_can_be_installed_by_it(
+def test_an_identity_may_move_if_no_installed_machine_can_be_installed_by_it(
     repository: Repository, start: Start, what: str, looks: bool
 ) -> None:
     story, fleet = ACCEPTED[what]
@@ -329,7 +329,7 @@ def test_a_restart_between_the_commits_changes_nothing(repository: Repository, s
         assert parts.reconciler.status.held is not None
 
 
-def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_the_ledger_knows(
+def test_an_acknowledgement_of_two_commits_does_not_acknowledge_facts_in_the_ledger(
     repository: Repository, start: Start
 ) -> None:
     """The author of the commit can compute the digest of the two commits without looking at any record."""
@@ -344,7 +344,7 @@ def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_t
         assert parts.reconciler.status.held is not None
 
 
-def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_then_on(
+def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
     repository: Repository, start: Start
 ) -> None:
     with start() as parts:
@@ -369,7 +369,7 @@ def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Re
         assert parts.reconciler.status.held is None
 
 
-def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_machines(
+def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledger(
     tmp_path: Path, repository: Repository
 ) -> None:
     limits = structs.replace(LIMITS, allow_rewind=True)
