@@ -37,7 +37,7 @@ def test_the_page_has_a_row_for_each_boot_and_no_other(request: pytest.FixtureRe
     assert {row.key for row in rows()} == {key for key in tests if key[0] not in NO_BOOT_OF_A_MACHINE}
 
 
-def test_every_row_shows_what_stood_on_the_console() -> None:
+def test_every_row_shows_what_was_on_the_console() -> None:
     for row in rows():
         assert row.seconds > 0
         assert "BOOTED " in row.excerpt or "inventory: sent" in row.excerpt, row.words

@@ -64,7 +64,7 @@ def _tidy(printed: str) -> str:
     return f"{lines}\n" if lines else ""
 
 
-def test_the_page_shows_what_is_printed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = PAGE.read_text()
     now = played(text, tmp_path)
     if request.config.getoption("--write-first-hour"):
@@ -81,7 +81,7 @@ ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
 LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
 
 
-def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: Path) -> None:
+def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_path: Path) -> None:
     installer = tmp_path / "installer"
     installer.mkdir()
     for name in ("linux", "initrd.gz"):
@@ -107,7 +107,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
         eventually(lambda: "boots debian-12" in asked_by(IPXE))
 
 
-def test_the_examples_maintenance_goes_by_the_line_that_the_page_has(tmp_path: Path) -> None:
+def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_path: Path) -> None:
     (line,) = (each for each in (ROOT / "docs" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
     captured("init", tmp_path / "fleet")
     work = Work(tmp_path / "fleet")

@@ -192,18 +192,18 @@ def promtool(folder: Path, tests: list[dict[str, object]]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_rules() -> None:
+def test_prometheus_accepts_the_rules() -> None:
     tool = program("promtool", "prometheus")
     done = subprocess.run([tool, "check", "rules", "--lint-fatal", RULES_FILE], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_nobody_is_woken_where_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
+def test_no_alert_fires_if_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
     none: dict[str, object] = {"expr": "ALERTS", "eval_time": "20m", "exp_samples": []}  # not even one that waits
     promtool(tmp_path, [_test(healthy, 20, promql_expr_test=[none])])
 
 
-def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
+def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
     """Each is an endpoint of its own, and those that take as long are looked at by one Prometheus."""
     tests: list[dict[str, object]] = []
     minutes = attrgetter("minutes")
@@ -219,7 +219,7 @@ def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Ser
     promtool(tmp_path, tests)
 
 
-def test_a_certificate_that_ends_tomorrow_is_worse(healthy: Series, tmp_path: Path) -> None:
+def test_a_certificate_that_expires_tomorrow_fires_the_more_severe_alert(healthy: Series, tmp_path: Path) -> None:
     series = {**healthy, ENDS: str(86400)}
     asserted = [_fires(6, "GitbootCertificateEnds"), _fires(60, "GitbootCertificateEnds", "GitbootCertificateEndsSoon")]
     promtool(tmp_path, [_test(series, 60, promql_expr_test=asserted)])
@@ -268,7 +268,7 @@ def test_sites_that_are_on_different_commits_for_an_hour_fire_one_alert(
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "promql_expr_test": asserted}])
 
 
-def test_the_alert_for_different_commits_names_the_sites_and_the_oldest_commit_first(
+def test_the_alert_for_different_commits_names_the_sites_with_the_oldest_commit_first(
     healthy: Series, tmp_path: Path
 ) -> None:
     rule = RULES[DIFFER]
@@ -292,14 +292,12 @@ def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) ->
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [none]}])
 
 
-def test_a_tree_that_cannot_be_read_fires_one_alert_and_not_a_second_for_its_status(
-    healthy: Series, tmp_path: Path
-) -> None:
+def test_an_unreadable_tree_fires_one_alert_and_not_a_second_for_its_status(healthy: Series, tmp_path: Path) -> None:
     series = {**_with(healthy, condition("OutputTreeReadable", "Absent")), AT: "_"}
     promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootOutputTreeUnreadable")])])
 
 
-def test_no_alert_is_left_untested() -> None:
+def test_every_alert_is_tested() -> None:
     alone = {"GitbootCertificateEnds", DIFFER}
     assert {case.alert for case in (*OF_STATES, *OTHERS)} | alone == RULES.keys()
 
@@ -310,13 +308,13 @@ def test_every_condition_has_alerts_or_a_reason_for_none() -> None:
     assert all(reason in CONDITIONS[type].remedies for type, reason in SILENT)
 
 
-def test_who_is_silent_wakes_nobody(healthy: Series, tmp_path: Path) -> None:
+def test_a_standby_fires_no_alert(healthy: Series, tmp_path: Path) -> None:
     waiting = {'gitboot_bmc_conditions{reason="Waiting"}': "3"}
     series = {**_with(healthy, condition("LedgerNamed", "AnotherLedger")), **waiting}
     promtool(tmp_path, [_test(series, 120, promql_expr_test=[_fires(120)])])
 
 
-def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
+def test_an_alert_describes_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
     rule = RULES["GitbootNotPublished"]
     target = {"instance": "boot:8080", "job": "gitboot", "type": "Published", "status": "false"}
     fires = {
@@ -334,7 +332,7 @@ def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Pa
 
 
 @for_each("alert", sorted(RULES))
-def test_each_rule_is_whole(alert: str) -> None:
+def test_each_rule_is_complete(alert: str) -> None:
     rule = RULES[alert]
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert {"summary", "description", "runbook"} <= rule["annotations"].keys()
@@ -396,12 +394,12 @@ def found(prometheus: str, expression: str) -> list[Any]:
     return list(answer["data"]["result"])
 
 
-def test_no_panel_is_empty(prometheus: str) -> None:
+def test_every_panel_has_data(prometheus: str) -> None:
     for _, expression in EXPRESSIONS:
         eventually(partial(found, prometheus, expression))
 
 
-def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_answer(prometheus: str) -> None:
+def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_respond(prometheus: str) -> None:
     answers, commits, _ = (expression for title, expression in EXPRESSIONS if title == "Sites")
 
     def by_site() -> bool:
@@ -416,7 +414,7 @@ def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_doe
     assert float(fra1["value"][1]) == 1000 * COMMITTED.timestamp()
 
 
-def test_each_metric_has_its_panel() -> None:
+def test_each_metric_has_a_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
     left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_readable"}
     for family in FAMILIES:
@@ -424,7 +422,7 @@ def test_each_metric_has_its_panel() -> None:
         assert bool(names & asked) is (family.name not in left_out), family.name
 
 
-def test_panels_stand_beside_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     assert len({each["id"] for each in PANELS}) == len(PANELS)
     for each in PANELS:
         assert each["gridPos"]["x"] + each["gridPos"]["w"] <= 24
@@ -438,7 +436,7 @@ def test_panels_stand_beside_each_other() -> None:
         assert apart
 
 
-def test_what_a_panel_asks_is_chosen_by_the_variables() -> None:
+def test_the_variables_select_the_data_of_each_panel() -> None:
     names = {each["name"] for each in BOARD["templating"]["list"]}
     assert names == {"datasource", "job", "instance"}
     for each in SHOWN:

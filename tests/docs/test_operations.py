@@ -68,7 +68,7 @@ def tree(rack: Rack) -> dict[str, bytes]:
 # A machine is to be reinstalled
 
 
-def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack: Rack) -> None:
+def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: Rack) -> None:
     web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
@@ -90,7 +90,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
         assert (web.times_set, db.times_set, web.stands) == (1, 0, False)
 
 
-def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
+def test_an_interrupted_installation_is_repeated_at_the_request_of_an_operator(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -100,7 +100,7 @@ def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Ra
         assert (web.times_set, boots(instance, web)) == (2, "flatcar-1")
 
 
-def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
+def test_a_machine_that_was_installed_by_hand_is_not_installed(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -117,7 +117,7 @@ def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
-def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, times_set: int) -> None:
+def test_an_operator_is_asked_what_happened_to_an_override(rack: Rack, word: str, times_set: int) -> None:
     web = rack.leave_in_doubt("web01")
     with rack.running() as instance:
         until_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
@@ -131,7 +131,9 @@ def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, 
 
 
 @pytest.mark.parametrize(("word", "entry"), [("provisioned", "disk"), ("pending", "flatcar-1")])
-def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
+def test_an_override_that_was_consumed_without_evidence_waits_for_an_operator(
+    rack: Rack, word: str, entry: str
+) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -165,7 +167,7 @@ def replace_bmc(rack: Rack, blade: Blade) -> Blade:
     return old
 
 
-def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
+def test_no_override_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -181,7 +183,7 @@ def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -
 
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
-def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, times_set: int) -> None:
+def test_an_operator_resolves_the_override_on_an_old_bmc_that_is_gone(rack: Rack, word: str, times_set: int) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -199,7 +201,7 @@ def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rac
 
 
 @pytest.mark.parametrize(("word", "times_set", "entry"), [("provisioned", 0, "disk"), ("pending", 1, "flatcar-1")])
-def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
+def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirms_it(
     rack: Rack, word: str, times_set: int, entry: str
 ) -> None:
     web = rack.add("web01", provision=1)
@@ -224,7 +226,7 @@ def lines(instance: Instance, blade: Blade) -> list[str]:
     return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
 
 
-def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rack: Rack) -> None:
+def test_a_renamed_machine_keeps_its_record_and_boot_script_and_no_override_is_set(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
@@ -252,7 +254,7 @@ def installed(rack: Rack) -> tuple[Blade, Blade]:
     return web, db
 
 
-def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(rack: Rack) -> None:
+def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: Rack) -> None:
     web, db = installed(rack)
     before = tree(rack)
     shutil.rmtree(rack.state)
@@ -272,7 +274,7 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
-def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
+def test_a_lost_ledger_may_begin_with_all_servers_adopted(rack: Rack) -> None:
     web, db = installed(rack)
     shutil.rmtree(rack.state)
     with rack.running(records="adopt") as instance:
@@ -282,7 +284,7 @@ def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
-def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: Rack) -> None:
+def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(*rack.spooling, records="fresh")
@@ -304,7 +306,7 @@ def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: 
     assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
 
 
-def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
+def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirmation(rack: Rack) -> None:
     web, _ = rack.add("web01", provision=1), rack.add("db01")
     rack.named = False
     rack.push()
@@ -325,7 +327,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize("mark", ["stands beside it", "went too"])
-def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, mark: str) -> None:
+def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, mark: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     backup = rack.folder / "backup.sqlite"
@@ -353,7 +355,7 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
 
 
 @pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
-def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_the_spool(rack: Rack, said: str) -> None:
+def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetch_log(rack: Rack, said: str) -> None:
     """Of whoever was given a boot that nobody has mentioned nothing is known; all others are as it was said."""
     web, other = rack.add("web01"), rack.add("web02")
     rack.push()
@@ -389,7 +391,7 @@ def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_t
     assert web.times_set == 1
 
 
-def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
+def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_is_begun(rack: Rack) -> None:
     web, _ = installed(rack)
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
@@ -406,7 +408,7 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
 # Many BMCs fail at once
 
 
-def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: Rack) -> None:
+def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fixed(rack: Rack) -> None:
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
@@ -427,7 +429,7 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
 # An instance must stand back
 
 
-def test_an_instance_that_the_fleet_does_not_name_answers_publishes_and_sets_nothing(rack: Rack) -> None:
+def test_an_instance_that_the_fleet_does_not_name_serves_and_publishes_but_sets_nothing(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as first:

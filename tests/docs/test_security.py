@@ -373,7 +373,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key",
     ),
     "A restored copy": (
-        "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
+        "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing",
         "controller/records/test_ledger_trust.py::test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy",
         "controller/records/test_ledger_trust.py::test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup",
     ),
