@@ -27,19 +27,19 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A client on the provisioning network
     "Read boot files": (
         "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
-        "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
+        "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_except_its_encrypted_form",
     ),
     "List all machines": (
         "render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",
     ),
     "Take a one-time boot": (
-        "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
+        "endpoint/test_boot_gate.py::test_if_the_fleet_names_clients_only_they_count",
         "controller/records/test_provisioning_installations.py::"
         "test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its_time",
     ),
     "Fetch user data and secrets": (
-        "endpoint/test_boot_responses_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
-        "endpoint/test_boot_responses_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
+        "endpoint/test_boot_responses_secrets.py::test_a_client_that_is_not_a_machine_of_the_fleet_gets_no_secret",
+        "endpoint/test_boot_responses_secrets.py::test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_it",
         "render/test_token_keys.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
     ),
     "Stay unseen": (
@@ -51,41 +51,43 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Report an installation": (
         "controller/records/test_evidence.py::test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence",
         "controller/records/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
-        "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
+        "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_does_not_count_is_recorded_too",
     ),
     "Hold connections and bodies": (
-        "endpoint/test_access_control.py::test_t5_of_one_address_the_oldest_that_waits_goes",
+        "endpoint/test_access_control.py::test_t5_the_oldest_idle_connection_of_an_address_is_closed_first",
         "endpoint/test_connections_limits.py::"
-        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
-        "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
+        "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
+        "endpoint/test_connections_limits.py::test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline",
     ),
     "Raise a false alarm": (
         "scenarios/test_ordinary_days.py::"
         "test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
     ),
     "Other installations": (
-        "endpoint/test_boot_gate.py::test_e1_a_killed_endpoint_gives_nothing_twice",
-        "endpoint/test_boot_gate.py::test_several_workers_share_what_was_given",
-        "endpoint/test_boot_gate.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
+        "endpoint/test_boot_gate.py::test_e1_a_killed_endpoint_serves_no_boot_twice",
+        "endpoint/test_boot_gate.py::test_several_workers_share_the_served_boots",
+        "endpoint/test_boot_gate.py::test_e6_a_client_that_is_not_a_loader_gets_the_fallback_and_consumes_nothing",
     ),
     "Guessed tokens": (
         "controller/instance/test_state_directory_token_keys.py::"
         "test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secret",
     ),
     "Operators' pages": (
-        "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
-        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+        "endpoint/test_app.py::test_a_client_that_is_not_an_operator_cannot_distinguish_pages_from_missing_paths",
+        "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
     ),
-    "Invented addresses": ("endpoint/test_access_control.py::test_client_is_who_stands_before_the_last_trusted_proxy",),
+    "Invented addresses": (
+        "endpoint/test_access_control.py::test_the_client_address_is_the_one_before_the_last_trusted_proxy",
+    ),
     "Other files": (
-        "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
-        "endpoint/test_app.py::test_what_is_no_request_gets_no_file",
+        "endpoint/test_app.py::test_every_missing_path_gets_the_same_404",
+        "endpoint/test_app.py::test_an_invalid_request_gets_no_file",
     ),
     "Endless requests": (
         "endpoint/test_connections_limits.py::"
-        "test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
-        "endpoint/test_access_control.py::test_t5_a_machine_is_answered_while_a_client_holds_what_it_can",
-        "endpoint/test_access_control.py::test_t5_a_head_has_to_come_in_time",
+        "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
+        "endpoint/test_access_control.py::test_t5_a_machine_is_served_while_another_client_holds_many_connections",
+        "endpoint/test_access_control.py::test_t5_a_request_head_must_arrive_in_time",
     ),
     "A full ledger": (
         "endpoint/test_boot_responses_secrets.py::"
@@ -102,7 +104,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_ordinary_days.py::"
         "test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
     ),
-    "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
+    "Webhooks": ("endpoint/test_webhooks.py::test_a_push_without_the_secret_does_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
         "controller/test_commit_acceptance_signatures.py::test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named",
@@ -272,8 +274,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
     ),
     "Ask as an operator": (
-        "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
-        "endpoint/test_access_control.py::test_t12_a_token_is_answered_from_anywhere",
+        "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
+        "endpoint/test_access_control.py::test_t12_a_token_is_accepted_from_any_address",
     ),
     "Pretend to be any client": (
         "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
@@ -335,7 +337,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
-    "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
+    "Read an operator's token": ("endpoint/test_tls.py::test_operators_use_tls_and_machines_use_http_as_before",),
     "Replace the newest commit": (
         "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays",
