@@ -125,7 +125,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_listed_gets_no_request",
     ),
     "Use time and memory": (
-        "evaluator/test_evaluation.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
+        "evaluator/test_evaluation.py::test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end",
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
@@ -183,7 +183,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A stopped instance": (
         "evaluator/test_evaluation.py::"
-        "test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
+        "test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_stays",
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (

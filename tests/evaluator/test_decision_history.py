@@ -47,7 +47,7 @@ def told(work: Work, server: str, rev: str | None = None, path: Path | None = No
     ]
 
 
-def test_commits_that_changed_the_decision_are_told_and_no_others(work: Work) -> None:
+def test_only_commits_that_changed_the_decision_are_listed(work: Work) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({WEB01: f"# a comment\n{FILES[WEB01]}"}, "A comment in its file")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Its policy")
@@ -64,19 +64,19 @@ def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
     assert told(work, "web01") == ["Reuse the name: Added"]
 
 
-def test_a_server_that_is_gone_is_known_by_its_last_name(work: Work) -> None:
+def test_a_removed_server_is_found_by_its_last_name(work: Work) -> None:
     work.commit({"web02.yaml": server("web02", "role: web")}, "Come")
     work.commit({"web02.yaml": None}, "Go")
     assert (told(work, "web02"), told(work, "web03")) == (["Go: Removed", "Come: Added"], [])
 
 
-def test_what_was_invalid_before_a_server_came_is_not_told(work: Work) -> None:
+def test_commits_that_were_invalid_before_a_server_was_added_are_not_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: FILES[POLICY], "web02.yaml": server("web02", "role: web")}, "Come")
     assert told(work, "web02") == ["Come: Added"]
 
 
-def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
+def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Fix otherwise")
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
@@ -106,7 +106,7 @@ def test_a_merge_is_one_step(work: Work) -> None:
     ]
 
 
-def test_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
+def test_the_history_of_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
     work.commit({f"fleet/{name}": text for name, text in FILES.items()}, "Copy into a folder")
     assert told(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
 
@@ -129,7 +129,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return revisions
 
 
-def test_each_fleet_is_decided_once_and_the_second_time_none(work: Work, decided: list[str]) -> None:
+def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: Work, decided: list[str]) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     for often in ("Never", "Once", "Always"):
@@ -144,7 +144,7 @@ def test_each_fleet_is_decided_once_and_the_second_time_none(work: Work, decided
     assert len(decided) == 2  # it and its parent
 
 
-def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) -> None:
+def test_no_more_commits_are_decided_than_requested(work: Work, decided: list[str]) -> None:
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     with cache_of(work) as cache:
@@ -152,7 +152,7 @@ def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) ->
     assert len(decided) == 2
 
 
-def test_a_clone_that_is_shallow_is_known_to_be(work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_detected(work: Work, tmp_path: Path) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     history = open_history(tmp_path / "shallow", None)

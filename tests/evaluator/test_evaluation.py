@@ -94,13 +94,13 @@ def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
 
 @LAWS
 @given(generated=fleets(), seed=st.integers(0, 2**32))
-def test_what_servers_share_does_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
+def test_parts_that_servers_share_do_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
     commit = loaded(History({}), tree_of(generated))
     assert commit is not None
     check_each_by_itself(commit, random.Random(seed))
 
 
-def test_servers_that_differ_in_one_respect_share_nothing_wrong() -> None:
+def test_servers_that_differ_in_one_respect_share_no_wrong_part() -> None:
     different = list(
         product(
             ("ring: a", "ring: b"),  # for a hold alone
@@ -333,7 +333,7 @@ def attempted(instance: Instance, commit: str) -> bool:
     return bool(instance.status()["attempted"]["commit"] == commit)
 
 
-def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again(tmp_path: Path) -> None:
+def test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_stays(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     having = {
         profile("web", "flatcar-1"): profile("web", "flatcar-1", USER_DATA),
@@ -353,7 +353,7 @@ def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one
         assert instance.status()["applied"]["commit"] == applied
 
 
-def test_t1_machines_are_answered_while_a_commit_comes_to_no_end(tmp_path: Path) -> None:
+def test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:

@@ -280,7 +280,7 @@ def on_page(commit: Commit) -> tuple[object, ...]:
 
 @LAWS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
-def test_a_commit_is_the_same_however_it_was_come_to(
+def test_a_commit_has_the_same_result_for_every_way_to_reach_it(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -340,7 +340,7 @@ def test_an_invalid_commit_decides_only_servers_that_it_changes(monkeypatch: pyt
 
 @LAWS
 @given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
-def test_what_was_kept_of_another_commit_changes_nothing(
+def test_cached_results_of_another_commit_change_nothing(
     first: GeneratedFleet, other: GeneratedFleet, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -376,7 +376,7 @@ def described(revision: Revision, tree: Tree) -> source_history.HistoryStep:
 
 @LAWS
 @given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
-def test_a_server_has_the_history_that_whole_commits_tell(
+def test_the_history_of_a_server_equals_the_one_from_complete_commits(
     first: GeneratedFleet, other: GeneratedFleet, seed: int
 ) -> None:
     draw = random.Random(seed)
