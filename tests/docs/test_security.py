@@ -126,7 +126,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Use time and memory": (
         "evaluator/test_evaluation.py::test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end",
-        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+        "git/test_fetch.py::test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limits",
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
@@ -170,8 +170,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Files outside the fleet": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleet_folder_is_rejected",
-        "git/test_repository.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
-        "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
+        "git/test_repository.py::test_finding_s15_ci_rejects_a_folder_that_an_instance_rejects",
+        "git/test_snapshots.py::test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read",
     ),
     "Escapes from templates": (
         "resolve/test_templates.py::test_nothing_leads_out_of_the_sandbox",
@@ -211,8 +211,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays",
     ),
     "Send large objects": (
-        "git/test_repository.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
-        "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+        "git/test_repository.py::test_a_fetch_works_while_a_malformed_commit_is_among_the_newest",
+        "git/test_fetch.py::test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limits",
     ),
     "Unsigned commits": (
         "controller/test_commit_acceptance_signatures.py::test_an_unsigned_commit_is_not_evaluated",
@@ -227,7 +227,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
-        "git/test_repository.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
+        "git/test_repository.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_email_address",
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
@@ -235,9 +235,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it",
         "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
-    "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
+    "Expired keys": ("git/test_signatures.py::test_an_expired_key_does_not_count_even_for_an_old_commit_date",),
     "The forge's key as a person's": (
-        "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
+        "git/test_signatures.py::test_the_key_of_a_forge_counts_for_merges_only",
         "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request",
     ),
@@ -294,7 +294,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_local_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
-        "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
         "controller/test_loop.py::test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends",
     ),
     "Delay a notice": ("controller/test_notifications.py::test_a_slow_apprise_receiver_ends_at_the_deadline",),
@@ -305,16 +305,16 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
-        "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
     ),
     "Large downloads": (
-        "git/test_fetch.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
+        "git/test_fetch.py::test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected",
         "artifacts/test_local_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
     ),
     "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
-        "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
+        "git/test_remote.py::test_t3_credentials_do_not_follow_a_redirect_to_another_server",
         "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
         "bmc/redfish/test_client_links.py::test_a_link_to_another_host_is_rejected",
         "bmc/redfish/test_transport.py::test_no_password_is_sent_from_https_to_http",
@@ -349,12 +349,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed",
     ),
-    "Git passwords in the clear": ("git/test_remote.py::test_what_cannot_work_is_a_usage_error",),
+    "Git passwords in the clear": ("git/test_remote.py::test_a_remote_that_cannot_work_is_a_usage_error",),
     "BMC passwords in the clear": (
         "bmc/test_credentials_access.py::test_t2_the_access_file_states_which_bmcs_get_the_credentials",
     ),
     "Unknown hosts": (
-        "git/test_remote.py::test_a_host_must_show_a_key_that_is_known",
+        "git/test_remote.py::test_a_host_must_have_a_known_key",
         "publish/targets/test_folder_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
         "git/test_remote.py::test_a_certificate_must_be_trusted",
         "bmc/redfish/test_client.py::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_rejected",

@@ -115,7 +115,7 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
         ("gpg", "revoked", "was revoked"),
     ],
 )
-def test_a_signature_counts_as_its_key_does(
+def test_a_signature_counts_if_its_key_counts(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -174,7 +174,7 @@ def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, k
     assert why(looking(work, trusted), work.head).endswith("is not signed")
 
 
-def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
+def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     """Git uses the date of the commit, which the owner of the key can choose."""
@@ -202,7 +202,7 @@ def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
     ],
 )
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
-def test_what_was_changed_after_it_was_signed_does_not_count(
+def test_a_commit_that_was_changed_after_it_was_signed_does_not_count(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -226,7 +226,9 @@ def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, P
 
 
 @pytest.mark.parametrize("header", ["gpgsig", "gpgsig-sha256"])
-def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], signers: Path, header: str) -> None:
+def test_a_commit_with_two_signatures_does_not_count(
+    work: Work, ssh: dict[str, Person], signers: Path, header: str
+) -> None:
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
     twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
@@ -236,7 +238,7 @@ def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], sig
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
-def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
+def test_an_invalid_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
     commit = stored(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     assert why(looking(work, trusted), commit) != RIGHT
@@ -250,7 +252,7 @@ def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
 
-def test_what_counts_is_what_git_takes(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_signature_counts_if_git_accepts_it(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     good = ssh["ada"].commit(work, message="Umlauts äöü\n\n-----BEGIN SSH SIGNATURE-----\n gpgsig x\n")
     merged = Work(work.path)
@@ -268,7 +270,7 @@ def test_what_counts_is_what_git_takes(work: Work, ssh: dict[str, Person], signe
     assert [why(signatures, each) == RIGHT for each in commits] == [True, True, False, False, False]
 
 
-def test_nothing_of_a_repository_or_a_user_makes_a_key_count(
+def test_no_configuration_of_a_repository_or_user_makes_a_key_count(
     work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Configuration, programs, replaced objects, an own keyring: of the repository and of the user."""
@@ -308,7 +310,7 @@ def test_no_git_program_is_needed(
 # SignatureKeys
 
 
-def test_who_signed_is_named_as_the_instance_calls_them(
+def test_the_signer_has_the_name_from_the_list_of_keys(
     work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
 ) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
@@ -321,7 +323,7 @@ def test_who_signed_is_named_as_the_instance_calls_them(
 
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
-def test_a_forges_key_counts_for_merges_alone(
+def test_the_key_of_a_forge_counts_for_merges_only(
     work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, tmp_path: Path, kind: str
 ) -> None:
     forge = {"ssh": ssh, "gpg": gpg}[kind]["forge"]
@@ -340,7 +342,7 @@ def test_a_forges_key_counts_for_merges_alone(
     assert "signed by the forge GitHub, whose key counts only for merges" in why(signatures, edited)
 
 
-def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_key_counts_as_long_as_its_line_exists(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
     before = signatures.fingerprint(by_eve)
@@ -351,7 +353,7 @@ def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], 
 
 
 @pytest.mark.parametrize("kind", ["missing", "no key", "empty folder"])
-def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
+def test_unreadable_keys_are_reported_at_the_start_and_later(
     work: Work, gpg: dict[str, Person], tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "keys.asc"
@@ -373,7 +375,7 @@ def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
 # Several commits
 
 
-def test_head_looks_at_each_commit_and_range_at_all_before_it(
+def test_verify_head_checks_each_commit_alone_and_verify_range_all_before_it(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
@@ -388,7 +390,7 @@ def test_head_looks_at_each_commit_and_range_at_all_before_it(
     assert looking(work, trusted, None).find_faults(accepted, line) == {}
 
 
-def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_not_be_signed(
+def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_not_be_signed(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
@@ -401,7 +403,7 @@ def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_
     assert list(signatures.find_faults(merged, [side])) == [side]  # back to what a merge brought in
 
 
-def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_accepted_line(
+def test_a_rewritten_branch_is_verified_from_where_it_left_the_accepted_line(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     ssh["ada"].commit(work)
@@ -417,7 +419,7 @@ def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_acce
     assert signatures.find_faults(accepted, [ssh["ada"].commit(work)]) == {}
 
 
-def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_range_that_is_too_long_is_not_verified(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     accepted = work.head
     commits = "".join(
         f"commit refs/heads/main\ncommitter A <a@example.net> {1_700_000_000 + number} +0000\ndata 1\nx\n"
@@ -444,7 +446,7 @@ def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> t
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
 @pytest.mark.parametrize("reference", ["v1.1.0", ">=1.0.0 <2.0.0", "refs/tags/v1.1.0"])
-def test_a_tag_that_is_followed_has_to_be_signed(
+def test_a_followed_tag_must_be_signed(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -464,7 +466,7 @@ def test_a_tag_that_is_followed_has_to_be_signed(
 
 
 @pytest.mark.parametrize("how", ["not annotated", "not signed", "by eve", "a branch", "an older one, renamed"])
-def test_a_tag_that_does_not_vouch_for_the_commit_does_not_count(
+def test_a_tag_that_does_not_sign_the_commit_does_not_count(
     work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, how: str
 ) -> None:
     ssh["ada"].tag(work, "v1.0.0")
