@@ -130,7 +130,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fleet"
 
 
-def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) -> None:
+def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fleet: Path) -> None:
     assert typed("validate", fleet).code == 0
     with artifact_server() as old:
         for name, answer in ANSWERS.items():
