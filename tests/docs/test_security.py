@@ -262,7 +262,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/instance/test_state_directory_permissions.py::test_t7_a_fetch_log_that_everybody_may_write_is_rejected",
     ),
     "A false database": (
-        "ledger/test_postgresql.py::test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file",
+        "ledger/test_postgresql.py::test_over_a_network_the_connection_is_encrypted_and_verified_and_the_password_is_in_a_file",
     ),
     # A login on the host of the instance or the endpoint
     "Read OUTPUT": (

@@ -130,7 +130,7 @@ def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
     server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
 
 
-def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, clock: Time) -> None:
+def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duration(path: Path, clock: Time) -> None:
     with held(path, ONE) as (one, first):
         with open_ledger(path) as two:
             for _ in range(2):
@@ -150,7 +150,7 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
             first.check()
 
 
-def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
+def test_the_same_instance_gets_its_own_lease_at_once_and_a_clean_end_releases_it(path: Path) -> None:
     with held(path, ONE):
         with held(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
@@ -160,7 +160,7 @@ def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_
         assert (lease.lease.epoch, lease.previous_place) == (2, "host-a:/state")
 
 
-def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
+def test_artifact_checks_of_one_host_do_not_count_on_another(path: Path) -> None:
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
     with held(path, ONE) as (one, _):
         learnt = apply_batch(Knowledge(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
@@ -169,7 +169,7 @@ def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) ->
         assert instance_tables.read_sightings(one, TWO.place) == {}
 
 
-def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
+def test_only_one_of_many_simultaneous_requests_gets_the_lease(path: Path) -> None:
     with open_ledger(path):
         pass
     barrier = threading.Barrier(6)
@@ -185,7 +185,7 @@ def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
         assert sum(pool.map(take, range(6))) == 1
 
 
-def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
+def test_a_thread_renews_the_lease_and_reports_when_it_is_lost(
     path: Path, clock: Time, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
@@ -202,7 +202,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
             renewed.check()
 
 
-def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_machine_or_of_its_state_is_another_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
     ours = Holder.load(state)
@@ -214,7 +214,7 @@ def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypa
     assert Holder.load(state).id != ours.id, "a machine that was restored beside itself has started, too"
 
 
-def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
+def test_an_instance_paused_together_with_its_clock_learns_from_the_server_that_the_lease_is_lost(
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine was paused because its host's disk was full. Its own clock stood still."""
@@ -235,7 +235,7 @@ def refuse_writes(path: Path, server: PostgresServer) -> None:
     server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
 
 
-def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(
+def test_an_action_that_only_ends_something_needs_the_last_confirmed_lease(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """A successful read in the meantime does not matter."""
@@ -253,7 +253,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
             keeper.check_ending()
 
 
-def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread_asks(
+def test_an_action_that_only_ends_something_does_not_wait_for_a_renewal_that_another_thread_awaits(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     asks, answer = threading.Event(), threading.Event()
@@ -278,7 +278,7 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
             keeper.check_ending()
 
 
-def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
+def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
     """A database that answers only reads refuses a write after most of the lease's duration."""
     uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
     note = tmp_path / "withdrawals.json"
@@ -305,7 +305,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
 
-def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
+def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
     with held(path, ONE) as (_, lease):
         keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
@@ -313,7 +313,7 @@ def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None
             keeper.check()
 
 
-def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
+def test_a_lease_is_renewed_even_if_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
@@ -330,7 +330,7 @@ def change(ledger: Store, revision: str) -> None:
         tx.mark()
 
 
-def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
+def test_a_restored_backup_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
     with held(path, ONE) as (ledger, _):
         for revision in ("c0ffee", "decade"):
             change(ledger, revision)
@@ -344,7 +344,7 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
             ledger.read_back()
 
 
-def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, clock: Time) -> None:
+def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(path: Path, clock: Time) -> None:
     with held(path, ONE) as (ledger, lease):
         for _ in range(2):
             lease.check()
@@ -356,7 +356,7 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, cl
         lease.check()
 
 
-def test_a_renewal_counts_from_before_it_was_sent() -> None:
+def test_a_renewal_counts_from_before_its_request() -> None:
     renewed = HeldLease(lease=Lease("one", 1), seconds=60, name="the ledger")
     renewed.extend(now_s() - 60)
     with pytest.raises(LeaseLost, match="could not be renewed for 60 s"):
@@ -388,7 +388,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
         lease.check()
 
 
-def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> None:
+def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: Time) -> None:
     with held(path, ONE) as (one, lease):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
@@ -411,7 +411,7 @@ def shared(path: Path) -> Iterator[SharedFetchLog]:
         yield made
 
 
-def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path, clock: Time) -> None:
+def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(path: Path, clock: Time) -> None:
     with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
         assert here.find_served_boot("web01", OFFER, None) is None
         assert here.serving_identity == str(first.lease)
@@ -426,7 +426,7 @@ def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: 
             here.record(replace(GIVEN, server="web02"), str(second.lease))
 
 
-def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
+def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded: RecordedFetches) -> None:
     lines = [encode_line(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
     taken_back = b'{"not":%d}\n' % len(lines[0])
     with open_ledger(path), shared(path) as fetches:
@@ -448,7 +448,7 @@ def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Pat
         )
 
 
-def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
+def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
     with open_ledger(path), shared(path) as fetches:
         batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN))
         assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
@@ -459,7 +459,7 @@ def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
         assert fetches.receive_batch(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
 
 
-def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
+def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
     """The order of ids differs from the order in which transactions end."""
     with held(path, ONE) as (_, lease):
         count, read = 40, list[Observation]()
@@ -479,7 +479,7 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
         assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
 
 
-def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
+def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_the_lease(
     path: Path, recorded: RecordedFetches
 ) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
@@ -499,7 +499,7 @@ def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
         assert len(recorded.read({}).observations) == 1, "no new number"
 
 
-def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path) -> None:
+def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path) -> None:
     nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
     with closing(SharedFetchLog(nowhere)) as fetches:
         with pytest.raises(FetchLogUnavailable):
@@ -517,7 +517,7 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
         fetches.ping()
 
 
-def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_given_by_it(
+def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_boot(
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
     with held(path, ONE) as (_, lease), shared(path) as fetches:
@@ -542,7 +542,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
 
 
-def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
+def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_rights(tmp_path: Path) -> None:
     """Run the statements and the command of the documentation, with another host."""
     page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
     makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
@@ -625,7 +625,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         instance_tables.write_facts(tx, accepted="c0ffee")
 
 
-def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
+def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_of_the_server(
     path: Path, line: Line, tmp_path: Path, postgres_server: PostgresServer, lives: int
 ) -> None:
     """Of what it sends, and of what it gets: the server waits for each in another way."""
@@ -677,7 +677,7 @@ def read(fetches: RecordedFetches) -> None:
         fetches.read({})
 
 
-def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: Path, line: Line) -> None:
+def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others(path: Path, line: Line) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
     with held(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
@@ -707,7 +707,7 @@ with open_ledger(Path(sys.argv[1])) as ledger:
 """
 
 
-def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
+def test_if_a_process_is_stopped_at_any_point_of_a_write_another_takes_over(
     path: Path, postgres_server: PostgresServer, lives: int, tmp_path: Path
 ) -> None:
     """Pause a real process with SIGSTOP."""
@@ -730,7 +730,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
             run_out(path, postgres_server)
 
 
-def test_the_server_waits_seconds_for_who_writes_and_hangs(path: Path) -> None:
+def test_the_server_waits_only_seconds_for_a_writer_that_hangs(path: Path) -> None:
     """This is the longest time that another instance waits after the end of the lease."""
     with open_ledger(path) as ledger:
         (waits,) = ledger.database.execute(
