@@ -106,7 +106,7 @@ def started_by(debian: Debian, unit: str) -> tuple[list[str], str]:
     return shlex.split(settings["ExecStart"]), f"{settings['User']}:{settings['Group']}{more}"
 
 
-def test_lintian_finds_nothing(package: Path) -> None:
+def test_lintian_finds_no_problem(package: Path) -> None:
     command = [program("lintian", "lintian"), "--allow-root", "--fail-on=error,warning", str(package)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
@@ -119,7 +119,7 @@ def test_each_command_has_a_manual_page(package: Path) -> None:
     assert {f"gitboot-{name}" for name in cli.list_commands(click.Context(cli))} <= pages
 
 
-def test_what_is_installed_is_for_root_alone_to_change(debian: Debian) -> None:
+def test_only_root_can_change_installed_files(debian: Debian) -> None:
     assert debian.run("gitboot", "--version").startswith(f"gitboot {__version__} (Python ")
     others = ("(", "!", "-user", "root", "-o", "-perm", "/022", ")", "!", "-type", "l")
     assert debian.run("find", "/usr/lib/gitboot", "/etc/gitboot", *others) == ""
@@ -129,7 +129,7 @@ def test_what_is_installed_is_for_root_alone_to_change(debian: Debian) -> None:
     assert "gitboot" in (shared / "bash-completion" / "completions" / "gitboot").read_text()
 
 
-def test_from_a_package_to_a_machine_that_is_answered(debian: Debian) -> None:
+def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
     """A first hour, as the units do it: init, commit, run, tell the ledger, serve."""
     debian.run("gitboot", "init", "/srv/fleet")
     Work(debian.root / "srv" / "fleet").commit(message="Begin")
@@ -151,7 +151,7 @@ def test_from_a_package_to_a_machine_that_is_answered(debian: Debian) -> None:
     assert KERNEL in answer
 
 
-def test_the_image_answers_machines_with_a_root_that_nobody_may_write(image: Image, tmp_path: Path) -> None:
+def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path: Path) -> None:
     """As its user, without any capability; a container's volumes are all that can be written."""
     inside = {place: tmp_path / place.replace("/", "-") for place in (*image.settings["Volumes"], "/mnt")}
     for path in inside.values():
@@ -171,7 +171,7 @@ def test_the_image_answers_machines_with_a_root_that_nobody_may_write(image: Ima
         eventually(lambda: KERNEL in (answered(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
 
 
-def test_the_image_has_what_other_commands_need(image: Image, tmp_path: Path) -> None:
+def test_the_image_has_the_programs_that_other_commands_need(image: Image, tmp_path: Path) -> None:
     volumes = {"/mnt": tmp_path}
     tmp_path.chmod(0o777)
     image.debian.run("gitboot", "init", "/mnt/fleet", user=image.user, volumes=volumes)
