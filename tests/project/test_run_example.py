@@ -300,7 +300,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
         yield found
 
 
-def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
+def test_finding_r5_each_action_of_the_banner_has_its_described_effect(visited: Visit) -> None:
     printed = visited.printed
     steps = ("OverrideConfirmed", "Attempted", "OverrideConsumed", "Started", "Provisioned")
     assert {line.split()[1] for line in printed["history"].splitlines()} >= set(steps)
@@ -323,7 +323,7 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     assert "unknown" not in printed["maintain"]  # whether the server is provisioned
 
 
-def test_finding_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(visited: Visit) -> None:
+def test_finding_r5_each_link_of_the_banner_shows_curl_what_its_label_states(visited: Visit) -> None:
     page, script, servers, status = visited.links.values()
     assert "<title>gitboot</title>" in page.text
     label, *_ = [each for each in visited.links if "iPXE" in each]
@@ -334,14 +334,14 @@ def test_finding_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(vi
 
 
 @browsers
-def test_finding_r5_the_page_shows_each_act_in_a_browser(visited: Visit) -> None:
+def test_finding_r5_the_page_shows_each_action_in_a_browser(visited: Visit) -> None:
     assert visited.on_page == [
         *("who will be installed", "an installation", "an installed machine", "the changed boot", "the held commit"),
         *("the approved commit", "the open window", "the closed window"),
     ]
 
 
-def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(visited: Visit) -> None:
+def test_the_banner_comes_last_and_repeated_interrupts_do_no_harm(visited: Visit) -> None:
     lines = visited.said_first.splitlines()
     assert lines[-1] == "" and re.fullmatch(rf"{_LAST_LINE}http://127\.0\.0\.1:\d+/", lines[-2])
     assert [line for line in lines if len(line) > _COLUMNS and "/.venv/bin" not in line] == []
@@ -355,7 +355,7 @@ def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(visited: 
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_nothing_is_left_whenever_it_is_ended(start: Start, end: str) -> None:
+def test_nothing_is_left_at_whatever_time_it_is_ended(start: Start, end: str) -> None:
     run = start()
     after_s = random.uniform(0.05, _SEARCHED_S / 2)
     time.sleep(after_s)
@@ -366,7 +366,7 @@ def test_nothing_is_left_whenever_it_is_ended(start: Start, end: str) -> None:
         assert list(run.scratch.iterdir()) == []
 
 
-def test_nothing_is_left_when_what_started_it_is_killed(start: Start) -> None:
+def test_nothing_is_left_when_its_parent_is_killed(start: Start) -> None:
     run = start("sh", "-c", '"$@" & wait', "sh")
     assert eventually(lambda: list(run.scratch.iterdir())), "it has asked the kernel for a signal by then"
     time.sleep(random.uniform(0, _SEARCHED_S))
@@ -384,7 +384,7 @@ def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
         assert run.left() == []
 
 
-def test_what_does_not_end_by_itself_is_killed(start: Start) -> None:
+def test_a_process_that_does_not_end_by_itself_is_killed(start: Start) -> None:
     run = start()
     os.kill(run.wait_for(b"-m", b"gitboot", b"run"), signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
