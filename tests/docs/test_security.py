@@ -311,7 +311,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch.py::test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected",
         "artifacts/test_local_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
     ),
-    "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
+    "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_an_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_do_not_follow_a_redirect_to_another_server",
@@ -333,7 +333,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
-        "publish/targets/test_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
+        "publish/targets/test_folder.py::test_a_target_that_names_a_file_for_operators_is_an_error",
         "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
@@ -355,7 +355,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Unknown hosts": (
         "git/test_remote.py::test_a_host_must_have_a_known_key",
-        "publish/targets/test_folder_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
+        "publish/targets/test_folder_rsync.py::test_an_error_names_the_target_and_the_cause_and_no_secret",
         "git/test_remote.py::test_a_certificate_must_be_trusted",
         "bmc/redfish/test_client.py::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_rejected",
     ),

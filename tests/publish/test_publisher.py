@@ -120,7 +120,7 @@ def folders(root: Path) -> set[str]:
 # What is published
 
 
-def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: Path) -> None:
+def test_the_manifest_is_json_and_digests_in_its_head_lead_to_every_file(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_bytes())
     assert sorted(head) == ["commit", "gitboot", "ledger", "nodes", "shared", "version"]
@@ -149,7 +149,7 @@ def read_digests(path: Path, expected: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"sha256":'])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shared: bool) -> None:
+def test_any_name_is_in_the_manifest_unchanged(root: Path, path: str, is_shared: bool) -> None:
     files = {path: File(b"x")}
     servers, shared = ({}, files) if is_shared else ({"s": server_files("s", files)}, {})
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shar
     assert path in manifest.files
 
 
-def test_the_same_files_give_the_same_bytes_whatever_was_there_before(root: Path, tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_bytes_after_any_earlier_state(root: Path, tmp_path: Path) -> None:
     publish(root, tree(1), at=AT, commit="one")
     publish(root, tree(2, servers=5), at=AT + DAY, commit="two")
     publish(root, tree(3), at=AT + 2 * DAY, commit="three")
@@ -211,7 +211,7 @@ NODE, LEAF = locate_server(OWNER)
         pytest.param({}, set(), id="the commit alone"),
     ],
 )
-def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
+def test_a_change_rewrites_only_its_files_and_their_part_of_the_manifest(
     root: Path, changed: Files, parts: set[str]
 ) -> None:
     publish(root, tree(), commit="one")
@@ -398,7 +398,7 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
 # What is not gitboot's
 
 
-def test_files_that_gitboot_did_not_write_are_left_alone(root: Path) -> None:
+def test_files_that_gitboot_did_not_write_are_not_changed(root: Path) -> None:
     foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
     place(root, dict.fromkeys(foreign, File(b"mine")))
     before = states(root)
@@ -477,7 +477,7 @@ def test_all_foreign_files_are_named_in_one_error(root: Path) -> None:
     assert "and 1 more" in str(raised.value)
 
 
-def test_a_foreign_folder_at_a_withdrawn_path_is_not_removed(root: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_at_a_removed_path_is_not_removed(root: Path, tmp_path: Path) -> None:
     publish(root, tree())
     (root / ENTRY).unlink()
     (root / ENTRY).symlink_to("/etc/hostname")
@@ -488,7 +488,7 @@ def test_a_foreign_folder_at_a_withdrawn_path_is_not_removed(root: Path, tmp_pat
     assert len(list((tmp_path / "plans").iterdir())) == 3
 
 
-def test_an_existing_file_with_the_planned_content_becomes_gitboots(root: Path) -> None:
+def test_an_existing_file_with_the_planned_content_is_adopted(root: Path) -> None:
     place(root, tree())
     assert publish(root, tree()) == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     publish(root, tree(2))
@@ -502,7 +502,7 @@ def test_an_existing_file_with_the_planned_content_becomes_gitboots(root: Path) 
         *("etc/passwd", "/boot/x", "boot", "boot/", "boot//x", "boot/./x", "boot/..", "boot/../../../etc/passwd"),
     ],
 )
-def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_own(root: Path, path: str) -> None:
+def test_no_file_can_be_planned_outside_the_tree_or_at_a_path_of_the_publisher(root: Path, path: str) -> None:
     publish(root, {})
     before = states(root.parent)
     with pytest.raises(ValueError, match=re.escape(path)):
@@ -527,7 +527,7 @@ def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
 # Whose it is
 
 
-def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
+def test_a_tree_of_another_ledger_is_not_changed(root: Path) -> None:
     publish(root, tree(1), ledger="theirs")
     before = everything(root)
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
@@ -538,7 +538,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     assert everything(root).items() >= before.items()
 
 
-def test_a_tree_can_be_taken_over(root: Path) -> None:
+def test_a_tree_can_be_adopted(root: Path) -> None:
     publish(root, tree(1, servers=5), ledger="theirs")
     with OutputDirectory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
         assert directory.stamp is not None
@@ -559,7 +559,7 @@ def test_one_process_publishes_at_a_time_and_another_gets_an_error_with_its_name
     publish(root, tree())
 
 
-def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
+def test_the_stamp_belongs_to_the_last_completed_reconcile(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is None
         publish_files(directory, tree(), commit="one", at=AT)
@@ -599,7 +599,7 @@ IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
-def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
+def test_the_first_publication_of_a_process_repairs_missing_and_truncated_files(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     publish(root, tree())
@@ -688,9 +688,7 @@ def publish_as_0_1_0(root: Path, files: Files) -> None:
 
 
 @pytest.mark.parametrize("stage", ["untouched", "cut short"])
-def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
-    root: Path, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_of_0_1_0_is_adopted_with_all_its_files(root: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tree(1, servers=5)
     publish_as_0_1_0(root, old)
     (root / "boot/mine").write_text("mine")
@@ -800,7 +798,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
+def test_after_a_full_disk_the_next_publication_succeeds_when_there_is_space(small_disk: Path) -> None:
     root = small_disk / "out"
     large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
     with OutputDirectory.open(root, ledger="ours") as directory:
@@ -813,7 +811,7 @@ def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -
     assert verify_tree(root) == ()
 
 
-def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
+def test_a_read_only_disk_is_named(small_disk: Path) -> None:
     root = small_disk / "out"
     publish(root, tree(1))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -830,7 +828,7 @@ def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:
         publish(root, {longest + "x": File(b"longer")})
 
 
-def test_many_files_are_waited_for_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
+def test_many_files_are_synced_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
     publish(root, tree(1, servers=100))
     syncs.clear()
     publish(root, tree(2, servers=100))
@@ -937,7 +935,7 @@ def test_after_the_tree_of_another_instance_is_moved_away_publishing_works(
         assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
 
 
-def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_by_then(tmp_path: Path) -> None:
+def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_exists_by_then(tmp_path: Path) -> None:
     """As where the disk was full, and a larger one was mounted at its place."""
     root = tmp_path / "output"
     with OutputDirectory.open(root, ledger="test") as directory:
@@ -950,7 +948,7 @@ def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_
         assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
 
 
-def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path) -> None:
     root, moved = tmp_path / "output", tmp_path / "moved"
     with OutputDirectory.open(root, ledger="test") as directory:
         put(directory, 1)
@@ -998,7 +996,9 @@ def test_equal_files_of_one_server_are_hard_links(root: Path, directory: OutputD
     assert temporary(root) == []
 
 
-def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path, directory: OutputDirectory) -> None:
+def test_a_name_that_is_added_later_is_a_separate_file_with_its_own_date(
+    root: Path, directory: OutputDirectory
+) -> None:
     directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
     later = AT + timedelta(hours=1)
     directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
@@ -1008,7 +1008,7 @@ def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Pa
     assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
 
 
-def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(
+def test_a_file_with_another_date_is_no_hard_link_to_a_file_with_a_predicted_date(
     root: Path, directory: OutputDirectory
 ) -> None:
     """An access log tells versions apart by what `dated` has said of each path."""
@@ -1038,7 +1038,7 @@ def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: p
     assert verify_tree(root) == ()
 
 
-def test_a_partial_file_with_two_names_changes_neither_of_them(root: Path) -> None:
+def test_a_partial_file_with_two_names_does_not_change_either(root: Path) -> None:
     """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
     with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
@@ -1115,7 +1115,7 @@ def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> Non
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
 
-def test_an_interrupted_first_publication_needs_space_for_the_rest_only(small_disk: Path) -> None:
+def test_an_interrupted_first_publication_only_needs_space_for_the_rest(small_disk: Path) -> None:
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)

@@ -138,7 +138,7 @@ def test_the_next_publication_completes_a_failed_one(tmp_path: Path, target: Out
     assert verify_tree(tmp_path) == ()
 
 
-def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
+def test_an_interrupted_publication_leaves_nothing_in_the_index(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {"a": one("a", mac(1))}, complete=True)
@@ -174,7 +174,7 @@ def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
         assert again.stamp is not None
 
 
-def test_a_servers_change_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
+def test_a_change_of_one_server_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
     name, digest = "s050-000042", "0" * 64
     node, leaf = locate_server(name)
     servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))

@@ -189,7 +189,7 @@ def publishers(root: Path) -> Iterator[Killed]:
     publishers.close()
 
 
-def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_the_next_publication_completes_it(root: Path, publishers: Killed) -> None:
     for version, at in enumerate(count(1, every(1)), 1):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, version - 1)
@@ -256,7 +256,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
     assert early({}, files) == [] and early({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
 
 
-def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
+def test_finding_m5_after_a_power_cut_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
     files = fleet_of(b"#!ipxe\n# another\n", range(5))
     with happening(nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
@@ -352,7 +352,7 @@ def is_change(name: str, args: tuple[Any, ...]) -> bool:
         pytest.param(errno.EROFS, True, True, False, id="read-only from then on"),
     ],
 )
-def test_refused_at_every_call_the_next_pass_completes_it(
+def test_with_an_error_at_every_call_the_next_publication_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
     monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
@@ -460,7 +460,7 @@ def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> l
     return found
 
 
-def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> None:
+def test_after_a_power_cut_at_any_point_the_next_publication_completes_it(root: Path) -> None:
     version = 5
     with happening(nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
@@ -498,7 +498,7 @@ def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [*sorted(tree(1))])
-def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(root: Path, lost: str) -> None:
+def test_after_a_power_cut_during_a_repair_the_next_start_completes_it(root: Path, lost: str) -> None:
     def put_right(directory: OutputDirectory) -> None:
         assert directory.resume(before) == frozenset()
         publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
@@ -566,7 +566,7 @@ def killed_at_each_change(
 
 
 @moving
-def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
+def test_killed_while_mac_addresses_change_the_next_publication_finds_every_server_by_its_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -582,7 +582,7 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
 
 
 @moving
-def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_own(
+def test_after_an_error_while_mac_addresses_change_a_rollback_finds_every_server_by_its_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
@@ -602,7 +602,7 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
     assert at > 50
 
 
-def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
+def test_killed_during_the_repair_of_a_shard_the_next_start_completes_the_repair(root: Path) -> None:
     servers = named(*MACS[:2])
 
     def act(directory: OutputDirectory) -> None:
@@ -737,7 +737,7 @@ def assert_begun_or_not(root: Path, version: int) -> None:
         assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
 
 
-def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(root: Path, publishers: Killed) -> None:
     ready = moving = 0
     for at in count(1):  # at one of them alone the tree is ready and has not begun to move
         shutil.rmtree(root, ignore_errors=True)
@@ -760,7 +760,7 @@ def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Pat
     ("code", "on"), [pytest.param(errno.ENOSPC, False, id="once"), pytest.param(errno.EROFS, True, id="from then on")]
 )
 @pytest.mark.parametrize("restarted", [False, True])
-def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
+def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
     root: Path, code: int, on: bool, restarted: bool
 ) -> None:
     for at in count(1, every(1)):
@@ -772,7 +772,7 @@ def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
     assert at > 40
 
 
-def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -> None:
+def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path) -> None:
     """What was written since the last sync is lost; of what was renamed, any part is done."""
     synced: list[Path] = []
     last = root.parent / "last"
@@ -806,7 +806,7 @@ def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -
     ],
     ids=["in an empty folder", "beside what operators have placed"],
 )
-def test_a_tree_begins_without_a_temporary_name(root: Path, is_placed: bool, renamed: list[str]) -> None:
+def test_a_new_tree_has_no_temporary_name(root: Path, is_placed: bool, renamed: list[str]) -> None:
     found: list[str] = []
 
     def note(number: int, name: str, args: tuple[Any, ...]) -> None:

@@ -76,7 +76,7 @@ VECTORS = {
 
 
 @for_each("vector", VECTORS.values(), ids=VECTORS.keys())
-def test_a_signature_of_the_rfc_is_right_and_each_of_its_bits_counts(vector: tuple[str, str, str]) -> None:
+def test_a_signature_of_the_rfc_is_valid_and_each_of_its_bits_counts(vector: tuple[str, str, str]) -> None:
     key, message, signature = map(bytes.fromhex, vector)
     assert ed25519_verify(key, message, signature)
     assert not ed25519_verify(key, message + b"\0", signature)
@@ -187,7 +187,7 @@ def test_a_list_that_python_tuf_signed_is_read(signer: ListSigner) -> None:
     assert listing.server == "lon1" and [*listing.contents.values()] == [CONTENT.decode()]
 
 
-def test_a_list_without_signatures_is_read_where_no_key_is_named_and_reported_where_one_is() -> None:
+def test_a_list_without_signatures_is_read_without_a_key_and_reported_with_one() -> None:
     unsigned, signer = ListSigner.unsigned(), ListSigner()
     files = made(unsigned)
     found = read(files, unsigned)
@@ -197,12 +197,12 @@ def test_a_list_without_signatures_is_read_where_no_key_is_named_and_reported_wh
     assert (found.is_signed, found.is_verified) == (True, False)
 
 
-def test_a_list_of_another_publisher_is_refused() -> None:
+def test_a_list_of_another_publisher_is_rejected() -> None:
     assert fault_of(made(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
 
 
 @for_each("name", ["timestamp.json", "1.snapshot.json", "1.targets.json", *BINS])
-def test_each_part_has_to_be_signed_by_the_key_of_its_role(name: str) -> None:
+def test_each_part_must_be_signed_by_the_key_of_its_role(name: str) -> None:
     signer, stranger = ListSigner(), ListSigner()
     files = made(signer)
     for signatures in ("of a stranger", "none"):
@@ -258,7 +258,7 @@ def test_a_key_with_two_ids_counts_once() -> None:
 # Rotation of keys
 
 
-def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_refused(signer: ListSigner) -> None:
+def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_rejected(signer: ListSigner) -> None:
     before = made(signer)
     seen = read(made(signer), signer).accepted
     stolen, signer.publication = signer.publication, CryptoSigner.generate_ed25519()
@@ -298,7 +298,7 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigne
 # Attacks on versions and parts
 
 
-def test_an_older_list_is_refused_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_an_older_list_is_rejected_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
     newer = signer.renew(files, expires=FAR)
     seen = read(newer, signer).accepted
     assert read(newer, signer, seen).accepted == seen
@@ -332,7 +332,7 @@ SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 
 
 @for_each("case", SPOILT)
-def test_a_spoilt_part_is_refused_by_name(case: str) -> None:
+def test_a_damaged_part_is_rejected_by_name(case: str) -> None:
     name, change, fault = SPOILT[case]
     signer = ListSigner()
     files = made(signer)
@@ -341,12 +341,12 @@ def test_a_spoilt_part_is_refused_by_name(case: str) -> None:
 
 
 @for_each("name", ["1.snapshot.json", "1.targets.json", BINS[0], "timestamp.json"])
-def test_a_part_that_is_absent_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_a_missing_part_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
     others = {each: content for each, content in files.items() if each != name}
     assert fault_of(others, signer) == ("Missing", name)
 
 
-def test_a_part_of_an_earlier_list_is_refused(signer: ListSigner) -> None:
+def test_a_part_of_an_earlier_list_is_rejected(signer: ListSigner) -> None:
     before = made(signer)
     files = made(signer)
     for name in ("1.snapshot.json", "1.targets.json", BINS[0]):
@@ -354,7 +354,7 @@ def test_a_part_of_an_earlier_list_is_refused(signer: ListSigner) -> None:
         assert fault_of({**files, newer: before[name]}, signer) == ("Damaged", newer)
 
 
-def test_a_bin_lists_only_names_of_its_own(signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_a_bin_lists_only_its_own_names(signer: ListSigner, files: dict[str, bytes]) -> None:
     for name in ("shared.json", "../boot.ipxe", "servers/../x.json", "/shared.json"):
         metadata: Metadata[Targets] = Metadata.from_bytes(files[BINS[0]])
         metadata.signed.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
@@ -363,7 +363,7 @@ def test_a_bin_lists_only_names_of_its_own(signer: ListSigner, files: dict[str, 
         assert fault_of({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
 
 
-def test_an_expired_list_is_read_for_it_still_ends_windows(signer: ListSigner) -> None:
+def test_an_expired_list_is_read_because_it_still_ends_windows(signer: ListSigner) -> None:
     found = read(made(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
     assert found.expires == NOW and found.expiring == "timestamp.json"
     signer.make_root(expires=NOW - timedelta(days=1))
@@ -396,7 +396,7 @@ def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
         return False
 
 
-def test_python_tufs_client_accepts_what_the_reader_accepts(
+def test_the_client_of_python_tuf_accepts_what_the_reader_accepts(
     tmp_path: Path, signer: ListSigner, files: dict[str, bytes]
 ) -> None:
     signer.publication = CryptoSigner.generate_ed25519()
@@ -408,7 +408,7 @@ def test_python_tufs_client_accepts_what_the_reader_accepts(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_python_tufs_client_rejects_each_change_that_the_reader_rejects(
+def test_the_client_of_python_tuf_rejects_each_change_that_the_reader_rejects(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Of one bit. The reader may reject more, such as capital digits."""
@@ -500,7 +500,7 @@ SHA, SINCE = "0" * 64, "2026-11-27T21:00:00Z"
         pytest.param(b"[]", id="no object"),
     ],
 )
-def test_a_listing_that_could_mislead_a_mirror_is_refused(data: bytes) -> None:
+def test_a_listing_that_could_mislead_a_mirror_is_rejected(data: bytes) -> None:
     with pytest.raises(ListProblem, match="not part of a signed list"):
         parse_listing("shared.json", data, Target(sha256(data).hexdigest(), len(data)))
     with pytest.raises(ListProblem, match="the digest of the file differs"):

@@ -48,7 +48,7 @@ def test_the_stop_file_that_stops_most_counts_and_changes_are_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
-def test_a_malformed_stop_file_stops_boots_that_write_disks(tmp_path: Path, text: str) -> None:
+def test_a_malformed_stop_file_stops_install_boots(tmp_path: Path, text: str) -> None:
     (tmp_path / STOP_FILE).write_text(text)
     found = StopReader(tmp_path).current
     assert found is not None
@@ -79,7 +79,7 @@ def test_a_stop_withholds_install_boots_without_consuming_them(here: Site) -> No
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_a_stop_withholds_installs_at_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
+def test_a_stop_withholds_installs_for_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
     here.publish(planned(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
