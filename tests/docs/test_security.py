@@ -29,9 +29,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
         "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_except_its_encrypted_form",
     ),
-    "List all machines": (
-        "render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",
-    ),
+    "List all machines": ("render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_same_host",),
     "Take a one-time boot": (
         "endpoint/test_boot_gate.py::test_if_the_fleet_names_clients_only_they_count",
         "controller/records/test_provisioning_installations.py::"
@@ -40,7 +38,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Fetch user data and secrets": (
         "endpoint/test_boot_responses_secrets.py::test_a_client_that_is_not_a_machine_of_the_fleet_gets_no_secret",
         "endpoint/test_boot_responses_secrets.py::test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_it",
-        "render/test_token_keys.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
+        "render/test_token_keys.py::test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_by_uuid",
     ),
     "Stay unseen": (
         "endpoint/test_boot_responses_secrets.py::"

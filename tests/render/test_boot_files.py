@@ -188,7 +188,7 @@ def boots(copy: str, path: str) -> str | None:
 
 
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
-def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dead(tmp_path: Path, window: str) -> None:
+def test_finding_m1_a_maintenance_ends_on_every_copy_even_without_its_publisher(tmp_path: Path, window: str) -> None:
     with site(None) as publisher:
         with publisher.serve() as endpoint:
             settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
@@ -206,7 +206,7 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dea
 
 
 @pytest.mark.parametrize("endpoint", ["up", "refused", "503"])
-def test_finding_m1_a_copy_leaves_a_window_whose_instance_was_killed_and_does_not_open_it_again(
+def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_start_it_again(
     tmp_path: Path, endpoint: str
 ) -> None:
     now, port = datetime.now(UTC).replace(microsecond=0), free_port()
@@ -290,7 +290,7 @@ OUTPUTS: Final = "outputs: [ipxe, grub, pxelinux]"
         (HTTP, LIVE, ("live", "live", "live")),
     ],
 )
-def test_a_boot_script_of_a_maintenance_asks_where_its_loader_can(
+def test_a_boot_script_of_a_maintenance_asks_the_endpoint_if_its_loader_can(
     settings: str, documents: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
     found = in_tree(fleet(f"{settings}, {OUTPUTS}"), *documents)
@@ -320,7 +320,7 @@ MADE: Final = {"web01": Record(runs={"repair": Run(1, at("20T22:05"), at("21T04:
         ((*LIVE[:-1], *INSTALLING, *TO_DISK), START),
     ],
 )
-def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_and_asks_nothing(
+def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_without_a_request(
     settings: str, documents: tuple[str, ...], now: datetime
 ) -> None:
     more = {"records": MADE} if ONE_RUN in documents else {}
@@ -328,13 +328,13 @@ def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_a
     assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
 
 
-def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
+def test_while_install_boots_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
     for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
         found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=StopScope.WRITING)
         assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
 
 
-def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
+def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_the_window_too(tmp_path: Path) -> None:
     # An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on.
     now = datetime.now(UTC).replace(microsecond=0)
     ends = now + timedelta(hours=8)
@@ -381,7 +381,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_a
     assert (before, found) == ({"live"}, [{None}] * 4)
 
 
-def test_a_copy_that_was_made_before_a_stop_of_all_boots_boots_the_disk_by_the_answer_of_the_endpoint(
+def test_a_copy_from_before_a_stop_of_all_boots_boots_the_disk_by_the_response_of_the_endpoint(
     tmp_path: Path,
 ) -> None:
     with site(None) as publisher, publisher.serve() as endpoint:
@@ -434,14 +434,14 @@ OFFER: Final = f"/httpboot/{uuid_of('web01')}.json"
         (HTTP, "loader", "memtest"),  # the loader asks by its boot script
     ],
 )
-def test_what_firmware_fetches_itself_is_left_out_of_a_maintenance(
+def test_a_file_that_firmware_fetches_itself_is_omitted_during_a_maintenance(
     settings: str, http_boot: str, expected: str
 ) -> None:
     repair = profile("repair", "memtest-7", f"httpBoot: {http_boot}", method="UefiHttp")
     assert in_tree(fleet(settings), *UKI, repair)[OFFER] == expected
 
 
-def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
+def test_user_data_that_a_machine_requests_by_its_uuid_is_that_of_the_policy() -> None:
     by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID, writesDisk: false"
     data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
     templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
@@ -461,7 +461,9 @@ def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
 
 
 @pytest.mark.parametrize("settings", ["baseURL: 'http://boot.test'", HTTP])
-def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_for_its_own(settings: str) -> None:
+def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_boot_of_the_policy_requests_its_own(
+    settings: str,
+) -> None:
     by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID"
     data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
     documents = (
@@ -485,7 +487,9 @@ def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_
     "settings", [HTTP, HTTPS, f"{HTTPS}, serving: {{ipxeHttps: true}}", f"{HTTP}, serving: {{lateEnds: Accept}}"]
 )
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
-def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(settings: str, window: str) -> None:
+def test_finding_m1_the_response_of_an_endpoint_does_not_depend_on_the_setting_of_copies(
+    settings: str, window: str
+) -> None:
     # The digests of plans, the turns and the contents. The files of copies, and the decision, differ.
     documents = (*LIVE, maintenance("repair", window))
     for now in (BEFORE, START, END, at("21T23:00")):
@@ -501,7 +505,7 @@ def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
     return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
-def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
+def test_the_setting_of_copies_is_in_a_decision_only_if_it_differs_from_the_default() -> None:
     decisions = [decided(fleet(copies=copies), *LIVE, WINDOW).servers["web01"] for copies in (True, False)]
     assert "copies" in to_json_value(decisions[0])
     assert "copies" not in to_json_value(decisions[1])
@@ -538,7 +542,7 @@ def script_in_tree(state: RenderedState, path: str) -> str:
 
 
 @pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
-def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: str) -> None:
+def test_an_endpoint_that_cannot_record_redirects_to_the_endpoint_of_the_fleet(settings: str) -> None:
     # `serve` without a fetch log.
     fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
@@ -615,26 +619,26 @@ def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
 @pytest.mark.parametrize("state", STATES)
-def test_finding_r16_a_state_has_one_answer_by_each_lookup(state: str, unknown: str) -> None:
+def test_finding_r16_a_state_has_one_response_by_each_lookup(state: str, unknown: str) -> None:
     found = answers(state, unknown)
     assert len(set(found.values())) == 1, found
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_finding_r16_only_where_unknown_machines_get_404_a_known_machine_may_get_404(state: str) -> None:
+def test_finding_r16_a_known_machine_gets_a_404_only_if_unknown_machines_do(state: str) -> None:
     for unknown in UNKNOWN:
         says = set(answers(state, unknown).values())
         assert "404" not in says or unknown == "NotFound", f"it would boot what unknown machines boot: {unknown}"
 
 
-def test_finding_r16_a_restricted_server_gets_404_where_unknown_machines_do() -> None:
+def test_finding_r16_a_restricted_server_gets_a_404_if_unknown_machines_do() -> None:
     for state in ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted"):
         assert set(answers(state, "NotFound").values()) == {"404"}, state
         assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
 
 
 @pytest.mark.parametrize(("unknown", "answered"), [("NotFound", "404"), ("LocalDisk", "its disk")])
-def test_finding_r16_an_interface_that_may_not_boot_answers_like_the_others(unknown: str, answered: str) -> None:
+def test_finding_r16_an_interface_that_may_not_boot_gets_the_same_responses(unknown: str, answered: str) -> None:
     serving = "serving: {restrict: true}"
     spec = f"baseURL: 'http://boot.test', outputs: [{LOOKUP_OUTPUTS}], unknownServers: {unknown}, {serving}"
     decisions = decided(

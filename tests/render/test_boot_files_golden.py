@@ -235,7 +235,7 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
         ("shared-dhcp", DHCP, (DATABASE,)),
     ],
 )
-def test_the_files_that_every_machine_begins_with_are_exactly_these(
+def test_the_files_with_which_every_machine_begins_are_exactly_these(
     name: str, spec: str, more: tuple[str, ...]
 ) -> None:
     decisions = decided(fleet(spec), *SEED[1:], *more)
@@ -288,7 +288,7 @@ def test_only_texts_of_the_golden_files_have_changed_since_the_boot_scripts_were
     assert found == listed
 
 
-def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
+def test_no_golden_file_is_without_a_scenario() -> None:
     names = {scenario.name for scenario in SCENARIOS} | {path.name for path in GOLDEN.glob("shared-*")}
     assert {path.name for path in GOLDEN.iterdir()} == names
 

@@ -71,7 +71,7 @@ def at_entry(found: RenderedState, instant: datetime) -> PathVersion:
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
 
 
-def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
+def test_a_state_has_as_many_transitions_as_gitboot_looks_ahead() -> None:
     found = state(*SEED, *SEVERAL)
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == TRANSITIONS_AHEAD
@@ -83,7 +83,7 @@ def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
         assert after == now._replace(since=at(f"{day}T23:00"))
 
 
-def test_all_that_is_announced_is_there_before_its_instant() -> None:
+def test_every_announced_file_exists_before_its_transition() -> None:
     user_data = "userData: {format: Ignition/3.4, template: t}"
     images = (image("flatcar-1", "userData: Ignition/3.4"), image("memtest-7", "userData: Ignition/3.4"))
     profiles = (profile("web", "flatcar-1", user_data), profile("repair", "memtest-7", user_data))
@@ -103,7 +103,7 @@ def test_without_a_transition_nothing_is_announced() -> None:
     assert all(len(versions) == 1 for versions in found.published.paths.values())
 
 
-def test_a_state_is_read_as_it_was_written() -> None:
+def test_a_state_is_decoded_as_it_was_encoded() -> None:
     once = (*SEED[:-1], policy("web", often="Once"))
     for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
         found = state(*documents, record=Record())
@@ -112,12 +112,12 @@ def test_a_state_is_read_as_it_was_written() -> None:
 
 
 @for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
-def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
+def test_content_that_is_not_a_state_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|state"):
         parse_state(data)
 
 
-def test_what_a_server_is_found_by_is_said() -> None:
+def test_the_identities_of_a_server_are_in_its_state() -> None:
     documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
     about = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
     found = state(*documents, about=about).published
@@ -131,7 +131,7 @@ def test_what_a_server_is_found_by_is_said() -> None:
     assert (found.summary["site"], found.summary["role"], found.summary["labels"]) == ("fra1", "web", {"role": "web"})
 
 
-def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_boots() -> None:
+def test_an_interface_that_may_not_boot_belongs_to_the_server_and_its_script_says_so() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]"), *ONCE[1:])
     about, record = ServerDetails(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
     found = build_server_state(decisions, decisions.servers["web01"], record, NOON, about)
@@ -184,9 +184,7 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
         ),
     ],
 )
-def test_what_writes_a_disk_has_something_to_answer_instead(
-    documents: tuple[str, ...], once: bool, instead: str | None
-) -> None:
+def test_an_install_boot_has_a_fallback(documents: tuple[str, ...], once: bool, instead: str | None) -> None:
     found = state(*documents, record=Record())
     writes = at_entry(found, NOON).writes
     if instead is None:
@@ -203,7 +201,7 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
         assert "flatcar-1/kernel" not in text
 
 
-def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
+def test_a_mirrored_artifact_must_be_present_before_it_is_served() -> None:
     mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
@@ -211,12 +209,12 @@ def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
     assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
-def test_a_parked_server_has_no_entry_that_proves_anything() -> None:
+def test_a_parked_server_has_no_boot_script_that_proves_a_fetch() -> None:
     found = state(SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])
     assert (found.plan, found.evidence_digests) == (None, {})
 
 
-def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
+def test_a_state_is_valid_until_its_transition_and_for_its_record() -> None:
     decisions = decided(*SEED, *SEVERAL)
     decision = decisions.servers["web01"]
     found = build_server_state(decisions, decision, None, NOON)
@@ -248,13 +246,13 @@ def test_unknown_machines_may_have_user_data() -> None:
     assert present(boot.user_data).files == {"meta-data": "", "user-data": "#cloud-config\n"}
 
 
-def test_an_argument_that_renders_to_nothing_is_none() -> None:
+def test_an_argument_that_renders_to_an_empty_text_is_omitted() -> None:
     conditional = profile("web", "flatcar-1", "kernelArguments: [\"{{ 'a' if vars.x is defined }}\", b]")
     found = state(*SEED[:4], conditional, *SEED[5:]).plan
     assert found is not None and found.boot is not None and found.boot.kernel_arguments == ("b",)
 
 
-def test_a_status_says_which_conditions_hold() -> None:
+def test_a_status_has_its_conditions_problems_and_next_transition() -> None:
     held = Condition(type="SourceReady", status=True, reason="Fetched", message="", last_transition_time=NOON)
     problem = Problem(path="a", line=1, column=2, code="GB1001", message="m", hint="x")
     status = Status(conditions=(held,), problems=(problem,), next_transition=NOON + timedelta(hours=1))
@@ -267,7 +265,7 @@ def test_a_status_says_which_conditions_hold() -> None:
     assert facts["nextTransition"] == "2026-11-20T13:00:00Z"
 
 
-def test_problems_of_a_commit_are_sorted_by_place() -> None:
+def test_problems_of_a_commit_are_sorted_by_location() -> None:
     first = Problem(path="a", line=1, column=9, code="GB1002", message="m")
     second = Problem(path="a", line=2, column=1, code="GB1001", message="m", hint="do")
     assert InvalidRepository([second, first]).problems == (first, second)
@@ -275,7 +273,7 @@ def test_problems_of_a_commit_are_sorted_by_place() -> None:
     assert BmcBusy("x", retry_after_s=3).retry_after_s == 3
 
 
-def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
+def test_a_path_that_a_transition_does_not_change_gets_no_new_version() -> None:
     first = maintenance("a", "20T13:00 20T15:00")
     over = maintenance("b", "20T14:00 20T15:00", "priority: 1, networkBoot: Once", boots="web")
     restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
@@ -286,7 +284,7 @@ def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
     assert versions[-1].content is None  # 404 before and after 15:00
 
 
-def test_a_document_that_two_boots_share_takes_no_turn() -> None:
+def test_a_document_that_two_boots_share_gets_no_new_version() -> None:
     user_data = "userData: {format: Ignition/3.4, template: t}"
     documents = (
         *SEED[:2],
@@ -343,7 +341,7 @@ def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
 
 
 @for_each("documents", [(OUTPUTS, *SEED[1:]), (OUTPUTS, *SEED[1:], ONE), (*CONFIGURED, ONE)])
-def test_the_listing_has_what_lies_in_the_tree_now_and_after_each_transition(documents: tuple[str, ...]) -> None:
+def test_the_listing_has_the_files_in_the_tree_now_and_after_each_transition(documents: tuple[str, ...]) -> None:
     decisions = decided(*documents, files=FILES)
     found = rendered(decisions, NOON)
     instants = [
@@ -380,7 +378,7 @@ def test_no_listing_names_a_token() -> None:
     assert tokens and not any(token in content for token in tokens)
 
 
-def test_the_listing_says_nothing_of_what_only_operators_have() -> None:
+def test_the_listing_has_nothing_that_only_operators_may_read() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"), *SEED[1:])
     names = listing(rendered(decisions, NOON))["files"]
     assert names and not any(name.startswith(("ops/", "signed/")) for name in names)
@@ -389,7 +387,7 @@ def test_the_listing_says_nothing_of_what_only_operators_have() -> None:
 # The end of a window, without a publisher
 
 
-def test_outside_a_window_a_copy_has_nothing_to_end() -> None:
+def test_outside_a_window_a_copy_has_no_window_to_end() -> None:
     document = listing(rendered(decided(OUTPUTS, *SEED[1:], ONE), NOON))
     assert (document["ends"], document["contents"]) == (None, {})
 
@@ -407,7 +405,7 @@ def ended(
     }
 
 
-def test_a_window_that_is_open_ends_with_what_is_published_then() -> None:
+def test_an_open_window_ends_with_the_files_of_the_next_plan() -> None:
     decisions = decided(*DISKLESS_ALWAYS, ONE)
     since, files = ended("20T22:30", ONE)
     then = rendered(decisions, at("20T23:00")).files
@@ -424,7 +422,7 @@ def test_a_window_that_is_open_ends_with_what_is_published_then() -> None:
         (("20T22:00 20T23:30", "20T23:00 21T01:00"), "20T23:30"),  # the first takes precedence, then the second
     ],
 )
-def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_maintenance(
+def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_a_maintenance(
     windows: tuple[str, str], since: str
 ) -> None:
     first = maintenance("m1", windows[0], "priority: 9")
@@ -435,7 +433,7 @@ def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_maintena
     assert "flatcar-1" in text and "other-1" not in text and "memtest-7" not in text
 
 
-def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() -> None:
+def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_started() -> None:
     disk = profile("disk", "", method="Disk")
     first, second = (maintenance(*each) for each in (("m1", "20T22:00 20T23:00"), ("m2", "20T23:00 21T01:00")))
     since, files = ended("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
@@ -453,7 +451,7 @@ def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() 
         ("true", "20T22:10", "21T04:00"),
     ],
 )
-def test_a_window_whose_one_boot_was_made_ends_when_it_ends(writes: str, now: str, since: str) -> None:
+def test_a_window_whose_one_time_boot_was_used_ends_at_its_end(writes: str, now: str, since: str) -> None:
     images = (
         image("flatcar-1", "userData: Ignition/3.4, writesDisk: false"),
         image("memtest-7", f"userData: Ignition/3.4, writesDisk: {writes}"),
@@ -475,7 +473,7 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
         assert not any("flatcar-1" in text or "memtest-7" in text for text in files.values() if text)
 
 
-def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_another_window_follows() -> None:
+def test_a_copy_does_not_start_an_installation_between_two_windows() -> None:
     first, second = maintenance("m1", "20T22:00 20T23:00"), maintenance("m2", "20T23:00 21T01:00")
     documents = (OUTPUTS, *SEED[1:-1], policy("web", often="Once"), first, second)
     texts = listing(rendered(decided(*documents), at("20T22:30"), Record()))["contents"].values()
@@ -488,7 +486,7 @@ def test_a_maintenance_without_an_end_is_ended_by_a_copy_within_the_hour() -> No
     assert "flatcar-1" in (files[LISTED_ENTRY] or "")
 
 
-def test_what_a_copy_boots_after_a_window_has_its_data_there_before() -> None:
+def test_the_data_of_a_boot_after_a_window_exists_before_the_end() -> None:
     decisions = decided(*CONFIGURED, ONE, files=FILES)
     found = rendered(decisions, at("20T22:30"))
     named = {path for path in rendered(decisions, at("20T23:00")).files if path.startswith("boot/o/")}
