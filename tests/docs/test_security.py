@@ -26,7 +26,7 @@ ADVICE: Final = {
 SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A client on the provisioning network
     "Read boot files": (
-        "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
+        "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_anywhere",
         "endpoint/test_boot_responses_secrets.py::test_nothing_of_a_secret_is_published_except_its_encrypted_form",
     ),
     "List all machines": ("render/test_web_servers.py::test_the_list_of_all_machines_is_for_clients_on_the_same_host",),
@@ -172,8 +172,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_snapshots.py::test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read",
     ),
     "Escapes from templates": (
-        "resolve/test_templates.py::test_nothing_leads_out_of_the_sandbox",
-        "resolve/test_templates.py::test_nothing_grows_without_bounds",
+        "resolve/test_templates.py::test_no_expression_escapes_the_sandbox",
+        "resolve/test_templates.py::test_no_expression_grows_without_bounds",
     ),
     "Injected boot commands": (
         "test_quoting.py::test_a_word_arrives_as_it_was_given_or_is_refused",

@@ -167,7 +167,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
         ("a boot, and then the disk", f"{HTTP}, {RESTRICT}", (*ALWAYS, WINDOW), []),
     ],
 )
-def test_finding_m1_m2_a_fleet_learns_what_its_copies_cannot_do(
+def test_finding_m1_m2_a_fleet_is_warned_of_what_its_copies_cannot_do(
     case: str, settings: str, documents: tuple[str, ...], expected: list[str]
 ) -> None:
     codes = (Code.NO_ENDPOINT, Code.LATE_END)

@@ -40,7 +40,7 @@ arguments = st.from_regex(r"-?[a-c]{1,2}(=[a-c]{0,2})?", fullmatch=True) | st.sa
 
 
 @given(st.lists(st.lists(arguments).map(tuple)).map(tuple))
-def test_a_name_that_does_not_add_up_stands_once(lists: tuple[tuple[str, ...], ...]) -> None:
+def test_a_name_that_must_be_unique_occurs_once(lists: tuple[tuple[str, ...], ...]) -> None:
     names = [argument_name(argument) for argument in merge_arguments(lists)]
     repeated = {argument_name(name) for name in REPEATED}
     single = [name for name in names if name not in repeated]

@@ -141,7 +141,9 @@ def problems(format: str, text: str, arguments: str = "") -> tuple[Problem, ...]
         ("a token among the arguments", "CloudInit", "#cloud-config\n", "'api-token=x'", "kernel argument api-token"),
     ],
 )
-def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str, arguments: str, where: str) -> None:
+def test_text_that_looks_like_a_secret_is_reported(
+    case: str, format: str, text: str, arguments: str, where: str
+) -> None:
     (problem,) = problems(format, text, arguments)
     assert problem.code == "GB3002", case
     assert where in problem.message if "argument" in where else (problem.path, f"line {problem.line}") == ("t", where)
@@ -171,7 +173,7 @@ def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str,
         ("a hashed argument", "CloudInit", "#cloud-config\n", "'inst.password=$6$a$b'"),
     ],
 )
-def test_what_is_no_secret_is_not_reported(case: str, format: str, text: str, arguments: str) -> None:
+def test_text_that_is_not_a_secret_is_not_reported(case: str, format: str, text: str, arguments: str) -> None:
     assert problems(format, text, arguments) == (), case
 
 
@@ -202,7 +204,7 @@ def test_every_secret_is_found_with_all_of_its_lines(case: str) -> None:
 
 @for_each("kind", KINDS)
 @for_each("where", ["as it is", "indented", "in base64", "in lines of base64", "in JSON"])
-def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: str) -> None:
+def test_t8_each_kind_of_secret_is_found_anywhere(kind: str, where: str) -> None:
     secret = KINDS[kind]
     text = {
         "as it is": secret,
@@ -261,14 +263,14 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
         "chage -d 0 root  # the password has to be changed",
     ],
 )
-def test_t8_what_only_looks_alike_is_passed(text: str) -> None:
+def test_t8_text_that_only_looks_similar_is_accepted(text: str) -> None:
     assert [secret.kind for secret in find_secrets(f"#cloud-config\n{text}\n")] == []
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
 @settings(max_examples=examples(10), deadline=None, derandomize=True)
 @given(data=st.data())
-def test_t8_what_a_rule_finds_has_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
+def test_t8_every_match_of_a_rule_contains_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
     found = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII), fullmatch=True))
     assert any(word in found.lower() for word in rule.words)
 
@@ -276,7 +278,7 @@ def test_t8_what_a_rule_finds_has_one_of_its_words(rule: TokenRule, data: st.Dat
 # At file and line, and what is let pass
 
 
-def test_t8_a_finding_stands_at_its_file_and_line_once_for_all_servers() -> None:
+def test_t8_a_finding_has_its_file_and_line_once_for_all_servers() -> None:
     documents = (
         fleet(),
         *(server(f"web{number:02}") for number in range(3)),
@@ -300,7 +302,7 @@ def test_t8_a_finding_stands_at_its_file_and_line_once_for_all_servers() -> None
         ("# gitboot:allow-secret in the line before\npassword: hunter22", None),
     ],
 )
-def test_t8_a_line_that_says_why_is_let_pass_and_listed(line: str, reason: str | None) -> None:
+def test_t8_a_line_with_a_reason_is_accepted_and_listed(line: str, reason: str | None) -> None:
     (problem,) = problems("CloudInit", f"#cloud-config\n{line}\n")
     assert problem.severity is Severity.WARNING
     assert problem.code == ("GB3002" if reason is None else "GB3020")
@@ -308,7 +310,7 @@ def test_t8_a_line_that_says_why_is_let_pass_and_listed(line: str, reason: str |
     assert "hunter22" not in problem.message
 
 
-def test_t8_a_key_that_is_allowed_does_not_refuse_the_commit() -> None:
+def test_t8_an_allowed_key_does_not_make_the_commit_invalid() -> None:
     allowed = PEM.replace("\n", "  # gitboot:allow-secret a key for tests\n", 1)
     (problem,) = problems("CloudInit", f"#cloud-config\n{allowed}")
     assert (problem.code, problem.severity) == ("GB3020", Severity.WARNING)
@@ -316,7 +318,7 @@ def test_t8_a_key_that_is_allowed_does_not_refuse_the_commit() -> None:
     assert (problem.code, problem.severity) == ("GB3002", Severity.ERROR)
 
 
-def test_t8_what_comes_from_a_variable_is_found_where_it_is_rendered() -> None:
+def test_t8_a_secret_from_a_variable_is_found_where_it_is_rendered() -> None:
     documents = (
         fleet(),
         server("web01", spec="vars: {pw: hunter22}"),
@@ -328,7 +330,7 @@ def test_t8_what_comes_from_a_variable_is_found_where_it_is_rendered() -> None:
     assert "user-data, line 2" in problem.message and problem.code == "GB3002"
 
 
-def test_t8_an_argument_is_let_pass_by_the_line_in_which_it_stands() -> None:
+def test_t8_an_argument_is_accepted_by_the_line_that_contains_it() -> None:
     arguments = "kernelArguments: ['inst.password=hunter22']"
     documents = [fleet(), server("web01"), image("a-1"), policy("web")]
     plain, allowed = (
@@ -388,7 +390,7 @@ def looked_at(text: str) -> list[Secret]:
 
 
 @for_each("case", HOSTILE)
-def test_a_text_takes_as_long_as_it_is_long(case: str) -> None:
+def test_the_time_for_a_text_grows_linearly_with_its_length(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
     assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
 
@@ -410,14 +412,14 @@ DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
         f"report: http://boot.example.net/v1/boot/{MAC}/failed/{DIGEST}",
     ],
 )
-def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
+def test_replacing_the_own_values_of_a_server_hides_no_secret(text: str) -> None:
     alike = secret_scan._replace_own_values(text, [(DIGEST, secret_scan._ANY_DIGEST), (MAC, secret_scan._ANY_MAC)])
     assert alike != text
     assert [each.kind for each in find_secrets(alike)] == [each.kind for each in find_secrets(text)]
 
 
 @for_each("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
-def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: TokenRule) -> None:
+def test_t8_the_time_for_a_text_of_token_like_words_grows_linearly(rule: TokenRule) -> None:
     # Their words again and again, with letters and with parts that never become a token.
     words = dict.fromkeys(each for word in rule.words for each in (word, word.upper(), word.capitalize()))
 
@@ -429,7 +431,7 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
 
 
 @for_each("kind", KINDS)
-def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str) -> None:
+def test_a_rule_for_lines_finds_the_same_in_each_line_as_in_the_whole_text(kind: str) -> None:
     # Wherever a line is broken.
     secret = f"password: a\n{KINDS[kind]} {KINDS[kind]}\nuser: b"
     texts = [secret, *(f"{secret[:at]}\n{secret[at:]}" for at in range(0, len(secret), 3 + len(secret) // 50))]
@@ -442,7 +444,7 @@ def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str)
             assert found == list(rule.find(text)), (rule.kind, text)
 
 
-def test_what_is_found_does_not_depend_on_what_was_looked_at_before() -> None:
+def test_findings_do_not_depend_on_earlier_texts() -> None:
     texts = [f"#cloud-config\n{one}\n{other}\n" for one in KINDS.values() for other in PLAIN.values()]
     known = [find_secrets(text) for text in texts]
     assert known == [looked_at(text) for text in texts]
