@@ -111,11 +111,11 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
     "Change a system without a disk": (
-        "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
+        "review/test_guards.py::test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
     ),
     "Redirect secrets": (
         "review/test_guards_hidden_changes.py::"
-        "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
+        "test_a_server_with_a_new_secret_or_a_new_place_for_it_has_the_risk_of_access",
     ),
     "Name addresses": (
         "artifacts/test_availability.py::test_only_needed_artifacts_are_checked",
@@ -148,19 +148,21 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_hostile_text.py::test_no_format_holds_what_a_terminal_obeys",
     ),
     "Markup in the comment": (
-        "review/formats/test_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
-        "review/formats/test_markdown.py::test_the_path_of_a_file_mentions_nobody",
+        "review/formats/test_markdown.py::test_no_text_from_yaml_is_markdown_or_html",
+        "review/formats/test_markdown.py::test_the_path_of_a_file_mentions_no_account",
     ),
     "Hidden servers": (
         "review/test_guards_hidden_changes.py::"
-        "test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with",
-        "review/test_guards_hidden_changes.py::test_a_server_with_a_line_of_its_own_is_in_no_other_group",
+        "test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_another_server",
+        "review/test_guards_hidden_changes.py::test_a_server_with_its_own_line_is_in_no_other_group",
     ),
     "Hidden installers": (
         "review/test_guards_hidden_changes.py::"
         "test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged",
     ),
-    "Wider access": ("review/test_guards_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
+    "Wider access": (
+        "review/test_guards_hidden_changes.py::test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers",
+    ),
     "Looser guards": ("review/test_guards.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
     "Stolen BMC passwords": (
         "bmc/test_credentials_access.py::test_t2_a_pull_request_cannot_send_credentials_outside_their_networks",

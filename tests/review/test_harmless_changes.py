@@ -267,7 +267,7 @@ LAWS = settings(max_examples=examples(400), deadline=None)
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
+def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
@@ -296,7 +296,7 @@ def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
+def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
     old, new = pair
     if find_reinstalls(old, new):
         return
@@ -317,13 +317,13 @@ def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair:
 
 @LAWS
 @given(pair=pairs())
-def test_what_is_less_is_no_reinstallation(pair: tuple[Decision, Decision]) -> None:
+def test_a_harmless_change_is_no_reinstallation(pair: tuple[Decision, Decision]) -> None:
     old, new = pair
     assert not (is_harmless(old, new) and find_reinstalls(old, new))
 
 
 @given(decision=decisions())
-def test_a_decision_is_less_than_itself(decision: Decision) -> None:
+def test_a_decision_without_a_change_is_harmless(decision: Decision) -> None:
     assert is_harmless(decision, decision)
 
 
@@ -345,14 +345,14 @@ def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     ],
     ids=str,
 )
-def test_whose_decision_it_is_and_where_files_lie_is_no_less(other: dict[str, Any]) -> None:
+def test_another_server_and_other_places_of_files_are_not_harmless(other: dict[str, Any]) -> None:
     assert not is_harmless(AT_REST, replace(AT_REST, **other))
     assert is_harmless(AT_REST, AT_REST)
 
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
+def test_a_window_that_is_shortened_after_a_run_requests_no_second_run(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
@@ -417,7 +417,7 @@ PARKED: Files = {
         ),
     ],
 )
-def test_e16_less_is_never_held(what: str, old: Files, new: Files) -> None:
+def test_e16_a_harmless_change_is_never_held(what: str, old: Files, new: Files) -> None:
     base = {**FLEET, **_at_places(old)}
     changes = compared(_at_places(new), base)
     assert changes.servers
@@ -430,13 +430,13 @@ def _at_places(files: Files) -> Files:
     return {places.get(path, path): text for path, text in files.items()}
 
 
-def test_e16_taking_away_what_writes_no_disk_counts_for_the_share_of_updates() -> None:
+def test_e16_the_removal_of_a_boot_that_writes_no_disk_counts_as_an_update() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     for new in (NEVER, policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")):
         assert set(held({"policies/web.yaml": new}, diskless)) >= {"maxUpdatePercent"}
 
 
-def test_e16_retired_and_deleted_count_as_removed() -> None:
+def test_e16_retired_and_deleted_servers_count_as_removed() -> None:
     retired = {path: str(text).replace("Parked", "Retired") for path, text in PARKED.items()}
     assert "maxDeletePercent" in held(retired, FLEET)
     assert "maxUpdatePercent" not in held(retired, FLEET)
@@ -453,7 +453,7 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
     assert "maxReinstalls" not in held({"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE})
 
 
-def test_e21_what_a_window_uncovers_is_more() -> None:
+def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", ALL), "policies/web.yaml": ALWAYS}
     changes = compared({"m.yaml": None}, covered)
     assert {each.why for change in changes.with_risk(Risk.REINSTALL) for each in change.reinstalls} == {
@@ -462,16 +462,16 @@ def test_e21_what_a_window_uncovers_is_more() -> None:
     assert held({"m.yaml": None}, covered)["maxReinstalls"] == 18
 
 
-def test_e21_a_window_that_ends_uncovers_nothing_that_is_made_once() -> None:
+def test_e21_the_end_of_a_window_uncovers_no_one_time_boot() -> None:
     assert held({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
 
 
-def test_e21_a_maintenance_without_an_end_uncovers_what_nothing_else_would_have_asked_for() -> None:
+def test_e21_a_removed_maintenance_without_an_end_uncovers_the_boots_below_it() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", "20T22:00 -")}
     assert held({"m.yaml": None}, covered)["maxReinstalls"] == 22
 
 
-def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
+def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> None:
     moved = {
         "policies/other.yaml": policy("other", "{servers: [fra1-web01]}", "priority: 9", often="Once"),
         "policies/label.yaml": policy(
@@ -491,19 +491,19 @@ def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
         ("networkBoot: Always, reinstall: EveryBoot", ReinstallReason.NETWORK_BOOT),
     ],
 )
-def test_e23_a_pool_move_that_changes_the_condition_is_one(spec: str, why: ReinstallReason) -> None:
+def test_e23_a_move_to_another_pool_with_another_condition_is_a_reinstallation(spec: str, why: ReinstallReason) -> None:
     other = document("BootPolicy", "other", f"select: {{servers: [fra1-web01]}}, priority: 9, profile: web, {spec}")
     (change,) = compared({"policies/other.yaml": other}).servers
     assert [each.why for each in change.reinstalls] == [why]
 
 
-def test_e24_a_fleet_alone_is_not_held_and_one_that_lost_its_servers_is() -> None:
+def test_e24_a_fleet_without_servers_is_not_held_and_one_that_lost_its_servers_is() -> None:
     bare = dict.fromkeys(SERVERS)
     assert held({"images/new.yaml": image("new-9")}, {**FLEET, **bare}) == {}
     assert "allowEmpty" in held(bare, FLEET)
 
 
-def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None:
+def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:
     stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
     assert {each.reinstalls for each in changes.servers} == {(Reinstall(ReinstallReason.STOPPED, None, None),)}
@@ -514,7 +514,7 @@ def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None
     )
 
 
-def test_what_stopping_changes_for_a_diskless_fleet_is_nothing() -> None:
+def test_a_stop_changes_nothing_for_a_diskless_fleet() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     stop = {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     for each in compared(stop, diskless).servers:

@@ -110,7 +110,7 @@ def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, 
     assert ("reported no completion" in accepted.why) is is_begun
 
 
-def test_it_is_about_whom_the_step_reaches() -> None:
+def test_the_step_is_about_the_servers_that_it_reaches() -> None:
     assert [each.server for each in APPLIED.machines] == FIRST
 
 
@@ -140,7 +140,7 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("it rolls out another image", {}, {"here": decided_at(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
     ],
 )
-def test_it_goes_on_once_its_machines_have_proven_it(
+def test_a_rollout_continues_once_its_machines_have_proven_the_step(
     case: str, records: dict[str, Record | None], of_proof: dict[str, Any], outcome: str, why: str
 ) -> None:
     found = judged(records, **of_proof)
@@ -161,7 +161,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
     assert found.why.endswith("make flatcar-2 the stream's current image")
 
 
-def test_a_step_that_reaches_nobody_waits_for_nobody() -> None:
+def test_a_step_that_reaches_no_server_does_not_wait() -> None:
     here, applied = decided_at(0)
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
     found = advance("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
@@ -211,7 +211,7 @@ def digests(percent: int) -> dict[str, Digest]:
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95])
-def test_raising_the_percentage_reaches_exactly_those_that_are_told(percent: int) -> None:
+def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) -> None:
     now = found(*fleet_with(stream(percent)))
     for joining in now.streams[0].joining:
         assert joining.percent > percent
@@ -221,7 +221,7 @@ def test_raising_the_percentage_reaches_exactly_those_that_are_told(percent: int
     assert len(waiting) == decided(now)["flatcar-1"]
 
 
-def test_at_100_percent_nobody_is_left() -> None:
+def test_at_100_percent_no_server_is_left() -> None:
     (whole,) = found(*fleet_with(stream(100))).streams
     assert (whole.images, whole.joining) == ({"flatcar-2": 20}, ())
     (none,) = found(*fleet_with(stream(None))).streams
@@ -242,12 +242,12 @@ def test_at_100_percent_nobody_is_left() -> None:
         ),
     ],
 )
-def test_a_rollout_never_reaches_one_that_is(case: str, documents: tuple[str, ...]) -> None:
+def test_a_rollout_never_reaches_a_pinned_or_held_server(case: str, documents: tuple[str, ...]) -> None:
     reached = [name for each in found(*documents).streams[0].joining for name in each.servers]
     assert sorted(reached) == [name for name in WEBS if name != "web03"], case
 
 
-def test_pins_and_holds_are_told_with_those_whom_they_keep_the_overdue_first() -> None:
+def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -> None:
     holds = (
         ", holds: [{select: {servers: [web01, web02]}, image: flatcar-0, reason: later, until: '2027-01-01T00:00:00Z'},"
         " {select: {servers: [web02, web03]}, image: flatcar-2, reason: ever},"
@@ -262,7 +262,7 @@ def test_pins_and_holds_are_told_with_those_whom_they_keep_the_overdue_first() -
     ]
 
 
-def test_servers_that_have_an_image_are_told_beside_those_that_boot_it() -> None:
+def test_servers_that_have_an_image_are_listed_beside_those_that_boot_it() -> None:
     records = {uuid_of(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
     records |= {uuid_of("of another fleet"): Record(image="flatcar-0"), uuid_of("web09"): Record()}
     now = found(*fleet_with(stream(None)), records=records)
@@ -274,7 +274,7 @@ def test_servers_that_have_an_image_are_told_beside_those_that_boot_it() -> None
     assert {each.provisioned for each in found(*fleet_with(stream(None))).items} == {None}
 
 
-def test_servers_without_a_boot_from_the_network_count_nowhere() -> None:
+def test_servers_without_a_network_boot_are_not_counted() -> None:
     disk = (profile("local", "", method="Disk"), policy("db", "{matchLabels: {role: db}}", boots="local"))
     parked = server("spare", "role: web", "lifecycle: Parked")
     now = found(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
@@ -283,7 +283,7 @@ def test_servers_without_a_boot_from_the_network_count_nowhere() -> None:
 
 
 @pytest.mark.parametrize(("instant", "expected"), [("19T00:00", 20), ("21T03:59", 20), ("21T04:00", 0)])
-def test_a_window_counts_until_it_is_over(instant: str, expected: int) -> None:
+def test_a_window_counts_until_its_end(instant: str, expected: int) -> None:
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"))
     now = found(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
     assert {each.name: each.maintenances for each in now.items}["memtest-7"] == expected
@@ -297,7 +297,7 @@ def test_servers_below_the_minimum_version_are_named(mode: str, expected: list[s
     assert (old[0].stream, old[0].image, old[0].version, old[0].minimum_version) == ("flatcar", "flatcar-0", "0", "1")
 
 
-def test_an_image_names_the_streams_that_have_it() -> None:
+def test_an_image_lists_the_streams_that_contain_it() -> None:
     hold = ", holds: [{select: {servers: [web01]}, image: flatcar-0, reason: GPU}]"
     now = found(*fleet_with(stream(0, hold), image("spare-1")))
     assert {each.name: each.streams for each in now.items} == {
