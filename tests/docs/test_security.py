@@ -94,13 +94,13 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s5_a_repeated_report_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
-        "scenarios/test_hostile_text.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
-        "scenarios/test_hostile_text.py::test_no_bmc_commands_the_terminal_that_shows_it",
+        "scenarios/test_hostile_text.py::test_finding_s7_no_machine_controls_the_terminal_that_shows_events",
+        "scenarios/test_hostile_text.py::test_no_bmc_controls_the_terminal_that_shows_it",
     ),
     "Long logs": ("scenarios/test_installer_reports.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
     "Reasons in `/readyz`": (
         "scenarios/test_ordinary_days.py::"
-        "test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
+        "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
     "Webhooks": ("endpoint/test_webhooks.py::test_a_push_without_the_secret_does_nothing",),
     # The author of a pull request
@@ -143,9 +143,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Text that acts": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
-        "scenarios/test_hostile_text.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
-        "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
-        "scenarios/test_hostile_text.py::test_no_format_holds_what_a_terminal_obeys",
+        "scenarios/test_hostile_text.py::test_finding_s14_no_file_name_begins_a_command_of_a_ci_system",
+        "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal",
+        "scenarios/test_hostile_text.py::test_no_format_contains_terminal_commands",
     ),
     "Markup in the comment": (
         "review/formats/test_markdown.py::test_no_text_from_yaml_is_markdown_or_html",
@@ -270,15 +270,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s6_nginx_serves_output_as_another_user_by_its_group",
     ),
     "Read OUTPUT of an earlier version's ledger": (
-        "scenarios/test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
-        "scenarios/test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
+        "scenarios/test_upgrade.py::test_output_stays_readable_by_everybody_until_a_group_is_named",
+        "scenarios/test_upgrade.py::test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody",
     ),
     "Ask as an operator": (
         "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
         "endpoint/test_access_control.py::test_t12_a_token_is_accepted_from_any_address",
     ),
     "Pretend to be any client": (
-        "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
+        "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address",
     ),
     "Tokens for every login": (
         "controller/instance/test_state_directory_permissions.py::"

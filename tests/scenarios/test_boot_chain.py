@@ -189,7 +189,7 @@ def expected(now: datetime) -> set[str]:
     return {"repair-7"} if START <= now < END else {"flatcar-1"}
 
 
-def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path, lives: int) -> None:
+def test_all_lookups_change_together_at_the_transition_whenever_reconciles_run(tmp_path: Path, lives: int) -> None:
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
     with assembled(tmp_path, clock) as parts:
         instance = parts.reconciler
@@ -208,7 +208,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
     assert asked > 250 * lives
 
 
-def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
+def test_a_tree_that_is_only_served_changes_at_the_transition_too(tmp_path: Path) -> None:
     clock = Clock(START - timedelta(hours=1))
     with assembled(tmp_path, clock) as parts:
         parts.reconciler.reconcile(START - timedelta(hours=1))
@@ -225,7 +225,7 @@ def states(folder: Path) -> dict[str, tuple[PathVersion, ...]]:
     return dict(parse_state((folder / "output" / state_path("web01")).read_bytes()).paths)
 
 
-def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
+def test_the_next_boot_is_published_before_its_transition(tmp_path: Path) -> None:
     with assembled(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
@@ -237,7 +237,7 @@ def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None
         assert all((tmp_path / "output" / path).is_file() for path in state.files)
 
 
-def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
+def test_planning_at_the_transition_gives_the_announced_boot(tmp_path: Path) -> None:
     with assembled(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))

@@ -41,7 +41,7 @@ class Taken:
     memory: int
 
 
-def test_memory_descriptors_and_packs_stay_as_they_are_over_many_commits(tmp_path: Path, lives: int) -> None:
+def test_memory_descriptors_and_packs_do_not_grow_over_many_commits(tmp_path: Path, lives: int) -> None:
     repository = Repository.create(tmp_path / "git")
     names = [f"web{number:02}" for number in range(20)]
     repository.push({f"{name}.yaml": server(name, "role: web") for name in names})
@@ -202,7 +202,7 @@ def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("steps_of", [steps_of_answers, steps_of_fetches])
-def test_what_one_server_does_takes_as_much_whatever_the_size_of_the_fleet(
+def test_the_cost_of_one_server_does_not_depend_on_the_size_of_the_fleet(
     tmp_path: Path, steps_of: Callable[[Path, int], Iterator[tuple[str, int]]]
 ) -> None:
     found = []

@@ -69,7 +69,7 @@ BOARD = uuid_of("a new board")
 
 
 @pytest.mark.parametrize("often", ["networkBoot: Once", "networkBoot: Always"])
-def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -> None:
+def test_e12_a_wipe_leaves_the_record_unverified(bench: Bench, often: str) -> None:
     wipe = maintenance("wipe", "20T12:10 20T14:00", often, boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -89,7 +89,7 @@ def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -
 
 
 @pytest.mark.parametrize(("outcome", "overwritten_by"), [(None, "wipe"), (Outcome.WITHHELD, None)])
-def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_installed(
+def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_the_record_unverified(
     bench: Bench, outcome: Outcome | None, overwritten_by: str | None
 ) -> None:
     """Its endpoint was killed before it recorded an outcome. No offer is used up, so a machine gets it again."""
@@ -109,7 +109,7 @@ def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_inst
     assert bench.record is not None and bench.record.overwritten_by == overwritten_by
 
 
-def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unknown_what_is_installed(
+def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_leaves_the_record_unverified(
     bench: Bench,
 ) -> None:
     boot(bench, *seed())
@@ -125,7 +125,7 @@ def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unkno
     assert bench.record is not None and bench.record.overwritten_by == "wipe"
 
 
-def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_e12_the_state_after_a_wipe_survives_a_restart(tmp_path: Path) -> None:
     documents = seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios"))
     with Bench(tmp_path) as bench:
         boot(bench, *seed())
@@ -139,7 +139,7 @@ def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None
         assert bench.record == before
 
 
-def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_later(bench: Bench) -> None:
+def test_e12_an_installation_after_a_wipe_stays_when_the_wipe_is_reported_later(bench: Bench) -> None:
     wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -153,7 +153,7 @@ def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_la
     assert (bench.record.overwritten_by, sorted(bench.record.runs)) == (None, ["wipe"])
 
 
-def test_e12_a_new_board_is_not_wiped_once_more_in_the_same_window(bench: Bench) -> None:
+def test_e12_a_new_board_is_not_wiped_again_in_the_same_window(bench: Bench) -> None:
     """A run is the server's, whichever board is in it: nobody has asked for another one."""
     wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
     boot(bench, *seed())
@@ -198,7 +198,7 @@ def test_e17_a_maintenance_whose_name_is_used_again_next_quarter_runs(bench: Ben
         (("20T22:00 20T23:00", "20T23:00 21T04:00"), False),  # shortened, then moved to where it lay before
     ],
 )
-def test_e17_a_window_that_is_moved_asks_for_no_second_run(bench: Bench, windows: tuple[str, ...], again: bool) -> None:
+def test_e17_a_moved_window_requests_no_second_run(bench: Bench, windows: tuple[str, ...], again: bool) -> None:
     bench.now = at("20T22:00")
     boot(bench, *seed("provision: 0", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     for window in windows:
@@ -208,7 +208,7 @@ def test_e17_a_window_that_is_moved_asks_for_no_second_run(bench: Bench, windows
     assert (shown(bench.plan())[0] is Phase.MAINTENANCE) == again
 
 
-def test_e17_a_run_counts_for_the_window_that_stood_when_it_was_made(bench: Bench) -> None:
+def test_e17_a_run_counts_for_the_window_of_its_time(bench: Bench) -> None:
     """The plan is the same in both windows, and so is its digest."""
     bench.decide(*seed("provision: 0", maintenance("repair", "20T13:00 20T14:00", "networkBoot: Once")))
     bench.plan()
@@ -328,7 +328,7 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     assert "and 44 more: it is new with provision 3" in event.message
 
 
-def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:
+def test_e11_the_provision_number_that_counts_is_the_first_one_of_a_server(tmp_path: Path, world: World) -> None:
     """Introduced at 1 and raised since, both in one poll; and the other way round."""
     world.repository.push({"more.yaml": servers("raised") + "---\n" + servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
@@ -342,7 +342,7 @@ def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path:
     assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
-def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(tmp_path: Path, world: World) -> None:
+def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(tmp_path: Path, world: World) -> None:
     """Also where it was gone in between."""
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": "# nobody\n"})
@@ -361,7 +361,7 @@ def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(t
         ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
     ],
 )
-def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
+def test_e12_a_replaced_board_is_installed_as_its_document_states(
     tmp_path: Path, said: str, expected: tuple[Phase, Cause]
 ) -> None:
     unlimited = Limits(max_reinstalls=10)
@@ -374,7 +374,7 @@ def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
         assert shown(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_e12_what_a_board_replaces_may_be_said_later(tmp_path: Path) -> None:
+def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> None:
     with world_of(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
         world.install("web00")
         for said, expected in (
@@ -401,19 +401,21 @@ TO_DISK = policy("web", boots="disk", often="Once")
         ("a maintenance is deleted", (ONCE, OPEN), (ONCE,)),
     ],
 )
-def test_e16_less_is_never_held(tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+def test_e16_a_harmless_change_is_never_held(
+    tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
     with world_of(tmp_path, Limits(), servers(), *before) as world:
         world.install(*NAMES)
         commit = world.push(servers(), *after)
         assert (world.applied, world.held) == (commit, None), what
 
 
-def test_e16_parking_is_never_held(world: World) -> None:
+def test_e16_parking_servers_is_never_held(world: World) -> None:
     commit = world.push(servers(spec="provision: 1, lifecycle: Parked"), ONCE)
     assert (world.applied, world.held) == (commit, None)
 
 
-def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: World) -> None:
+def test_e20_returning_servers_with_an_always_policy_count_as_reinstalled(world: World) -> None:
     few = servers(*NAMES[1:])
     assert world.push(few, ONCE) == world.applied
     before = world.applied
@@ -427,7 +429,7 @@ def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: Wor
     assert world.push(servers(), ONCE) == world.applied  # as it is installed
 
 
-def test_e20_the_same_in_one_poll(world: World) -> None:
+def test_e20_returning_servers_in_one_poll_count_as_reinstalled(world: World) -> None:
     few, always = servers(*NAMES[1:]), policy("back", "{servers: [web00]}", "priority: 1")
     texts = ["---\n".join((fleet(), *IMAGES, *PROFILES, *each)) for each in ((few, ONCE), (servers(), ONCE, always))]
     first = world.repository.push({"fleet.yaml": texts[0]})
@@ -437,7 +439,7 @@ def test_e20_the_same_in_one_poll(world: World) -> None:
     assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
 
 
-def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones(tmp_path: Path, world: World) -> None:
+def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_old(tmp_path: Path, world: World) -> None:
     """The clone is told later which commit is accepted; by then the ledger has seen what came with it."""
 
     def fail(revision: Revision) -> None:
@@ -452,7 +454,7 @@ def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones
         assert shown(again.plan("new")) == INSTALLS
 
 
-def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path) -> None:
+def test_e21_the_removal_of_a_maintenance_that_hid_an_installer_is_held(tmp_path: Path) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
     with world_of(tmp_path, Limits(), servers(), policy("web"), window) as world:
         before = world.applied
@@ -461,14 +463,14 @@ def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path
         assert (world.applied, "maxReinstalls" in world.held.guards) == (before, True)
 
 
-def test_e23_a_pool_move_of_an_installed_server_is_no_reinstallation(world: World) -> None:
+def test_e23_a_move_of_an_installed_server_to_another_pool_is_no_reinstallation(world: World) -> None:
     other = policy("other", "{servers: [web00]}", "priority: 1, nodeLabels: {pool: other}", often="Once")
     commit = world.push(servers(), ONCE, other)
     assert (world.applied, world.held) == (commit, None)
     assert shown(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
+def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     commit = repository.push({"fleet.yaml": fleet()})
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
@@ -499,7 +501,9 @@ def wanting(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_needs_nothing(wanting: World) -> None:
+def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_until_it_is_reverted(
+    wanting: World,
+) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
     before = wanting.push(servers(), ONCE, window)
     assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
@@ -519,7 +523,7 @@ def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_ne
     assert shown(wanting.plan("web00")) == INSTALLS
 
 
-def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path, wanting: World) -> None:
+def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, wanting: World) -> None:
     ours = wanting.parts.reconciler.state.knowledge.facts.identity
     wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
     wanting.turn()
@@ -547,7 +551,7 @@ def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
-def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str) -> None:
+def test_e16_a_stop_takes_effect_at_once(tmp_path: Path, wanting: World, how: str) -> None:
     before = wanting.applied
     said = files(", stopped: smoke in fra1")
     if how == "held":  # an image in use was edited
@@ -562,7 +566,7 @@ def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str)
         assert {shown(again.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
+def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(wanting: World) -> None:
     wanting.repository.push(files(", stopped: smoke in fra1"))
     wanting.turn()
     wanting.repository.push(files(""))
@@ -573,7 +577,7 @@ def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
     assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None:
+def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanting: World) -> None:
     window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
     wanting.push(servers(), ONCE, window)
     wanting.request("stop", reason="smoke in fra1", everything=False)
@@ -631,7 +635,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     assert wanting.condition("InstallsAllowed") == (True, "Allowed")
 
 
-def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(wanting: World) -> None:
+def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(wanting: World) -> None:
     wanting.fetch(*NAMES[:3])
     fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
     assert fetches.count(b"\n") == 3
@@ -666,7 +670,7 @@ def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
         ("a maintenance without an end", maintenance("m", "20T10:00 -", "networkBoot: Once", boots="bios"), "GB2019"),
     ],
 )
-def test_e18_what_would_install_at_every_boot_is_refused_and_the_last_commit_goes_on(
+def test_e18_an_installation_at_every_boot_is_rejected_and_the_accepted_commit_stays(
     world: World, what: str, text: str, code: str
 ) -> None:
     before = world.applied
@@ -695,7 +699,7 @@ def answered(folder: Path, name: str, instant: datetime) -> str:
     return next((each for each in ("memtest-7", "bios-2", "flatcar-1") if f"assets/{each}" in text), "disk")
 
 
-def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) -> None:
+def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path) -> None:
     nights = [
         maintenance(f"night{day}", f"{day}T22:00 {day + 1}T04:00", "networkBoot: Always", select="{servers: [web00]}")
         for day in range(20, 27)
@@ -732,7 +736,7 @@ def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
     assert answered(tmp_path, "web00", at(instant)) == boots
 
 
-def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tmp_path: Path) -> None:
+def test_e14_a_maintenance_without_an_end_continues_while_the_instance_runs(tmp_path: Path) -> None:
     with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", "20T13:30 -"))

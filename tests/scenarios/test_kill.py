@@ -99,7 +99,7 @@ def check(folder: Path, versions: dict[str, dict[str, bytes]]) -> None:
         connection.close()
 
 
-def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_path: Path, lives: int) -> None:
+def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_path: Path, lives: int) -> None:
     kills = 20 * lives
     repository = Repository.create(tmp_path / "git")
     commits = [repository.push(documents(name)) for name in ("flatcar-1", "flatcar-2")]
@@ -222,7 +222,7 @@ def move(tmp_path: Path) -> Move:
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["pending", "installed"])
-def test_killed_at_any_instant_one_has_it_or_nobody_and_it_is_typed_again(
+def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_command_can_be_repeated(
     move: Move, lives: int, *, installed: bool
 ) -> None:
     chance, kills = random.Random(2029), 0
@@ -360,7 +360,7 @@ class Watched(Machine):
         return super().system()
 
 
-def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
+def test_an_instance_that_is_killed_around_a_patch_sets_no_override_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int
 ) -> None:
     kills = 10 * lives

@@ -313,7 +313,7 @@ def bmcs() -> Iterator[dict[str, RedfishServer]]:
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else value.value,
 )
-def test_no_life_of_a_machine_has_it_installed_twice(
+def test_no_random_life_of_a_machine_installs_it_twice(
     profile: Profile,
     way: Way,
     bmcs: dict[str, RedfishServer],

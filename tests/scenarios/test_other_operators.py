@@ -859,22 +859,22 @@ APPLICABLE: Final = [id for id, case in CASES.items() if case["when"]["op"] in O
 
 
 @for_each("id", APPLICABLE)
-def test_a_case_of_the_operators_that_came_before(id: str) -> None:
+def test_a_case_of_earlier_operators_has_its_expected_result(id: str) -> None:
     OPERATIONS[CASES[id]["when"]["op"]](CASES[id])
 
 
 @pytest.mark.parametrize("id", LIFECYCLES)
-def test_a_lifecycle_of_the_operators_that_came_before(id: str, tmp_path: Path) -> None:
+def test_a_lifecycle_of_earlier_operators_has_its_expected_result(id: str, tmp_path: Path) -> None:
     lifecycle(CASES[id], tmp_path)
 
 
-def test_every_case_is_told_or_has_its_reason_why_not() -> None:
+def test_every_case_is_tested_or_has_a_reason_why_not() -> None:
     told = {*APPLICABLE, *LIFECYCLES}
     assert told | NOT_APPLICABLE.keys() == CASES.keys()
     assert told.isdisjoint(NOT_APPLICABLE)
     assert all(reason.endswith(".") for reason in NOT_APPLICABLE.values())
 
 
-def test_every_note_about_gitboot_is_held_to() -> None:
+def test_every_note_about_gitboot_is_tested() -> None:
     noted = {id for id in APPLICABLE if "gitboot" in CASES[id] and CASES[id]["when"]["op"] == "select"}
     assert noted == BETTER.keys()

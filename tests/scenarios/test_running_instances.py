@@ -37,11 +37,11 @@ def failures(instance: Instance) -> list[str]:
     return [event["message"] for event in instance.events if event["type"] == "LedgerFailed"]
 
 
-def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(rack: Rack) -> None:
+def test_e3_while_the_ledger_cannot_be_written_nothing_is_set_and_nothing_is_lost(rack: Rack) -> None:
     takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
 
 
-def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:
+def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack: Rack) -> None:
     with postgresql() as server:
         rack.address = server.address()
         ledger = ("--ledger", rack.address.url)
@@ -81,7 +81,7 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
         assert (web.times_set, new.times_set) == (1, 1)
 
 
-def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neither_acting(
+def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_is(
     rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web = rack.add("web01", provision=1)

@@ -129,7 +129,7 @@ def published(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "output/ops/servers").glob("*.json")}
 
 
-def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None:
+def test_each_instance_acts_only_for_the_servers_of_its_site(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     assert [country.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
     assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
@@ -138,7 +138,9 @@ def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None
     assert country.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
 
 
-def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_what_it_has(country: Country) -> None:
+def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operator_sets_its_record(
+    country: Country,
+) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
     country.push(*placed(web01="fra1", web02="fra1"))
@@ -162,7 +164,7 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
     assert "the ledger saw this machine before, but has no record of it" in event.message
 
 
-def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(country: Country) -> None:
+def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
     country.push(*placed(web02="fra1"))
@@ -172,7 +174,7 @@ def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(cou
     assert [each.facts["servers"] for each in country.instances["fra1"].told("ServerUnknown")] == [["web01"]]
 
 
-def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_there(country: Country) -> None:
+def test_a_server_that_was_at_another_site_before_the_next_poll_is_unverified_there(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     world = country.instances["ams2"]
     world.install("web01")
@@ -185,7 +187,7 @@ def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_ther
     assert server_tables.read_current_machines(world.parts.ledger) == {uuid_of("web01")}
 
 
-def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:
+def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
     country.push(board, *placed(web02="fra1"))
@@ -193,7 +195,7 @@ def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Count
     assert "if it is a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
 
 
-def test_however_servers_move_each_number_is_installed_once(country: Country, lives: int) -> None:
+def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
     """Each site looks when it will; a server that is unknown stays so, for nobody says what it has."""
     draw = random.Random(2411)
     where, provision = dict[str, str](), dict[str, int]()
@@ -215,7 +217,7 @@ def test_however_servers_move_each_number_is_installed_once(country: Country, li
     assert len(installed) == len(set(installed)) > 5
 
 
-def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neither(country: Country) -> None:
+def test_a_server_that_is_added_and_moved_before_a_poll_is_installed_by_neither_site(country: Country) -> None:
     country.push(*placed(web02="fra1"))
     texts = ["---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1"))) for site in SITES]
     for text in texts:
@@ -224,7 +226,7 @@ def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neit
     assert country.planned("fra1")["web01"] == UNKNOWN
 
 
-def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_named(
+def test_no_instance_acts_for_a_site_without_a_ledger_and_of_two_only_the_named_one_acts(
     country: Country, tmp_path: Path
 ) -> None:
     servers = placed(web01="ams2", web02="fra1")
@@ -244,7 +246,7 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
     assert country.planned("ams2") == {"web01": INSTALLS}
 
 
-def test_one_for_all_sites_from_which_others_take_over_is_asked(country: Country, tmp_path: Path) -> None:
+def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(country: Country, tmp_path: Path) -> None:
     servers = placed(web01="ams2", web02="fra1")
     country.push(*servers, ledgers={})
     with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
@@ -262,7 +264,9 @@ def said(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, ["records", *map(str, arguments)])
 
 
-def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(country: Country, tmp_path: Path) -> None:
+def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it(
+    country: Country, tmp_path: Path
+) -> None:
     old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
     take = ("take-over", file, "--state", new, "--reason", "moved")
     country.push(*placed(web01="ams2", web02="fra1"))
@@ -307,7 +311,9 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Country, tmp_path: Path) -> None:
+def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_handed_over(
+    country: Country, tmp_path: Path
+) -> None:
     old, world = tmp_path / "ams2/state", country.instances["ams2"]
     reported = fleet_of(country.ledgers, "Reported")
 
@@ -329,7 +335,7 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
     assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
 
 
-def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
+def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
     """What it knew is of before the last one: that may have installed the machine."""
     lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
     old = tmp_path / "ams2/state"
@@ -353,7 +359,7 @@ def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, t
     assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
 
 
-def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
+def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
     country: Country, tmp_path: Path
 ) -> None:
     """And a server that comes back is taken over by its first ledger, whatever that knew of it before."""
@@ -398,7 +404,7 @@ def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Coun
     return found[0].output or str(found[0].exception)
 
 
-def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:
+def test_a_state_directory_belongs_to_one_site_and_requests_name_it(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     with open_offline(tmp_path / "ams2/state", at("20T12:00")) as look:
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
@@ -408,7 +414,7 @@ def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: C
 
 
 @pytest.mark.parametrize("other", ["fra1", None])
-def test_another_site_over_a_state_is_refused_before_anything_is_done(
+def test_another_site_with_the_same_state_directory_is_rejected_at_once(
     tmp_path: Path, country: Country, other: str | None
 ) -> None:
     folder = tmp_path / "lon1"
@@ -429,7 +435,7 @@ GONE: Final = (
 
 
 @pytest.mark.parametrize(("what", "where"), GONE, ids=[what for what, _ in GONE])
-def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_servers_go(
+def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its_servers(
     country: Country, tmp_path: Path, what: str, where: dict[str, str]
 ) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
@@ -470,7 +476,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
         assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
 
 
-def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: Country) -> None:
+def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Country) -> None:
     goes, documents = country.instances["fra1"], (*BOOTS, *placed(web01="ams2", web02="ams2"))
     opened, closed = (
         "---\n".join((fleet_of(country.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
@@ -489,7 +495,7 @@ def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: 
     )
 
 
-def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
+def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["fra1"].install("web02")
     file, new = tmp_path / "web02.json", tmp_path / "par1/state"
@@ -511,7 +517,7 @@ def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(countr
         assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
 
 
-def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_commit_stands_back(
+def test_an_instance_becomes_standby_if_a_broken_commit_names_another_ledger_for_its_site(
     country: Country,
 ) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
@@ -522,7 +528,7 @@ def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_co
     assert found == [None, (False, "BecameStandby")]
 
 
-def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country: Country, tmp_path: Path) -> None:
+def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     with in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
         world = World(parts, country.repository, at("20T12:00"))
@@ -540,14 +546,14 @@ def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country
         ((), "role: web", []),
     ],
 )
-def test_each_server_is_at_one_site_where_sites_have_instances(
+def test_each_server_is_at_one_site_if_sites_have_instances(
     ledgers: tuple[str, ...], labels: str, found: list[str]
 ) -> None:
     said = fleet_of({site: uuid_of(site) for site in ledgers})
     assert problems(said, *BOOTS, server("web01", labels)) == found
 
 
-def test_a_server_of_two_sites_is_nobodys() -> None:
+def test_a_server_of_two_sites_is_an_error() -> None:
     said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
     expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
@@ -566,7 +572,7 @@ def problems(*documents: str) -> list[str]:
 
 @LAWS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
-def test_sites_together_are_the_fleet_however_each_was_come_to(
+def test_sites_together_equal_the_fleet_in_any_order_of_commits(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw, history = random.Random(seed), History({})
@@ -644,7 +650,7 @@ def at_sites(tree: Tree, draw: random.Random) -> Tree:
 # Without the others
 
 
-def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_set_while_nothing_beyond_it_answers(
+def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_without_a_network(
     tmp_path: Path,
 ) -> None:
     give_credentials(tmp_path / "credentials", password="correct horse")
@@ -709,7 +715,7 @@ def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_s
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["its servers go to another site", "its servers go with it"])
-def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_anybody_looks(
+def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_first_look(
     tmp_path: Path, stays: bool
 ) -> None:
     give_credentials(tmp_path / "credentials", password="correct horse")

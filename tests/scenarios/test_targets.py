@@ -83,7 +83,7 @@ def contents(store: Store, bucket: str) -> dict[str, bytes]:
     return store.contents(bucket, "boot/")
 
 
-def test_a_branch_a_bucket_and_a_folder_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:
+def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path, store: Store, keys: Path) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
@@ -169,7 +169,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
-def test_an_instance_that_is_killed_at_any_write_leaves_whole_chains_and_the_next_one_completes_them(
+def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_one_completes(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -206,7 +206,7 @@ class Killed(Exception):
     """The end of an instance that does not end cleanly."""
 
 
-def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_target_not_current(
+def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_target_not_current(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -324,7 +324,7 @@ def test_an_override_waits_for_the_target_from_which_its_machine_boots(
             assert store.get("waits", f"boot{blade.entry}").content == (rack.output / f"boot{blade.entry}").read_bytes()
 
 
-def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_it(
+def test_a_one_time_boot_is_not_in_a_bucket_unless_an_endpoint_records_it(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -343,7 +343,7 @@ def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_
             assert there == lies
 
 
-def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
+def test_a_report_in_the_log_of_a_store_counts(tmp_path: Path) -> None:
     """Hours late, and twice."""
     settings = "baseURL: 'http://cdn.test', endpoint: 'http://boot.test', provisioning: {evidence: Reported}"
     with Rack(tmp_path, settings=settings) as rack:
@@ -361,7 +361,7 @@ def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
             eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 
-def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:
+def test_run_once_ends_when_the_targets_have_the_publication(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()
@@ -373,7 +373,7 @@ def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", ["main", "refs/heads/main"])
-def test_the_branch_that_is_followed_is_refused_by_name(tmp_path: Path, reference: str) -> None:
+def test_the_followed_branch_is_rejected_as_a_target_by_name(tmp_path: Path, reference: str) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()

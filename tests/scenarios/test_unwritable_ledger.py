@@ -131,7 +131,7 @@ def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locke
     ends_its_window(rack, lambda: locked_ledger(rack.state))
 
 
-def test_finding_c2_a_window_ends_though_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
+def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
     ends_its_window(rack, lambda: locked_ledger(rack.state), restarts=True)
 
 
@@ -159,7 +159,7 @@ def _signal(process: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize("lease_s", [600, 5])
-def test_finding_c2_a_window_ends_while_postgresql_hangs_at_bmcs_as_long_as_the_lease_runs(
+def test_finding_c2_while_postgresql_hangs_a_window_ends_at_bmcs_only_during_the_lease(
     rack: Rack, lease_s: int
 ) -> None:
     """A lease that runs out while the server hangs is another's to take: nothing is changed at BMCs then."""
@@ -169,7 +169,7 @@ def test_finding_c2_a_window_ends_while_postgresql_hangs_at_bmcs_as_long_as_the_
         ends_its_window(rack, lambda: server_hung(server), *arguments, withdraws=lease_s == 600)
 
 
-def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
+def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
     """The process ends with an error each time that the service manager starts it, and ends the window before."""
     with postgresql() as server:
         rack.address = server.address()
@@ -231,7 +231,7 @@ def given(bench: Bench, name: str = "web01") -> str:
     return "\n".join(file.content.decode() for path, file in sorted(files.items()) if path.endswith("boot.ipxe"))
 
 
-def test_a_maintenance_leaves_the_files_though_another_is_ahead_that_the_ledger_does_not_know(
+def test_a_maintenance_leaves_the_files_even_if_the_ledger_does_not_know_a_later_one(
     bench: Bench, tmp_path: Path
 ) -> None:
     ahead = [
@@ -252,7 +252,7 @@ def test_a_maintenance_leaves_the_files_though_another_is_ahead_that_the_ledger_
     assert condition is not None and condition[0]
 
 
-def test_an_installation_that_waits_behind_a_maintenance_is_withheld_until_the_ledger_takes_it(
+def test_an_installation_after_a_maintenance_is_withheld_until_the_ledger_stores_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     decide(bench, maintenance("repair", IN_WINDOW), often="Once", spec="provision: 1")
@@ -267,7 +267,7 @@ def test_an_installation_that_waits_behind_a_maintenance_is_withheld_until_the_l
     assert "flatcar-1" in given(bench)
 
 
-def test_an_installation_that_the_ledger_has_noted_stays_offered(bench: Bench, tmp_path: Path) -> None:
+def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, tmp_path: Path) -> None:
     decide(
         bench,
         maintenance("repair", IN_WINDOW, select="{matchLabels: {name: web02}}"),
@@ -344,7 +344,7 @@ def restarting(tmp_path: Path) -> Restarting:
     return made
 
 
-def test_a_restart_without_the_ledger_ends_windows_and_keeps_an_installation_that_stands(
+def test_a_restart_without_the_ledger_ends_windows_and_keeps_a_published_installation(
     restarting: Restarting,
 ) -> None:
     stands = restarting.boots("web01")
@@ -404,7 +404,7 @@ def test_a_restart_without_the_ledger_accepts_no_new_commit(restarting: Restarti
         assert "flatcar-1" in restarting.boots("web02")
 
 
-def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(restarting: Restarting) -> None:
+def test_a_restart_without_the_ledger_withholds_an_unpublished_boot(restarting: Restarting) -> None:
     """The file is gone, so nothing shows that the ledger has noted the boot."""
     shutil.rmtree(restarting.folder / "output/boot/v1/boot" / mac_of("web01").replace(":", "-"))
     with restarting.running() as parts:
@@ -451,7 +451,7 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_each_file_that_was_published_after_a_restart_without_the_ledger_is_noted_by_its_date(
+def test_each_file_published_after_a_restart_without_the_ledger_is_stored_with_its_date(
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
     """An access log of a mirror has nothing but the date of what was sent."""
@@ -472,7 +472,7 @@ def test_each_file_that_was_published_after_a_restart_without_the_ledger_is_note
         assert None not in (restarting.noted(parts, "web01"), restarting.noted(parts, "web02"))
 
 
-def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(tmp_path: Path) -> None:
+def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(tmp_path: Path) -> None:
     """The fetch of its boot is written down; what is offered after that cannot be noted."""
     with InMaintenance(tmp_path) as bench:
         plan = bench.maintain()
@@ -492,7 +492,7 @@ def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(
         assert condition is not None and condition[0]
 
 
-def test_a_stop_that_the_ledger_cannot_take_applies_to_the_files(bench: Bench, tmp_path: Path) -> None:
+def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, tmp_path: Path) -> None:
     decide(bench, often="Once", spec="provision: 1")
     bench.reconcile()
     assert "flatcar-1" in given(bench)
@@ -560,7 +560,7 @@ def maintained(tmp_path: Path) -> Iterator[Maintained]:
         yield Maintained(tmp_path, stack)
 
 
-def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(maintained: Maintained) -> None:
+def test_without_the_ledger_an_override_is_cleared_at_the_end_of_its_window(maintained: Maintained) -> None:
     with locked(maintained.bench, maintained.folder):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
@@ -570,7 +570,7 @@ def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(ma
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
-def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
+def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
     """A reconcile holds what jobs write down until its own write has ended, which may take all of a lease."""
     maintained.wait(hours=1)
     inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.list_overrides(WEB01)
@@ -584,7 +584,7 @@ def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained
         assert maintained.notes.exists()
 
 
-def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(maintained: Maintained) -> None:
+def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
     """What a stop takes back needs the ledger: a reset until then has consumed the override."""
     with locked(maintained.bench, maintained.folder):
         tree_reader.write_stop(
@@ -595,7 +595,7 @@ def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(ma
         assert (maintained.shown, maintained.notes.exists()) == ("Once", False)
 
 
-def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Maintained) -> None:
+def test_a_clearing_without_the_ledger_is_known_after_a_restart(maintained: Maintained) -> None:
     with locked(maintained.bench, maintained.folder):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
@@ -605,7 +605,7 @@ def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Ma
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
-def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(maintained: Maintained) -> None:
+def test_an_override_that_is_gone_without_a_note_is_not_known_and_never_set_again(maintained: Maintained) -> None:
     """STATE refused the note, and the process that had it in memory was killed."""
     maintained.notes.mkdir()
     with locked(maintained.bench, maintained.folder):
@@ -624,7 +624,7 @@ def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(
     assert (maintained.state, len(maintained.machine.writes)) == (OverrideState.LOST, patches)
 
 
-def test_a_medium_that_is_ejected_after_its_override_was_withdrawn_is_noted(maintained: Maintained) -> None:
+def test_a_medium_that_is_ejected_after_its_override_was_cleared_is_recorded(maintained: Maintained) -> None:
     (set_,) = maintained.bench.knowledge.list_overrides(WEB01)
     medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
     withdrawn = structs.replace(set_, state=OverrideState.CLEARED, medium=medium)
@@ -650,7 +650,7 @@ def test_a_note_of_an_older_setting_changes_nothing(maintained: Maintained) -> N
     assert (maintained.state, maintained.shown, maintained.notes.exists()) == (OverrideState.CONFIRMED, "Once", False)
 
 
-def test_a_window_that_is_prolonged_moves_the_time_from_which_its_override_may_be_cleared(
+def test_an_extended_window_moves_the_time_from_which_its_override_may_be_cleared(
     maintained: Maintained,
 ) -> None:
     maintained.decide("20T11:00 20T16:00")

@@ -92,7 +92,7 @@ def installs(left: Path, server: str) -> bool:
     return KERNEL in (left / "output" / ENTRIES[server]).read_text()
 
 
-def test_what_is_installed_stays_and_what_is_not_is_offered(left: Path) -> None:
+def test_an_installed_server_stays_and_a_pending_one_is_offered(left: Path) -> None:
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
     done = once(left)
     assert done.code == 8, done.err  # as long as a condition names web02
@@ -125,7 +125,7 @@ def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_p
     assert condition() is None
 
 
-def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
+def test_a_second_run_changes_nothing(left: Path) -> None:
     once(left)
     before = boot_files(left)
     once(left)
@@ -143,7 +143,7 @@ def output_condition(left: Path) -> bool:
     return all(each["status"] for each in conditions if each["type"] == "OutputPrivate")
 
 
-def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
+def test_output_stays_readable_by_everybody_until_a_group_is_named(left: Path) -> None:
     """A web server may read it, as another user."""
     assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
@@ -155,7 +155,7 @@ def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) 
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
 
 
-def test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody(left: Path) -> None:
+def test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody(left: Path) -> None:
     once(left)
     shutil.rmtree(left / "output")
     once(left)
@@ -172,7 +172,7 @@ def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_comm
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
-def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_lacks_the_accepted_commit(
+def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks_the_accepted_one(
     tmp_path: Path, version: str
 ) -> None:
     left = extracted(version, tmp_path)
@@ -294,7 +294,7 @@ def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
     assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
 
 
-def test_an_override_that_2fefe59_set_is_withdrawn_when_its_server_is_parked(taken: Taken) -> None:
+def test_an_override_that_2fefe59_set_is_cleared_when_its_server_is_parked(taken: Taken) -> None:
     taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
     assert taken.once().code in ENDED
     assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
@@ -311,7 +311,7 @@ def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the
     assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
 
 
-def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
+def test_each_machine_of_2fefe59_is_installed_once(taken: Taken) -> None:
     assert taken.once().code in ENDED
     assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     with taken.endpoint() as endpoint:
@@ -339,7 +339,7 @@ def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken)
     assert (done.code in ENDED, "maxReinstalls" in done.err, boots_memtest(taken)) == (True, False, True), done.err
 
 
-def test_an_image_that_comes_after_2fefe59_may_not(taken: Taken) -> None:
+def test_an_image_added_after_2fefe59_may_not_claim_to_write_no_disk(taken: Taken) -> None:
     image_8 = image("memtest-8", "writesDisk: false", "kernel")
     profile_8 = profile("repair-8", "memtest-8")
     after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
