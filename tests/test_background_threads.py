@@ -59,7 +59,9 @@ class Dying:
 @pytest.mark.parametrize(
     "error", [ValueError("a\x1b[31m\nb"), MemoryError(), SystemExit(1), KeyboardInterrupt()], ids=repr
 )
-def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseException, tracebacks: list[Any]) -> None:
+def test_finding_s8_a_thread_that_dies_is_reported_and_starts_again(
+    error: BaseException, tracebacks: list[Any]
+) -> None:
     said, woken = list[str](), threading.Event()
     work = Dying(error, error)
     thread = BackgroundThread(work, name="follow boots", on_death=said.append, first_pause_s=0.01)
@@ -77,7 +79,7 @@ def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseEx
     assert background_threads.list_failures() == []
 
 
-def test_a_thread_that_is_to_end_does_not_start_again() -> None:
+def test_a_thread_that_should_end_does_not_start_again() -> None:
     died = threading.Event()
     thread = BackgroundThread(Dying(ValueError()), name="ended", on_death=lambda _: died.set(), first_pause_s=600)
     thread.start()
@@ -86,7 +88,7 @@ def test_a_thread_that_is_to_end_does_not_start_again() -> None:
     assert not thread.is_alive
 
 
-def test_a_thread_whose_death_cannot_be_told_starts_again() -> None:
+def test_a_thread_whose_death_cannot_be_reported_starts_again() -> None:
     def fail(_: str) -> None:
         raise OSError
 
@@ -163,18 +165,18 @@ def handled_late(handler: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_that_does_not_end_the_sleep_of_the_main_thread_wakes_an_instance() -> None:
+def test_a_signal_that_does_not_interrupt_the_main_thread_wakes_an_instance() -> None:
     bell = WakeSignal()
     with handled_late(bell.wake):
         assert bell.wait(60) == {WakeCause.ANYTHING}
 
 
-def test_a_queue_without_an_item_gives_none_after_its_time() -> None:
+def test_an_empty_queue_returns_none_after_its_timeout() -> None:
     assert SignalQueue[int]().get(0) is None
     assert SignalQueue[int]().get(0.01) is None
 
 
-def test_items_are_taken_in_the_order_in_which_they_were_put() -> None:
+def test_items_are_returned_in_their_order() -> None:
     queue = SignalQueue[int]()
     queue.put(1)
     queue.put(2)

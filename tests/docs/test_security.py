@@ -134,7 +134,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Writes through symlinks": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_redirects_the_output_of_the_review",
         "test_files_output.py::test_finding_s1_no_command_writes_through_a_symlink_of_the_branch",
-        "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_of_its_folder",
+        "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_its_folder",
     ),
     "A forged review": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_review_file_in_the_branch_is_not_posted",
@@ -178,8 +178,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "resolve/test_templates.py::test_no_expression_grows_without_bounds",
     ),
     "Injected boot commands": (
-        "test_quoting.py::test_a_word_arrives_as_it_was_given_or_is_refused",
-        "test_quoting.py::test_arguments_arrive_as_they_were_given_or_are_refused",
+        "test_quoting.py::test_a_word_arrives_unchanged_or_is_rejected",
+        "test_quoting.py::test_arguments_arrive_unchanged_or_are_rejected",
     ),
     "A stopped instance": (
         "evaluator/test_evaluation.py::"
@@ -299,9 +299,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Delay a notice": ("controller/test_notifications.py::test_a_slow_apprise_receiver_ends_at_the_deadline",),
     "Endless answers": (
-        "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
-        "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
-        "test_http_client.py::test_finding_s16_a_bmc_that_drips_ends_at_the_deadline",
+        "test_http_client.py::test_finding_s16_a_slow_response_ends_at_the_deadline",
+        "test_http_client.py::test_a_response_without_end_is_cut_at_its_size",
+        "test_http_client.py::test_finding_s16_a_slow_bmc_ends_at_the_deadline",
     ),
     "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
@@ -346,7 +346,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_ipmi.py::test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it",
     ),
     "Tokens in the clear": (
-        "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
+        "test_http_client.py::test_finding_s16_tokens_are_sent_only_by_https_or_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed",
     ),
     "Git passwords in the clear": ("git/test_remote.py::test_a_remote_that_cannot_work_is_a_usage_error",),
