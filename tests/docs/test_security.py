@@ -400,7 +400,7 @@ def test_each_promise_on_the_page_is_shown_by_a_test() -> None:
     assert [promise for promise, tests in SHOWN_BY.items() if not tests] == []
 
 
-def test_gitboot_itself_keeps_what_the_page_says_that_it_prevents() -> None:
+def test_gitboot_itself_prevents_what_the_page_promises() -> None:
     """Advice is a row of a table, and never in the list of what gitboot prevents."""
     assert {each for each in ADVICE if re.search(rf"^- \*\*{re.escape(each)}", PAGE, re.MULTILINE)} == set()
 
