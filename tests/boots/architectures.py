@@ -1,4 +1,4 @@
-"""What differs between architectures: QEMU's board, its firmware, and what each is called by whom."""
+"""Differences between architectures: the board of QEMU, the firmware, and the names in each program."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Architecture:
 
     @property
     def boot_file(self) -> str:
-        """What UEFI boots from a disk when it knows no better (UEFI 2.10, 3.5.1.1)."""
+        """Return the default boot file of UEFI for a disk (UEFI 2.10, 3.5.1.1)."""
         return f"BOOT{self.efi.upper()}.EFI"
 
     def tool(self, name: str) -> str:
-        """One of the GNU binary utilities for it."""
+        """Return the name of a GNU binary utility for the architecture."""
         return f"{self.name}-linux-gnu-{name}"
 
 

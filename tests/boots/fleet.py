@@ -17,7 +17,7 @@ PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
-    """A server of the fleet, and the machine that it describes: one for each of whom it is answered by."""
+    """A server of the fleet and the machine that it describes: one for each server program."""
 
     name: str
     by: tuple[str, ...] = ("gitboot",)
@@ -40,7 +40,7 @@ class Guest:
         return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
 
     def documented(self, by: str) -> tuple[str, ...]:
-        """The MAC addresses that stand in its document."""
+        """Return the MAC addresses in the document of the server."""
         return self.macs(by) if self.found_by == "MAC" else (mac_of(f"{self.server_name(by)}/old"),)
 
     def uuid(self, by: str) -> str:
@@ -83,7 +83,7 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
 
 
 def address(number: int, by: str) -> str:
-    """What the server of this place in the fleet is given by DHCP."""
+    """Return the address that DHCP assigns to the server at this position in the fleet."""
     return f"2001:db8::{10 + number}" if over_ipv6(by) else f"192.0.2.{10 + number}"
 
 

@@ -1,4 +1,4 @@
-"""What the machines boot, built once a run: the assets of every published tree."""
+"""The files that machines boot, built once for each run: the assets of every published tree."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Images:
         )
 
     def place(self, assets: Path) -> None:
-        """Put them where ``assets:`` in the fleet says that they are."""
+        """Place the files at the paths of ``assets:`` in the fleet."""
         for name, by_architecture in self.by_name.items():
             (assets / name).mkdir(parents=True)
             for artifacts in by_architecture.values():

@@ -1,4 +1,4 @@
-"""An initial ramdisk that says on the console what it was booted with, fetches its user data, and reports."""
+"""An initial ramdisk that prints on the console what it was booted with, fetches its user data, and reports."""
 
 from __future__ import annotations
 

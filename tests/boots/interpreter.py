@@ -1,6 +1,6 @@
-"""One real iPXE that runs many scripts: each file that they name is answered, so that `boot` comes back.
+"""One real iPXE that runs many scripts: each file that they name exists, so that `boot` returns.
 
-A kernel is answered by a script that says so, and that ends the attempts of the script that loaded it.
+Instead of a kernel iPXE gets a script that prints a marker and ends the attempts of the script that loaded it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no H
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What became of one script."""
+    """The result of one script."""
 
     ended: bool  # else it was broken off by an error
     said: str

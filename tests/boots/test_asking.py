@@ -1,4 +1,4 @@
-"""A copy asks the endpoint for a maintenance, in iPXE, GRUB and PXELINUX, and boots without an answer."""
+"""A copy asks the endpoint for a maintenance, in iPXE, GRUB and PXELINUX, and boots without a response."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_finding_m1_a_copy_boots_no_maintenance_without_a_response(loader: str, 
 def test_finding_m1_a_boot_script_of_a_copy_that_gets_a_response_boots_the_maintenance_no_more(
     loader: str, tmp_path: Path
 ) -> None:
-    """A load balancer may ask a copy in place of the endpoint. iPXE and GRUB fetch their own script once more."""
+    """A load balancer may send the request to a copy. iPXE and GRUB fetch their own script once more."""
     assert boot(loader, "itself", tmp_path)[:2] == (ALONE, 1)

@@ -1,4 +1,4 @@
-"""A machine boots from an S3 bucket: an endpoint gives what is made once, and the store's log says that it was made."""
+"""A machine boots from an S3 bucket: an endpoint serves the one-time boot, and the log of the store proves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What first boots read, by their own programs: cloud-init on NoCloud and EC2, its schema, Ignition's validator."""
+"""First boots with their own programs: cloud-init on NoCloud and EC2, its schema, and Ignition's validator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 @pytest.fixture(scope="module")
 def modules() -> str:
-    """What Python finds Debian's packages by."""
+    """Return the path by which Python finds Debian's packages."""
     roots = (unpacked(package, ARCHITECTURE) for package in PACKAGES)
     return os.pathsep.join(str(root / "usr/lib/python3/dist-packages") for root in roots)
 

@@ -1,4 +1,4 @@
-"""docs/first-server.md, as it stands: its blocks are run, one after the other, and a machine boots from it."""
+"""The blocks of docs/first-server.md are run one after another, and a machine boots from the result."""
 
 from __future__ import annotations
 

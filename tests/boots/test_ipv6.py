@@ -1,7 +1,7 @@
-"""Networks whose servers are answered by IPv6 alone: DHCPv6, and all that is fetched.
+"""Networks with IPv6 only: DHCPv6, and every fetch.
 
-Firmware tries IPv4 first. The first network has none, for which firmware waits a minute; on the others it is refused.
-Told to begin with IPv6 it would not wait until its own address is ready, and give up.
+Firmware tries IPv4 first. The first network has none, so firmware waits a minute; on the others IPv4 is rejected. If
+firmware began with IPv6, it would not wait until its own address is ready, and would fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""First scripts of other systems, as their users' DHCP names them: each leads to the server's own entry, or to none."""
+"""First scripts of other systems, by the names in their DHCP: each leads to a boot script of the server, or none."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_ipxe_boots_by_the_first_script_of_smee(site: Site, row: Row) -> None:
 
 
 def test_an_unknown_machine_boots_the_inventory_image_and_is_listed(site: Site, row: Row) -> None:
-    """And nothing else comes of it, until somebody makes a document of what is known."""
+    """Nothing else happens until an operator makes a document from the inventory."""
     first, second = site.guests["unknown"].macs("gitboot")
     with site.machine("unknown", disk=True).on() as machine:
         row(machine, machine.says("boots inventory-1", "inventory: sent to"))

@@ -36,13 +36,13 @@ def _scripts(files: Mapping[str, File]) -> Iterator[bytes]:
 
 
 def wrong(scripts: Mapping[str, bytes], folder: Path) -> dict[str, str]:
-    """The scripts that did not do all that they say, with what iPXE said."""
+    """Return the scripts that did not do everything that they should, with the output of iPXE."""
     runs = run(scripts, folder)
     return {name: runs[name].said for name, script in scripts.items() if not _right(script.decode(), runs[name])}
 
 
 def _right(script: str, run: Run) -> bool:
-    """Whether all that it names was fetched, and all that it loads started, at the first attempt."""
+    """Return whether all named files were fetched, and all loaded programs started, at the first attempt."""
     script = _OTHERS.sub("", script)
     loads = "imgexec" in script or _NAMED.search(script) is not None
     started = "LOADED" in run.said and "trying again" not in run.said
@@ -60,7 +60,7 @@ def _of_example() -> set[bytes]:
 
 
 def _first_boots(decisions: Decisions) -> set[bytes]:
-    """What is published while all is to be installed."""
+    """Return the files that are published while all servers are to be installed."""
     return set(_scripts(tree(decisions, {name: Record() for name in decisions.servers}, NOON)))
 
 

@@ -1,4 +1,4 @@
-"""A machine fetches its secret while it is installed, and nobody does before or after."""
+"""A machine can fetch its secret while it is installed, and not before or after."""
 
 from __future__ import annotations
 

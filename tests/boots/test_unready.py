@@ -1,4 +1,4 @@
-"""A gitboot that has nothing to say yet: 503 to all, until its first valid commit."""
+"""A gitboot without a valid commit: 503 for every request until the first one."""
 
 from __future__ import annotations
 

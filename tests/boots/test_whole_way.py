@@ -1,4 +1,4 @@
-"""From a pushed commit to what a machine boots, and back to its disk: nobody switches it but gitboot."""
+"""From a pushed commit to the boot of a machine and back to its disk: only gitboot switches it."""
 
 from __future__ import annotations
 

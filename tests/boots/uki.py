@@ -13,7 +13,7 @@ from tests.boots.programs import program
 
 
 def build(kernel: Path, initrd: Path, command_line: str, architecture: Architecture, made: Path) -> Path:
-    """The stub with the kernel and all that it is given as sections behind its own (UAPI: Unified Kernel Image)."""
+    """Build the stub with the kernel and its data as sections after its own (UAPI: Unified Kernel Image)."""
     package = unpacked("systemd-boot-efi", architecture.debian)
     stub = str(package / f"usr/lib/systemd/boot/efi/linux{architecture.efi}.efi.stub")
     objdump = program(architecture.tool("objdump"))
