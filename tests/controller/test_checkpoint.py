@@ -1,4 +1,4 @@
-"""An instance that goes on from where an earlier one stood: nothing is another than where it begins with nothing."""
+"""An instance that resumes from a checkpoint ends in the same state as one that starts without it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is kept of small fleets, too, and after each change."""
+    """Store checkpoints of small fleets too, and after each change."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(assembly, "DamageSearch", Patient)
 
 
 class Patient(DamageSearch):
-    """Says what was found once all was looked at."""
+    """A check that returns its findings when all files were read."""
 
     def take_damaged(self) -> frozenset[str]:
         if self._thread.is_alive:
@@ -94,7 +94,7 @@ def documents(draw: random.Random) -> str:
 
 
 def item_of(name: str, provision: int | None) -> dict[str, object]:
-    """What an operator says of a server."""
+    """Return the operator request for a server."""
     record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
     return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
 
@@ -103,11 +103,11 @@ UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
 
 
 class Killed(BaseException):
-    """Nothing that is left to do is done."""
+    """Skip everything that is left to do."""
 
 
 class Twin:
-    """One of two instances to which the same happens."""
+    """One of two instances with the same inputs."""
 
     def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
         self.folder, self._repository, self._keeps = folder, repository, keeps
@@ -122,7 +122,7 @@ class Twin:
         self.turn(now)
 
     def turn(self, now: datetime) -> None:
-        """Until all that is published was looked through, and what was found not to stand is put right."""
+        """Reconcile until all published files were checked and wrong ones were repaired."""
         self.parts.source.fetch()
         for _ in range(2):
             self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
@@ -151,10 +151,10 @@ class Twin:
         self.end()
 
     def tree(self) -> dict[str, tuple[bytes, float]]:
-        """Each file with its date, but for the number of an offer that was answered, and digests of files with that.
+        """Return each file with its date, without the numbers of served offers and the digests of files with them.
 
         The signed list names the digest of the manifest, which has the digests of the records. Only this digest of the
-        own manifest is left out.
+        own manifest is omitted.
         """
         output = self.folder / "output"
         found = (path for path in output.rglob("*") if path.is_file())
@@ -170,15 +170,15 @@ class Twin:
         return tree
 
     def status(self) -> dict[str, Any]:
-        """What it says of itself, wherever it lies."""
+        """Return the status of the instance, from any of its places."""
         facts = json.dumps(self.parts.reconciler.status.facts(), default=str)
         return cast(dict[str, Any], json.loads(facts.replace(str(self.folder), "")))
 
     def ledger(self) -> list[object]:
-        """All that it says, but for when it was alive, and what is of publications: when, of how many files.
+        """Return the whole ledger without heartbeat times and without the times and sizes of publications.
 
-        Who begins with nothing publishes all once more: what is offered has the number of the newest decision then,
-        and so has the answer to it. With an instance that goes on, it keeps the one that it had.
+        An instance without a checkpoint publishes everything again: an offer gets the number of the newest decision
+        then, and so does its response. An instance with a checkpoint keeps the earlier number.
         """
         with sqlite3.connect(self.folder / "state" / "ledger.sqlite") as ledger:
             ledger.execute("UPDATE offers SET at = '', facts = json_remove(facts, '$.number')")
@@ -195,7 +195,7 @@ class Twin:
 
 
 class Twins:
-    """Two instances that were one, of which the other one begins with nothing at each start."""
+    """Two instances that were one; the second one starts without a checkpoint each time."""
 
     def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0) -> None:
         self.cut = (
@@ -226,7 +226,7 @@ class Twins:
             each.end()
 
     def happen(self) -> str:
-        """Something does; say what."""
+        """Let one thing happen, and return its description."""
         usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
         what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
         what()
@@ -246,7 +246,7 @@ class Twins:
         self.push(documents(self._draw))
 
     def push(self, documents: str) -> None:
-        """Where they are cut short, perhaps with a page, and with one MAC address that two have in turn."""
+        """Publish, perhaps interrupted, with a page and with one MAC address that two servers have in turn."""
         self.pushed = documents
         if self.cut and self._draw.random() < 0.5:
             documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
@@ -276,7 +276,7 @@ class Twins:
             instance_tables.add_request(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
 
     def restart(self) -> None:
-        """Perhaps with a commit, a fetch or an hour while nobody is there."""
+        """Restart, perhaps with a commit, a fetch or an hour in between."""
         self.end()
         if self._draw.random() < 0.4:
             self.commit()
@@ -285,7 +285,7 @@ class Twins:
         self._begin()
 
     def cut_short(self) -> None:
-        """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
+        """Interrupt a publication once or twice, perhaps after other changes, and perhaps revert the commit."""
         for _ in range(self._draw.randrange(1, 3)):
             before = self.pushed
             self.commit()
@@ -299,7 +299,7 @@ class Twins:
             self._begin()
 
     def lose(self) -> None:
-        """A file is lost, or damaged, while nobody is there."""
+        """Lose or damage a file while no instance runs."""
         paths = sorted(self.one.tree())
         self.end()
         path = self._draw.choice(paths or ["boot/boot.ipxe"])
@@ -370,7 +370,7 @@ NOON = at("20T12:00")
 
 @pytest.fixture
 def left(tmp_path: Path) -> tuple[Path, Repository]:
-    """What an instance has left that had published a fleet, and knows what is installed."""
+    """The state of an instance that has published a fleet with known installations."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"all.yaml": FLEET})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:
@@ -385,7 +385,7 @@ def reconcile(parts: Parts) -> None:
 
 
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """Which commits are evaluated from now on, each against which."""
+    """Record which commits are evaluated from now on, and against which base."""
     found: list[tuple[str, str | None]] = []
     evaluate = Here.evaluate
 
@@ -421,7 +421,7 @@ def test_a_restart_without_changes_reads_no_commit_plans_no_server_and_writes_no
 def test_a_commit_after_the_checkpoint_is_compared_with_it(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the instance was killed before it was worth it to keep the next one."""
+    """The instance was killed before it wrote the next checkpoint."""
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
     first = repository.push({"README.md": "one"})
@@ -552,7 +552,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def is_resumed(folder: Path, repository: Repository) -> bool:
-    """Start, make a pass, and return whether the start had a checkpoint."""
+    """Start, reconcile, and return whether the start used a checkpoint."""
     with in_process(folder, repository.bare) as parts:
         commit = parts.reconciler.state.plans.commit
         reconcile(parts)

@@ -1,4 +1,4 @@
-"""Which commit is accepted, refused or held by a running instance, and what lets a held one pass."""
+"""Acceptance of commits by a running instance: accepted, rejected or held, and what releases a held one."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repo
 
 
 def test_e33_a_first_commit_installs_nothing_before_an_operator_begins_the_records(tmp_path: Path) -> None:
-    """STATE and OUTPUT are lost, and nothing in a unit file says that its machines are new."""
+    """STATE and OUTPUT are lost, and nothing in a unit file states that the machines are new."""
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
     with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
@@ -235,7 +235,7 @@ def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_a
 
 
 def test_after_a_loss_of_the_ledger_a_held_commit_stays_held(tmp_path: Path, repository: Repository) -> None:
-    """The tree says which commit it was made of, and the guards go on from there."""
+    """The output tree names its commit, and the guards continue from there."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts)
         before = applied(parts)
@@ -307,7 +307,7 @@ def test_no_commit_is_accepted_during_a_suspension_and_all_are_accepted_after_it
 
 
 def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
-    """Two commits that hold nothing by themselves: the records know what the second one installs again."""
+    """Neither commit is held by itself, but the records show what the second one installs again."""
     repository.push(documents(servers=11))
     turn(parts)
     before = applied(parts)
@@ -427,7 +427,7 @@ def test_e19_each_of_several_merges_can_be_acknowledged_separately(parts: Parts,
 def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
     tmp_path: Path, repository: Repository, reached: bool
 ) -> None:
-    """As one that comes from another day's backup, or of a host that has stood by since."""
+    """The clone comes from another backup, or from a host that was a standby."""
     clone, kept = tmp_path / "state" / "repository.git", tmp_path / "kept.git"
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         turn(parts)

@@ -1,4 +1,4 @@
-"""Signed acknowledgements, each of which counts once, and strangers who write one in another form."""
+"""Signed acknowledgements count once, even if a stranger rewrites one in another form."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def documents(image_name: str) -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Person]]:
-    """Two people whom the instance trusts, one with each kind of key."""
+    """Two people whom the instance trusts, each with another kind of key."""
     with gpg_people("grace") as found:
         yield {"ssh": ssh_person(tmp_path_factory.mktemp("ssh"), "ada"), "openpgp": found["grace"]}
 
@@ -77,7 +77,7 @@ def instance(work: Work, trust: TrustSettings) -> Iterator[Parts]:
 
 
 def settle(parts: Parts, seconds: float) -> None:
-    """Fetch, publish without the boots that are taken back, read all fetches, and judge by the records."""
+    """Fetch, publish without the withheld boots, read all fetches, and judge by the records."""
     for _ in range(3):
         turn(parts, seconds)
 
@@ -90,7 +90,7 @@ def lines(parts: Parts) -> str:
 
 
 def unheeded(parts: Parts) -> str:
-    """What the newest event says of lines that do not count."""
+    """Return the ignored acknowledgements of the newest event."""
     return next(event.message for event in reversed(parts.events) if event.type == "Held")
 
 
@@ -175,7 +175,7 @@ def _with_header(name: bytes, raw: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A way to write a signed commit with other bytes. Git, and so its id, tells it from the commit that was signed."""
+    """A way to write a signed commit with other bytes, so that its id differs."""
 
     change: Callable[[bytes], bytes]  # of the bytes of a commit
     by_git: bool = True  # whether `git verify-commit` accepts it
@@ -256,7 +256,7 @@ def raw_of(work: Work, commit: Revision) -> bytes:
 
 
 def merge_with(work: Work, main: Revision, other: Revision, name: str, message: str) -> Revision:
-    """A merge of two commits on main that installs an image, signed by nobody."""
+    """Merge two commits on main that install an image; the merge is unsigned."""
     work.git("reset", "--quiet", "--hard", main)
     work.git("merge", "--quiet", "--strategy=ours", "--no-commit", "--no-ff", "--allow-unrelated-histories", other)
     work.write(documents(name))
@@ -269,7 +269,7 @@ def merge_with(work: Work, main: Revision, other: Revision, name: str, message: 
 def test_each_form_of_a_signature_verifies_as_its_row_states(
     work: Work, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str, form: Form
 ) -> None:
-    """A form that does not verify proves nothing of what counts once, so no other test uses it."""
+    """A form that does not verify proves nothing about single use, so no other test uses it."""
     person = people[kind]
     made = in_another_form(work, person.commit(work), form)
     options = (*person.options, "-c", f"gpg.ssh.allowedSignersFile={trust.keys.allowed_signers}")
@@ -339,7 +339,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
 def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_did_not_count(
     work: Work, people: dict[str, Person], trust: TrustSettings
 ) -> None:
-    """A copy whose signature is broken comes first; then nobody's signature of this content counts any more."""
+    """A copy with a broken signature comes first; then no signature of this content counts any more."""
     with instance(work, trust) as parts:
         before = work.head
         commit_by_git(work, documents("flatcar-2"))

@@ -1,4 +1,4 @@
-"""Which commits an instance accepts by their signatures, and whose acknowledgements count for reinstallations."""
+"""Signatures of commits: which commits an instance accepts, and whose acknowledgements count for reinstallations."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_commits_before_an_unsigned_commit_are_accepted(work: Work, people: dict
 def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
-    """The newest is held by a guard; the unsigned one before it changes nothing that a guard would hold."""
+    """A guard holds the newest commit; the unsigned one before it changes nothing that a guard would hold."""
     with instance(work, signers, Verify.HEAD, limits=Limits()) as parts:
         before = work.head
         work.commit({"x": "unsigned"})

@@ -105,7 +105,7 @@ THERE = Sighting(presence=Presence.FOUND)
 
 
 def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
-    """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
+    """Artifacts are checked, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
     return lambda state: known(sightings=sightings)(structs.replace(state, plans=plans))
 
@@ -116,7 +116,7 @@ def mirrored(state: InstanceState) -> InstanceState:
 
 
 def held() -> Attempt:
-    """What becomes of a commit that a guard holds."""
+    """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
     initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))

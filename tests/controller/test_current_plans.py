@@ -1,4 +1,4 @@
-"""Who is planned anew: whom a commit, a record or an instant touches, and nobody else."""
+"""Servers that are planned again: those that a commit, a record or a transition affects, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forge is told of commits, and says again, over HTTP: the same for each kind."""
+"""Statuses of commits at a forge, written and read over HTTP: the same for each kind."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_only_the_key_of_the_ledger_proves_the_change_in_a_status(host: ForgeHos
     "other", [{"commit": TWO}, {"change": 8}, {"ledger": "another"}, {"judgement": Judgement.HELD, "says": "held"}]
 )
 def test_a_proof_is_valid_for_one_status_only(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
-    """Whoever may write statuses copies the proof of another one."""
+    """An attacker who may write statuses copies the proof of another one."""
     copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.with_proof(KEY).proof)
     told = posted(host, token, copied)
     assert told.find_known_changes([copied.commit], copied.ledger, KEY).proven is None

@@ -1,4 +1,4 @@
-"""What an instance notifies people of: to whom, how it is delivered, and what a receiver takes."""
+"""Notifications: their receivers, their delivery, and the settings of a receiver."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_messages_start_at_the_end_of_the_ledger_if_the_stored_position_is_not_o
 
 
 def test_a_receiver_that_hangs_delays_nothing_else(tmp_path: Path) -> None:
-    """Neither other receivers, nor what machines are answered, nor the end."""
+    """It delays neither other receivers, nor responses to machines, nor the end."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with hook() as dead, hook() as alive:

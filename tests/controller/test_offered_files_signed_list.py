@@ -295,7 +295,7 @@ def left(tmp_path: Path, repair_repository: Repository) -> Path:
 
 
 def boots_maintenance(folder: Path) -> int:
-    """How many servers boot the maintenance, by the files that a web server without gitboot gives them."""
+    """Return how many servers boot the maintenance, by the files that a web server without gitboot serves."""
     return sum("memtest-7" in (folder / "output" / "boot" / entry).read_text() for entry in ENTRIES)
 
 
@@ -306,7 +306,7 @@ def answered_maintenance(folder: Path, now: datetime) -> int:
 
 
 def tree_of(folder: Path) -> dict[str, bytes]:
-    """What was published, but for what the instance says of itself."""
+    """Return the published files without the status of the instance."""
     root = folder / "output"
     files = ((path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if path.is_file())
     return {name: path.read_bytes() for name, path in files if not name.startswith(("ops/.gitboot/", "ops/status"))}
@@ -402,7 +402,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
 def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_it_ended(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
+    """The accepted commit is newer than the checkpoint, and its evaluation is held back."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     with monkeypatch.context() as patch:

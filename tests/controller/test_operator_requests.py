@@ -1,4 +1,4 @@
-"""What operators order: carried out once by the next pass, or refused with a reason."""
+"""Operator requests: executed once by the next reconcile, or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -
 
 
 def pending(site: Site, seen: Record | None = None) -> int:
-    """``seen``: what whoever asks has seen of the server; what is known by now, if nothing is said."""
+    """Request pending for web01; ``seen`` is the record that the operator saw, by default the current one."""
     known = last_provisioning_facts(seen or site.bench.knowledge.records.get(WEB01, Record()))
     item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
     return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
@@ -111,7 +111,7 @@ def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
 
 
 def test_while_the_ledger_is_unverified_that_is_the_reason_of_a_rejected_request(site: Site) -> None:
-    """Who asks for it anew would be told the same again."""
+    """A new request would be rejected in the same way."""
     installed(site)
     site.restart(doubt="RestoredLedger")
     number = pending(site, seen=Record())
@@ -162,7 +162,7 @@ def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
 
 
 def unsure(site: Site) -> None:
-    """A PATCH was lost, and the BMC has no marks by which it could be told what became of it."""
+    """A PATCH was lost, and the BMC has no marks that could show its result."""
     site.bmc.fault(Drop(applied=False), on="PATCH")
     begin(site)
     site.wait(120)

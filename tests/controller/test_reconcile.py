@@ -1,4 +1,4 @@
-"""Pass by pass, on a clock that the test moves, over a real Git repository: what each fault leaves answered."""
+"""Reconciles one by one, with a clock of the test and a real Git repository: what each fault leaves published."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CountingReader(CloneReader):
 
 
 class Instance:
-    """What `gitboot run` puts together, in this process, without its loop."""
+    """The parts of `gitboot run` in this process, without its loop."""
 
     def __init__(self, folder: Path, *, allow_rewind: bool = False) -> None:
         (folder / "state").mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ class Instance:
 
     @property
     def published(self) -> str:
-        """The image that the static entry boots."""
+        """Return the image that the published boot script boots."""
         return images_in((self.output / "boot" / ENTRY).read_text())
 
     def condition(self, type: str) -> tuple[bool, str]:
@@ -526,7 +526,7 @@ def test_a_clock_that_is_set_back_is_followed(instance: Instance) -> None:
 
 
 def test_while_the_disk_is_full_the_endpoint_is_right_and_the_next_reconcile_publishes(instance: Instance) -> None:
-    """The same commit, whose window opens, and later ends, while nothing can be written."""
+    """A window of the same commit starts and later ends while the disk is full."""
     instance.reconcile(BEFORE)
     for now, before, expected in ((OPEN, "flatcar-1", "memtest-7"), (AFTER, "memtest-7", "flatcar-1")):
         instance.target.full = True
@@ -600,7 +600,7 @@ def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_chang
     dhcp = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq]"
 
     def is_made(minute: int, changed: Mapping[str, str] | None = None) -> bool:
-        """Whether a commit, or what was fetched, has it made; in either case what stands is right."""
+        """Return whether a commit or a fetch causes it to be rendered; in both cases the files are right."""
         if changed is not None:
             repository.push(changed)
         instance.target.shared = None
@@ -704,7 +704,7 @@ ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": poli
 
 
 def kept(instance: Instance, path: str = ENTRY) -> bool:
-    """Whether a fetch of what lies there now would be told from any other after a restart."""
+    """Return whether a fetch of the present file could be identified after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
     return server_tables.find_version(instance.ledger, f"boot/{path}", modified) is not None
 
@@ -732,7 +732,7 @@ def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_
 
 @contextmanager
 def half_done() -> Iterator[None]:
-    """The disk refuses the first entry of each publication, after all states, or the page."""
+    """The disk rejects the first boot script of each publication after all states, or the page."""
 
     def refuse(disk: Disk, path: str) -> None:
         if path.startswith(("boot/", "ops/pages/")) and not is_content(path):

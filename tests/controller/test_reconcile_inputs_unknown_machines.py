@@ -41,7 +41,7 @@ def site() -> Iterator[Site]:
 
 
 def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
-    """What somebody is answered, which leaves what it has noted in the spool."""
+    """Return the status codes of requests by a client; the endpoint records them in the fetch log."""
     asked = UnknownMachineRecorder(site.spool)
     with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
@@ -50,7 +50,7 @@ def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str 
 
 
 def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine, ...], list[str]]:
-    """What an instance keeps then, and what it tells."""
+    """Return the unknown machines that the instance stores, and its events."""
     state = site.root.parent / "state"
     state.mkdir(exist_ok=True)
     kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)

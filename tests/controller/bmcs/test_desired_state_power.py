@@ -1,4 +1,4 @@
-"""Power where Git says so: which machine is switched when, and for what never again; against machines that boot."""
+"""Power changes by policies and maintenances: each machine is switched once; with machines that boot."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Hall:
         )
 
     def run(self, seconds: float = 0, step: float = 31) -> None:
-        """Let time pass, and reconcile twice each now and then: what BMCs have said is acted on at once."""
+        """Let time pass and reconcile twice at intervals, so that results of BMCs take effect at once."""
         ends = seconds
         while True:
             self.bench.reconcile()
@@ -94,7 +94,7 @@ class Hall:
         self.bench.now = self.machines[self.names[0]].now
 
     def made(self, name: str) -> None:
-        """The machine fetches the entry of its plan."""
+        """Let the machine fetch the boot script of its plan."""
         self.bench.fetch(self.bench.servers[name].plan)
 
     def resets_after(self, seconds: float = 0, step: float = 31) -> list[int]:
@@ -177,13 +177,13 @@ def test_a_suspended_instance_restarts_no_machine(hall: Hall) -> None:
 
 
 def unname(hall: Hall) -> str | None:
-    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
     return named
 
 
 def test_an_instance_that_the_fleet_does_not_name_switches_no_machine(hall: Hall) -> None:
-    """Where nobody is named: another one may switch the same machines."""
+    """Without a named ledger, another instance may switch the same machines."""
     powered = policy("on", spec="priority: 9, power: On, override: None", often="Once")
     named = unname(hall)
     for machine in hall.machines.values():

@@ -1,4 +1,4 @@
-"""Whose turn it is to be switched: a table of groups, and what holds for every one."""
+"""Power waves: a table of groups, and properties of every group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a BMC is asked for what, and what its answers prove: pass by pass, against machines that boot."""
+"""Tasks at BMCs: which task runs when, and what its result proves, reconcile by reconcile, with machines that boot."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Site:
         self.bench.now = self.machine.now
 
     def boot(self) -> None:
-        """Let the machine reset, and boot by what its override says."""
+        """Reset the machine and boot the target of its override."""
         self.machine.run_through()
         self.bench.now = self.machine.now
 
     def see_marks_move(self) -> None:
-        """Boot web01 once by a maintenance that writes no disk: from then on its BMC's marks are known to move."""
+        """Boot web01 once by a maintenance that writes no disk, so that the marks of its BMC are known to move."""
         self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
         planned = self.bench.reconcile()
         self.boot()
@@ -113,7 +113,7 @@ class Site:
 
     @property
     def states(self) -> dict[str, OverrideState]:
-        """What is recorded of each override, by its reason."""
+        """Return the recorded state of each override, by its reason."""
         kept = self.bench.knowledge.list_overrides(SystemUuid(uuid_of("web01")))
         return {each.reason: each.state for each in kept}
 
@@ -297,7 +297,7 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
 def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     make_site: MakeSite, profile: Profile
 ) -> None:
-    """The loader would have asked for the entry: a machine that found none has booted its disk."""
+    """The loader would have fetched the boot script; a machine that found no loader has booted its disk."""
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
@@ -479,7 +479,7 @@ def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: Ma
 
 
 def test_a_fetch_is_judged_by_a_reading_that_began_after_the_fetch(site: Site) -> None:
-    """While a PATCH is under way somebody else fetches, and its answer is lost: the fetch proves nothing."""
+    """During a PATCH another client fetches the boot, and the response is lost: the fetch proves nothing."""
     site.decide()
     site.bmc.fault(Drop(applied=True), on="PATCH")
     about_to_set, may_set = threading.Event(), threading.Event()
@@ -797,7 +797,7 @@ class Many:
         self.bench.now = self.machines[0].now
 
     def decide(self, *sites: str, spec: str = "provision: 1") -> None:
-        """Accept a commit; ``sites`` are given to the machines in turn."""
+        """Accept a commit; ``sites`` are assigned to the machines in turn."""
         named = ", ".join(
             f"{{name: {each}, baseURL: 'http://{each}.test', select: {{matchLabels: {{site: {each}}}}}}}"
             for each in dict.fromkeys(sites)
@@ -875,7 +875,7 @@ def test_during_repeated_failures_one_bmc_is_tried_each_minute_and_its_response_
 
 
 def held_connections(many: Many, most: int, expected: int) -> int:
-    """How many requests wait at the double at the same time: those that are expected have come, others may come."""
+    """Return how many requests wait at the double at one time, once the expected ones have come."""
     many.bmc.fault(Hang(), times=most)
     many.bench.reconcile(wait=False)
     eventually(lambda: len(many.bmc.service.requests) >= expected)
@@ -985,7 +985,7 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
 
 
 def unname(site: Site) -> str | None:
-    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, site.bench.commits.ledger = site.bench.commits.ledger, None
     return named
 
@@ -1010,7 +1010,7 @@ def test_a_set_override_is_still_managed_if_the_fleet_no_longer_names_the_ledger
 
 
 def test_the_end_of_an_override_is_recorded_even_if_the_fleet_no_longer_names_the_ledger(site: Site) -> None:
-    """And nobody is said to wait who has had their boot."""
+    """A server whose boot was consumed is not reported as waiting."""
     check = maintenance("check", "20T11:00 20T18:00", "networkBoot: Once")
     site.apply("Never", check)
     named = unname(site)
@@ -1040,7 +1040,7 @@ def named_otherwise(site: Site) -> None:
 def test_an_override_for_every_boot_is_not_set_again_by_an_instance_that_may_set_none(
     site: Site, ceases: Callable[[Site], object]
 ) -> None:
-    """Each Once is set anew by the very job that finds the one before it consumed."""
+    """The task that finds an override consumed sets it again at once."""
 
     def decide() -> None:
         site.bench.decide(
@@ -1106,7 +1106,7 @@ def test_a_server_that_waits_to_be_set_is_reported_once(make_site: MakeSite) -> 
 def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_set_there(
     make_site: MakeSite, tmp_path: Path, evidence: str
 ) -> None:
-    """Firmware asks for it at every boot, as DHCP leads it: it would be installed again and again."""
+    """Firmware requests the boot at every start, as DHCP names it, and would install the server again and again."""
     site = make_site(initial=None)
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path, observes=False) as other:

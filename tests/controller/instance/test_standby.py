@@ -1,4 +1,4 @@
-"""A standby: of two instances with one ledger one acts, whatever befalls either; nothing is set or given twice."""
+"""A standby: of two instances with one ledger one is active after any fault; nothing is set or served twice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute
 
 
 def begun(rack: Rack, hosts: Pair) -> None:
-    """One acts, by records that were begun, and one stands by."""
+    """One instance is active, with begun records, and the other is a standby."""
     rack.push()
     hosts.one.start()
     eventually(lambda: hosts.one.url)
@@ -163,7 +163,7 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
 
 
 def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, server: PostgresServer) -> None:
-    """One is stopped, the other paused, and the ledger is copied into a file of the first: it alone acts then."""
+    """One instance is stopped, the other paused, and the ledger is copied to a file of the first."""
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
@@ -234,7 +234,7 @@ def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_re
 
 
 class Killed(BaseException):
-    """Where the copy comes to its end."""
+    """Raised where the copy ends."""
 
 
 def kill(*_: object) -> None:
@@ -411,7 +411,7 @@ def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, serv
 def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_tree(
     rack: Rack, server: PostgresServer, tmp_path: Path
 ) -> None:
-    """A copy of the tree on a host of its own, which shares the spool: it gives for who acts, and for nobody else."""
+    """A copy of the tree on another host shares the fetch log; it serves boots only for the active instance."""
     web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
     ledger = server.address()
     with pair(rack, server, ledger) as hosts:
@@ -470,7 +470,7 @@ class Befalling:
     counted: Counter[str] = field(default_factory=Counter)
 
     def one_installation(self, number: int) -> None:
-        """Of which the machine's part is played once it is set; whoever acts then gives it."""
+        """Run one installation: the machine boots once its override is set, and the active instance serves it."""
         eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
         self.until_given()
         eventually(lambda: self.provisioned == number - 1)
@@ -487,7 +487,7 @@ class Befalling:
         assert self.web.times_set == number, fate.__name__
 
     def until_given(self) -> None:
-        """The machine resets, once somebody gives, and asks whoever acts until it is given what it is to install."""
+        """Reset the machine, and request its boot from the active instance until the installation is served."""
         eventually(self.is_ready)
         self.web.machine.run_through()
         eventually(self.is_given)

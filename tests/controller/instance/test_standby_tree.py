@@ -51,7 +51,7 @@ MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
 def begun(rack: Rack, hosts: Pair) -> Blade:
-    """One acts, has published the fleet, and waits for a server to be installed; the other one stands by."""
+    """One instance is active, has published the fleet, and waits for an installation; the other is a standby."""
     web = rack.add("web01", provision=1)
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in MANY})
     rack.push()
@@ -73,7 +73,7 @@ def settings_of(host: Host) -> Settings:
 
 
 def prepared(host: Host) -> PreparedTree:
-    """What it makes of its tree now, while it stands by."""
+    """Return what the standby prepares now."""
     return prepare(settings_of(host), clock=clock, warn=pytest.fail)
 
 
@@ -89,7 +89,7 @@ _LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
 
 
 def tree(host: Host) -> dict[str, bytes]:
-    """What its tree has of the fleet: not who publishes there, and how that fares."""
+    """Return the content of the tree without the identity and the progress of its publisher."""
     root = host.folder / "output"
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     others = (OWN, STATUS, MANIFEST, TERMS, "ops/manifest")
@@ -106,7 +106,7 @@ def differing(hosts: Pair) -> list[str]:
 
 
 def names(web: Blade) -> re.Pattern[str]:
-    """What files of its own are called after."""
+    """Return the names of the files in the own part of the tree."""
     mac, uuid = mac_of(web.machine.name).replace(":", "-"), web.uuid[18:]
     return re.compile(f"{web.name}|{mac}|{uuid}")
 
@@ -116,7 +116,7 @@ def told(host: Host, type: str) -> list[dict[str, Any]]:
 
 
 def records(host: Host) -> dict[str, int]:
-    """How many servers it has of which step, as it says itself."""
+    """Return the number of servers in each step, as the instance reports it."""
     assert host.instance is not None
     found: dict[str, int] = host.instance.status()["records"]
     return found
@@ -134,7 +134,7 @@ def why_not(host: Host) -> str | None:
 def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from_it_before(
     rack: Rack, server: PostgresServer
 ) -> None:
-    """What reports is not published anew: it has the token of its attempt for ever, by which the ledger knows it."""
+    """Report paths are not published again: they have the token of the attempt, which the ledger knows."""
     rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
@@ -227,7 +227,7 @@ def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, s
 
 
 def stamps(host: Host) -> dict[str, tuple[int, int]]:
-    """What is another once a file of its tree was written."""
+    """Return the attributes that change when a file of the tree is written."""
     root = host.folder / "output"
     found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
     return {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
@@ -236,9 +236,10 @@ def stamps(host: Host) -> dict[str, tuple[int, int]]:
 def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_of_an_offer(
     rack: Rack, server: PostgresServer
 ) -> None:
-    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts.
+    """This holds for boots at every start too, and for a host whose clock is behind that of the active instance.
 
-    Nothing is prepared where nobody acts, of a commit that is not fetched, and in the tree of who acts.
+    Nothing is prepared without an active instance, from a commit that is not fetched, or in the tree of the active
+    instance.
     """
     always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
     rack.pool = (*rack.pool, always)
@@ -327,7 +328,7 @@ def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
 
 
 def refused(host: Host) -> str:
-    """Why nothing is prepared; empty where it was."""
+    """Return why nothing is prepared, or an empty text."""
     try:
         prepared(host)
     except NotYetDone as error:

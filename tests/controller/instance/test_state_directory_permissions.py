@@ -180,7 +180,7 @@ def test_t7_a_fetch_log_that_everybody_may_write_is_rejected(folder: Path) -> No
 
 
 def test_t7_nothing_is_unpickled() -> None:
-    """What is read back is JSON, SQLite or Git: none of it runs code, whoever planted it."""
+    """Files that are read back are JSON, SQLite or Git. None of them can run code, even if an attacker wrote it."""
     root = Path(__file__).parents[3] / "gitboot"
     for path in root.rglob("*.py"):
         lines = {line.strip() for line in path.read_text().splitlines()}
@@ -204,7 +204,7 @@ WEB_SERVER = "www-data"  # of Debian
 
 
 def closes_output(folder: Path) -> bool:
-    """Whether the instance says that others cannot read OUTPUT."""
+    """Return whether the instance reports that others cannot read OUTPUT."""
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
     return all(each["status"] for each in found if each["type"] == "OutputPrivate")
 

@@ -1,4 +1,4 @@
-"""The key in STATE that makes tokens: strangers report nothing, restarts change nothing, a lost one installs nobody."""
+"""The key in STATE that makes tokens: strangers cannot report, restarts change nothing, a lost key installs nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_t6_a_token_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Pa
 
 
 def test_t6_only_users_of_the_shared_group_can_read_the_key(tmp_path: Path) -> None:
-    """As on OpenShift, where an instance is another user at each start."""
+    """On OpenShift, an instance runs as another user at each start."""
     tmp_path.chmod(0o2770)
     made = token_keys(tmp_path, NOON, follows_none=False)
     assert (tmp_path / "token-keys").stat().st_mode & 0o777 == 0o640
@@ -137,7 +137,7 @@ class Named(Bench):
         return install_step(self.decisions.servers["web01"], self.record)
 
     def endpoint_noted(self, path: str, name: Digest) -> None:
-        """An endpoint writes down that a path was asked for, and the name that stands there."""
+        """Let an endpoint record a request for a path and the token in it."""
         self.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=self.now))
         self.reconcile()
 
@@ -170,7 +170,7 @@ def test_t6_paths_that_a_mirror_sent_belong_to_its_offer_and_others_to_none(web0
 
 
 def test_t6_a_report_belongs_to_its_offer_even_for_a_file_of_another_date(web01: Named) -> None:
-    """As in the tree that a host has made before it acts: the path says whose it is, and an entry's does not."""
+    """In a tree that a standby prepared, a report path names its offer, and a boot script does not."""
     web01.mirror_sent(ENTRY, later_s=7)
     assert web01.step == "Pending"
     web01.entry()
@@ -181,7 +181,7 @@ def test_t6_a_report_belongs_to_its_offer_even_for_a_file_of_another_date(web01:
 
 
 def test_t6_leftover_data_belongs_to_its_offer(web01: Named) -> None:
-    """An endpoint that knows only the path writes down what stands there."""
+    """An endpoint that has only the path records the token in it."""
     web01.entry()
     name = Digest(web01.name)
     web01.endpoint_noted(DATA.build_path(MAC, name, "user-data"), name)
@@ -193,7 +193,7 @@ def test_t6_leftover_data_belongs_to_its_offer(web01: Named) -> None:
 def test_t6_reports_of_an_installer_with_an_earlier_key_count_for_a_day(
     tmp_path: Path, key: bytes | None, hours: int, step: str
 ) -> None:
-    """Its data lies there for longer, and an endpoint writes down what it says for as long."""
+    """The data of the installer stays for longer, and an endpoint records reports for as long."""
     with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + EARLIER_KEY_LIFETIME),))) as web01:
         web01.decide(*documents(), files={"t.j2": SAYS}).entry()
         (before,) = {find_token(path) for path in web01.rendered["web01"].files} - {None, web01.name}
@@ -241,7 +241,7 @@ def published(folder: Path) -> dict[str, bytes]:
 
 
 def guesses(token: str) -> list[str]:
-    """Every path by which who knows the fleet would report, or fetch."""
+    """Return every path that a client who knows the fleet could use to report or fetch."""
     paths = [each.build_path(MAC, token) for each in (PROVISIONED, FAILED)]
     paths += [DATA.build_path(MAC, token, name) for name in ("user-data", "meta-data")] + [
         SECRET.build_path(MAC, token, "join")
@@ -293,7 +293,7 @@ def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secre
 
 
 def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None:
-    """Who was told a token by it is heard no more; a person is told, and says what became of it."""
+    """Tokens of a lost key do not count any more. The operator is informed and sets the record."""
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
     with running(repository.bare, tmp_path, records="fresh") as instance:

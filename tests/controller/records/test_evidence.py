@@ -1,4 +1,4 @@
-"""What was fetched, reported or seen of a boot, and what that proves: kind by kind, over restarts."""
+"""Fetches, reports and observations of a boot, and what each kind of evidence proves, over restarts too."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> 
 def test_the_machine_may_get_the_boot_that_was_published_before_the_fetch_of_another_client(
     site: Site, which: str
 ) -> None:
-    """Until the boot is published anew, endpoints give the machine what they have; it asks for the same data."""
+    """Until the boot is published again, endpoints serve the earlier one, and the machine requests the same data."""
     site.see_marks_move()
     decide(site, "Fetched")
     first = passes(site)
@@ -396,7 +396,7 @@ def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: Make
 
 
 def test_an_override_that_vanished_proves_nothing_if_no_mark_shows_a_boot(make_site: MakeSite) -> None:
-    """LOST, not CONSUMED: what fetches nothing is proven by neither, and nothing is set again."""
+    """The override is LOST and not CONSUMED: a boot without a fetch is not proven, and nothing is set again."""
     silent = replace(GENERIC, last_reset_time=False, boot_progress=False)
     site = make_site(profile=silent)
     decide(site, "Fetched", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")

@@ -1,4 +1,4 @@
-"""What an instance records of intents to serve a boot, whenever it reads them and their outcomes."""
+"""Intents to serve a boot and their outcomes: the records are the same whenever the instance reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def repair(run: int) -> str:
 
 
 def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, intent: str = "one") -> None:
-    """An endpoint writes an intent to serve the entry of a plan, or an outcome."""
+    """Let an endpoint write an intent to serve the boot script of a plan, or an outcome."""
     assert plan is not None
     path = "boot/v1/boot/m/boot.ipxe"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, offer=plan.offer)

@@ -1,4 +1,4 @@
-"""What an instance learns of fetches of secrets: events, counts by installation, and what a person confirmed."""
+"""Fetches of secrets: events, counts for each installation, and the confirmation of an operator."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_next_installation_begins_with_no_fetches(learnt: Learnt, following:
 def test_a_fetch_by_an_earlier_token_counts_in_the_newest_installation(
     learnt: Learnt, following: dict[str, Any]
 ) -> None:
-    """A stranger who knows both names could else let each of them begin anew, with events each time."""
+    """Otherwise a stranger with both tokens could begin each count again, with new events each time."""
     for _ in range(5):
         learnt.fetch("10.0.0.1", **following)
         learnt.fetch("10.0.0.66")

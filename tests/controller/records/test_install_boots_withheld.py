@@ -623,7 +623,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_only_servers_that_fe
 def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
-    """The stranger drops a held revert with a force-push, perhaps loses the clone, and asks `status` what to do."""
+    """A stranger drops a held revert with a force-push, or the clone is lost, and `status` shows the remedy."""
     state, path = tmp_path / "state", f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
 

@@ -1,4 +1,4 @@
-"""Order is the ledger's sequence: what was offered before counts for nothing after, whatever any clock says."""
+"""The sequence of the ledger is the order: evidence of an earlier offer never counts after a request."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class Ordered(Bench):
         return self.asked(FAILED.build_path(MAC, token or ""), token, off)
 
     def order(self) -> BootPlan:
-        """A person says that web01 is pending."""
+        """Let an operator set web01 pending."""
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
         self.request("records", items=[item], reason="once more")
         return self.planned()
 
     @property
     def token(self) -> Digest | None:
-        """By which the attempt that is offered now, or was given last, is named."""
+        """Return the token of the attempt that is offered now or was served last."""
         return attempt_token(self.decisions.servers["web01"], self.record)
 
     @property
@@ -220,7 +220,7 @@ def test_late_evidence_of_an_earlier_image_undoes_nothing(web01: Ordered, off: t
 
 @pytest.mark.parametrize("off", OFF)
 def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timedelta) -> None:
-    """The same plan, byte for byte, is published anew; what it met before another was given is no news of it."""
+    """The same plan, byte for byte, is published again. Earlier evidence for it proves nothing about the new offer."""
     first = web01.install(often="OnImageChange")
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     again = web01.wait(minutes=5).install(often="OnImageChange")
@@ -234,7 +234,7 @@ def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timed
 def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_served_once(
     web01: Ordered, together: bool
 ) -> None:
-    """flatcar-1 reports when flatcar-2 is wanted; before that is published anew, the machine is given flatcar-2."""
+    """flatcar-1 reports when flatcar-2 is wanted. Before flatcar-1 is published again, the machine gets flatcar-2."""
     first, token = web01.install(often="OnImageChange"), web01.token
     web01.entry(first)
     web01.data(token)
@@ -355,7 +355,7 @@ def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verifi
 
 
 def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> None:
-    """A clock that went back between them changes nothing."""
+    """A clock that goes back between the lines changes nothing."""
     writer = SpoolFile(tmp_path)
     instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
     for number, instant in enumerate(instants):
@@ -476,7 +476,7 @@ class Run:
 
 
 def all_of(learnt: BatchResult) -> tuple[object, ...]:
-    """What was learnt, and what of it is new."""
+    """Return all facts, and the new ones among them."""
     news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "switches")}
     records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.switches)]
     return learnt.knowledge, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
@@ -497,7 +497,7 @@ def begun(decision: Decision, record: Record, at: datetime) -> Record:
 
 
 def in_full(plans: Plans) -> tuple[object, ...]:
-    """All that plans say, but for when files were rendered."""
+    """Return the whole content of plans without the time of their files."""
     commit = present(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:

@@ -70,7 +70,7 @@ def phase(bench: Bench) -> Phase | None:
 def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     bench: Bench, path: str, is_once: bool, trusted: bool
 ) -> None:
-    """STATE and OUTPUT were put back together, and only the spool knows of the boot that was given since."""
+    """STATE and OUTPUT were restored together, and only the fetch log has the boot that was served since."""
     bench.decide(*fleet_of())
     assert phase(bench) is Phase.NETWORK
     plan, offer = Digest("1" * 64), Digest("2" * 64) if is_once else None
@@ -120,7 +120,7 @@ def test_e4_evidence_of_a_raised_provision_is_newer_than_records_of_a_fast_clock
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
 def test_e4_late_evidence_from_a_fast_clock_reopens_nothing_after_the_correction(bench: Bench, evidence: str) -> None:
-    """It was given by a clock that was ahead, and nobody reconciled then."""
+    """A fast clock served the boot, and no reconcile ran then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
     plan = bench.decide(settings, *fleet_of()[1:]).plan()
     bench.now = NOON + TWO_HOURS
@@ -341,7 +341,7 @@ def turn(parts: Parts, at: datetime) -> None:
 
 
 def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
-    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
+    """Return whether a commit that reinstalls all servers with acknowledgements is accepted at once, and its id."""
     repository.push(documents(name))
     turn(parts, at)
     held = present(parts.reconciler.status.held)
@@ -352,7 +352,7 @@ def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -
 
 
 def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
-    """STATE and OUTPUT are from one old snapshot: nothing in them tells."""
+    """STATE and OUTPUT are from one old snapshot, so nothing in them shows the gap."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         turn(parts, NOON)
     for name in ("state", "output"):
@@ -486,7 +486,7 @@ class Witnessed:
 
 @dataclass(frozen=True)
 class Place:
-    """STATE, OUTPUT and a spool, a repository, and its forge."""
+    """STATE, OUTPUT, a fetch log, a repository and its forge."""
 
     folder: Path
     repository: Repository
@@ -506,13 +506,13 @@ class Place:
             shutil.copytree(self.folder / name, self.folder / "snapshot" / name, dirs_exist_ok=True)
 
     def put_back(self) -> None:
-        """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+        """Restore STATE, OUTPUT and the fetch log from one backup, so that nothing on this machine shows it."""
         for name in ALL:
             shutil.rmtree(self.folder / name)
             shutil.move(self.folder / "snapshot" / name, self.folder / name)
 
     def reinstall(self, found: Witnessed, name: str, at: datetime, *, asks: bool = True) -> bool:
-        """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+        """Return whether a commit that reinstalls all servers with acknowledgements is accepted."""
         self.repository.push(documents(name))
         found.turn(at, asks=asks)
         held = present(found.parts.reconciler.status.held)
@@ -527,7 +527,7 @@ ALL = ("state", "output", "spool")
 
 @pytest.fixture
 def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
-    """An instance has adopted three servers there, and its forge knows that."""
+    """An instance has adopted three servers, and its forge has the judgement."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "spool").mkdir()
     with forge_host("gitea") as host:
@@ -538,7 +538,7 @@ def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
 
 
 def install(found: Witnessed, at: datetime) -> None:
-    """Every server is given its boot."""
+    """Serve every server its boot."""
     states = rendered_states(found.parts.reconciler.state)
     writer = SpoolFile(found.parts.spool)
     for name, state in states.items():
@@ -586,7 +586,7 @@ def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unv
 
 
 def test_e9_the_forge_also_shows_installations_since_a_backup(place: Place) -> None:
-    """No commit came since, so no verdict: how far the ledger has come is told all the same."""
+    """No commit came since, so there is no judgement, but the change number of the ledger is reported."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
@@ -636,7 +636,7 @@ def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_chang
 
 
 def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(place: Place) -> None:
-    """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
+    """The read takes as long as a fetch; an unreachable remote or forge delays nothing."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}

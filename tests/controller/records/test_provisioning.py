@@ -1,4 +1,4 @@
-"""What is known of provisioning: first records, evidence, and what each comes to at the next plan."""
+"""Records of provisioning: the first records, evidence, and the effect of each on the next plan."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = None) -> None:
-    """The entry of a plan is fetched, and that is taken in."""
+    """Fetch the boot script of a plan, and let the instance read the fetch."""
     bench.fetch(plan, at=made_at)
     bench.plan()
 
 
 def lose(bench: Bench) -> None:
-    """web01's override was consumed, as an operator says, and no evidence followed."""
+    """The override of web01 was consumed, as an operator reports, and no evidence followed."""
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
     bench.request("records", items=[item], reason="as seen")
@@ -529,7 +529,7 @@ def repair(run: int = 1, often: str = "Once") -> str:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
-    """Whoever said it may have looked before that boot was made, and the instance may not run when it is said."""
+    """The operator may have looked before that boot was used, and the instance may be down at that time."""
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(tmp_path))

@@ -34,7 +34,7 @@ LIMITS = structs.replace(UNLIMITED, max_reinstalls=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a document says of one server."""
+    """The document of one server."""
 
     name: str = OLD
     uuid: str = ""

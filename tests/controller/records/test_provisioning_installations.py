@@ -1,4 +1,4 @@
-"""Attempted, started, failed, provisioned: the steps of an installation, and who begins it again."""
+"""The steps of an installation: served, started, failed, provisioned, and a new attempt."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Installing(Bench):
 
     @property
     def given(self) -> list[int]:
-        """How many boots each attempt was given."""
+        """Return how many boots each attempt was served."""
         assert self.record is not None
         return [len(each.boots) for each in self.record.attempts]
 
@@ -125,7 +125,7 @@ def test_if_a_fetch_is_the_evidence_the_fetch_of_user_data_starts_and_completes_
 
 
 def test_a_fetch_of_user_data_alone_proves_that_the_boot_was_served(web01: Installing) -> None:
-    """A configuration that was fetched by TFTP is seen by nobody."""
+    """A boot script that was fetched by TFTP is not observed."""
     web01.install()
     web01.data()
     assert (web01.step, web01.given) == ("Provisioned", [1])
@@ -207,7 +207,7 @@ def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: Install
 
 
 def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Installing) -> None:
-    """Nothing follows from it; but what an installer has said last is not lost."""
+    """The report has no effect, but the last message of the installer is not lost."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
     web01.install(evidence="Reported", provision=2)
@@ -222,7 +222,7 @@ def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Instal
 
 
 def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Installing) -> None:
-    """Who knows the token of an installation could else fill the ledger."""
+    """Otherwise a client with the token of an installation could fill the ledger."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
     web01.install(evidence="Reported", provision=2)
@@ -244,7 +244,7 @@ def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Insta
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: Installing, fails: bool) -> None:
-    """Git goes back while it is under way: what is on the disks, only the installer or a person can tell."""
+    """The commit is reverted during the installation: only the installer or an operator knows the disks."""
     web01.entry(web01.install(evidence="Reported"))
     web01.asked("provisioned/TOKEN")
     web01.wait(days=1)
@@ -311,7 +311,7 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_and_each_is_record
 
 
 def test_an_installation_without_a_report_is_not_a_failure(web01: Installing) -> None:
-    """The disks may be written by now, and only the last word be lost."""
+    """The disks may be written already, and only the last report may be lost."""
     web01.entry(web01.install(evidence="Reported", attempts=3))
     assert web01.wait(days=1).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
 
@@ -497,7 +497,7 @@ def test_the_duration_of_a_step_counts_from_the_last_evidence(web01: Installing)
 def test_an_installation_that_started_and_is_declared_in_git_is_not_overdue(
     web01: Installing, has_started: bool
 ) -> None:
-    """With evidence Declared only Git says the end, whenever somebody comes to that; the start is seen."""
+    """With evidence Declared only a commit ends the installation, at any later time; the start is observed."""
     web01.entry(web01.install(evidence="Declared"))
     if has_started:
         web01.data()
@@ -597,7 +597,7 @@ GIVEN = (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
 class Maintained(Bench):
-    """web01, whose firmware is updated once by a system that asks for user data."""
+    """web01, whose firmware is updated once by a system that requests user data."""
 
     def maintain(self, *, data: bool = True, run: int = 1, window: str = WINDOW, uki: bool = False) -> BootPlan:
         asks = "userData: {format: CloudInit, template: t}" if data else ""
@@ -643,7 +643,7 @@ class Maintained(Bench):
 
     @property
     def paths(self) -> set[str]:
-        """That the endpoint answers now."""
+        """Return the paths that the endpoint serves now."""
         found = self.rendered["web01"].published.paths.items()
         return {path for path, turns in found if any(turn.content is not None for turn in turns[:1])}
 
@@ -679,7 +679,7 @@ def test_a_start_ends_the_minute_of_grace_of_the_boot(maintained: Maintained) ->
 
 
 def test_in_a_maintenance_a_fetch_of_data_alone_proves_that_the_boot_was_served(maintained: Maintained) -> None:
-    """A configuration that was fetched by TFTP is seen by nobody."""
+    """A boot script that was fetched by TFTP is not observed."""
     maintained.data(maintained.maintain().data)
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
