@@ -1,4 +1,4 @@
-"""What commands keep of a large fleet changes nothing that they say; and signatures as CI meets them."""
+"""The cache of commands changes nothing that they print, and signatures are checked as in CI."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EDITS = {
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where commands keep what they find out, of a small fleet too."""
+    """The folder in which commands cache their results, even for a small fleet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", 1)
     return tmp_path / "cache"
@@ -296,7 +296,7 @@ def shallow(repo: Work, folder: Path, depth: int, *others: str) -> Path:
 def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
     repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path, depth: int
 ) -> None:
-    """An unsigned commit that was not fetched would pass."""
+    """Otherwise an unsigned commit that was not fetched would pass."""
     base = repo.head
     people["eve"].commit(repo, ONE)
     people["ada"].commit(repo, TWO)

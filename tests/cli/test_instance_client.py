@@ -1,4 +1,4 @@
-"""What commands go by that look into an instance: its accepted commit, by the results in the cache of the instance."""
+"""Commands that read an instance: its accepted commit, with the results in the cache of the instance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def written(path: Path) -> tuple[int, int, int]:
-    """Which file it is, its bytes, and when it was last written; reading changes none of these."""
+    """Return the file with its bytes and modification time; reading changes none of these."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 

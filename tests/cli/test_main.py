@@ -58,7 +58,7 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
 def cells(done: Done) -> list[list[str]]:
-    """A table's cells, below its header; not what stands below them."""
+    """Return the cells of a table below its header, without the text after the table."""
     lines = (line for line in done.out.splitlines()[1:] if not line.startswith(" "))
     return [re.split(r"\s{2,}", line) for line in lines]
 
@@ -443,7 +443,7 @@ def test_a_wrong_input_ends_with_one_message_and_a_code(
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without root's right to enter everything, where tests run as root."""
+    """Run without root's right to read everything, if tests run as root."""
     if os.geteuid() != 0:
         yield
         return
@@ -789,7 +789,7 @@ class Followed:
         self.repository.push({path: naming(ledger_in(self.folder / "state"), text)})
 
     def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
-        """Reconcile once; and again, where the ledger is told in between what to begin with."""
+        """Reconcile once, and a second time if the ledger must be begun in between."""
         if records is not None:
             self.run(*more)
             assert gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE

@@ -1,4 +1,4 @@
-"""How commands end: each code of docs/reference/exits.md, also where nobody reads the output to its end."""
+"""Exit codes of commands: each code of docs/reference/exits.md, with a closed or unread output too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 
 def refused_by_a_person(*command: object) -> int:
-    """The code of a command that asks on a terminal, and is told no."""
+    """Return the code of a command that asks on a terminal and gets the answer no."""
     screen, typing = os.openpty()
     os.write(screen, b"n\n")
     with open(typing) as stdin, open(screen, "rb"), patch.object(sys, "stdin", stdin):
@@ -97,7 +97,7 @@ def unread() -> int:
 
 
 def code(*command: str, unread_errors: bool = False) -> int:
-    """How a command ends, of which nobody reads a line; what it says of errors does not name that."""
+    """Return the exit code of a command whose output is not read; its errors do not mention that."""
     output = unread()
     with TemporaryFile("w+") as kept:
         errors = unread() if unread_errors else os.dup(kept.fileno())
@@ -153,7 +153,7 @@ def test_if_errors_cannot_be_written_the_exit_code_is_still_right() -> None:
 
 
 def test_a_command_works_without_any_open_output(tmp_path: Path) -> None:
-    """`>&-` was a traceback. What it writes besides is not given to who writes to output or errors."""
+    """`>&-` was a traceback. Other files that the command opens do not replace its output or errors."""
     done = redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
     assert done.returncode == Exit.FINE and (tmp_path / "tree" / "boot" / "boot.ipxe").exists()
     assert redirected(f"gitboot plan {EXAMPLE} >&-").returncode == Exit.FINE

@@ -21,7 +21,7 @@ UNNAMED: Final = 4_000_000_000  # a user that no machine has
 
 
 def test_a_user_without_a_name_is_shown_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container: `gitboot records begin` ended with a traceback there."""
+    """In a container without a user name, `gitboot records begin` ended with a traceback."""
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: UNNAMED)

@@ -1,4 +1,4 @@
-"""Problems as SARIF, JUnit and GitHub's commands: the same facts, the worst first, whatever they say."""
+"""Problems as SARIF, JUnit and GitHub's commands: the same facts, the worst first, with any text."""
 
 from __future__ import annotations
 

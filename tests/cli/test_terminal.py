@@ -1,4 +1,4 @@
-"""What operators read: tables, also of a fleet with the longest names, and events while an instance runs."""
+"""Output for operators: tables, with the longest names too, and events of a running instance."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ POOL: Final = (
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """Servers of which one is installed with what is no longer wanted, and machines that nobody knows."""
+    """A rack with servers, one of which has an outdated installation, and unknown machines."""
     with Rack(tmp_path_factory.mktemp("rack"), pool=POOL) as made:
         for name in SERVERS:
             made.add(name, provision=1)

@@ -1,4 +1,4 @@
-"""`gitboot bmc`: what a person sees of BMCs at 3 a.m., what they say of them, and what they switch."""
+"""`gitboot bmc`: the state of BMCs, its resolution by an operator, and power commands."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
 
 
 def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fleet(tmp_path: Path) -> None:
-    """A step that is sent, and nothing else; before it is said what is installed, the line that says that."""
+    """The hint is one command: first the one that begins the records, then the one that names the ledger."""
     with Rack(tmp_path, named=False) as rack:
         web = rack.add("web01", provision=1)
         rack.push()

@@ -37,14 +37,14 @@ def served(answers: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterat
 
 
 class Mirror(http.server.SimpleHTTPRequestHandler):
-    """One that serves files."""
+    """A server of static files."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Quietly."""
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
-    """One that has the same answer for everything."""
+    """A server with the same response for every request."""
 
     answer: tuple[int, dict[str, str], bytes]
 

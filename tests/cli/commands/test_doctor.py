@@ -1,4 +1,4 @@
-"""`gitboot doctor`: what an instance needs around it, looked at where something is missing, and where nothing is."""
+"""`gitboot doctor`: the surroundings of an instance, with and without missing parts."""
 
 from __future__ import annotations
 

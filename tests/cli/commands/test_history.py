@@ -25,7 +25,7 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 
 @pytest.fixture
 def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
-    """Type a command: its exit code, what it prints, and what it says beside."""
+    """Run a command and return its exit code, output and errors."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return typed
 

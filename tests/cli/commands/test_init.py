@@ -290,7 +290,7 @@ REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs as a job has them: gitboot begins anew each time, and imports nothing from where it is called."""
+    """The programs as a job has them: each gitboot is a new process, and imports nothing from its working directory."""
     command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 

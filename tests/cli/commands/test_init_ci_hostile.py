@@ -1,4 +1,4 @@
-"""What a branch can do in the CI that fleets get, if every file in it is hostile. The workflow file itself is not."""
+"""Attacks by a branch on the CI of fleets: every file except the workflow file may be hostile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOLDERS = ("review", "rollout", "gitboot")
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs as a job has them: gitboot begins anew each time, as its console script does."""
+    """The programs as a job has them: each gitboot is a new process, as its console script is."""
     command = f'exec {Path(sys.executable).parent}/gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
@@ -159,7 +159,7 @@ def test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing(
 def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    """Git prefers a tag to a branch of the same name, wherever it is not told which."""
+    """Git prefers a tag to a branch with the same name, unless the full ref is named."""
     fleet.change(HARMLESS)
     for name in ("main", "origin/main", "target"):
         fleet.work.git("tag", name)
@@ -369,7 +369,7 @@ def test_the_job_that_pushes_a_rollout_checks_its_input(
 def test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    """What the workflow's own annotations print are commands of gitboot: ``error``, ``warning`` and ``notice``."""
+    """The annotations of the workflow are commands of gitboot: ``error``, ``warning`` and ``notice``."""
     names = ("::stop-commands::x.yaml", "::add-mask::debug.yaml", "##[error]y.yaml", "::set-output name=a::b/c.yaml")
     for name in names:
         (fleet.work.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -385,7 +385,7 @@ def test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system(
 def test_finding_s15_a_symlink_in_place_of_the_fleet_folder_is_rejected(
     job: Any, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
-    """The instance takes the folder from the commit, where a symlink is none."""
+    """The instance takes the folder from the commit, in which a symlink is not a folder."""
     fleet = Fleet(tmp_path, "infra/boot")
     folder = fleet.work.path / "infra" / "boot"
     folder.rename(fleet.work.path / "elsewhere")

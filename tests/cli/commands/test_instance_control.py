@@ -1,4 +1,4 @@
-"""What operators say to an instance, and what it says of itself: records, approve, suspend, status, reconcile."""
+"""Commands that control an instance or show its state: records, approve, suspend, status, reconcile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REINSTALL = ("--guard", "maxReinstalls")
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Iterator[Rack]:
-    """Two servers that are installed, and one that is to be; an instance has made a pass, and ended."""
+    """Two installed servers and one pending; an instance has reconciled once and ended."""
     with Rack(tmp_path) as made:
         made.add("web01", provision=1)
         made.add("web02", provision=1)
@@ -234,7 +234,7 @@ def left(rack: Rack) -> Blade:
 
 
 def planned_phase(instance: Instance, blade: Blade) -> object:
-    """Looking at the entry would spend it."""
+    """Return the phase of the plan. A fetch of the boot script would consume the boot."""
     found = instance.get(f"/api/v1/servers/{blade.name}")
     return found.json()["phase"] if found.status_code == 200 else None
 
@@ -281,7 +281,7 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
 
 
 def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rack: Rack, left: Blade) -> None:
-    """A read-only OUTPUT, say: endpoints are told by the spool, and are stopped where that cannot be undone."""
+    """If OUTPUT is read-only, the stop reaches endpoints through the fetch log, and stays until it can be ended."""
     word = rack.output / "ops" / STOP_FILE
     (word / "in the way").mkdir(parents=True)
     with served(rack.output, *map(str, rack.spooling)) as (url, _):

@@ -1,4 +1,4 @@
-"""`gitboot new server`: a document of a machine that was seen, and of nothing that is described already."""
+"""`gitboot new server`: a document of an unknown machine, and of no machine that has a document already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs` on logs that stand still: what it spools, counts, remembers, refuses."""
+"""`gitboot read-access-logs` on logs that do not grow: observations, counts, positions and errors."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
 
 
 def test_finding_r3_a_fetch_alone_never_advances_a_rollout(site: Site) -> None:
-    """A stranger fetches the entries of both servers with a plain HTTP client. Neither server was switched on."""
+    """A stranger fetches the boot scripts of both servers with a plain HTTP client. Neither server was switched on."""
     before = site.git("branch", "--list", "gitboot/*")
     for name in FIRST:
         site.boot(name)
