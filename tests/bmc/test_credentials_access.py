@@ -40,7 +40,7 @@ LOOSE = {"max_small_group": 100, "max_update_percent": 100}
 
 
 class Collector:
-    """A listener that keeps what it is sent, and how often somebody came."""
+    """A listener that records what it receives and the number of connections."""
 
     def __init__(self, family: socket.AddressFamily, host: str) -> None:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -147,7 +147,7 @@ def test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key(tmp_pa
 
 
 def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Path, stranger: Collector) -> None:
-    """Without an access file, only BMCs in the ledger get credentials, whatever a pull request changes."""
+    """Without an access file, only BMCs in the ledger get credentials, even if a pull request adds others."""
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
         said(rack, "http = true\n")
@@ -437,7 +437,7 @@ def test_two_spellings_of_one_address_are_one_bmc() -> None:
 
 
 def test_a_new_password_is_tried_as_soon_as_it_is_written_and_a_wrong_one_only_once(tmp_path: Path) -> None:
-    """Nothing else wakes this instance: it polls once an hour."""
+    """The instance polls once an hour, so only the new password can wake it."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
@@ -455,7 +455,7 @@ def test_a_new_password_is_tried_as_soon_as_it_is_written_and_a_wrong_one_only_o
 def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
     monkeypatch: pytest.MonkeyPatch, stranger: Collector
 ) -> None:
-    """A name server that gives the allowed address first, and another from then on."""
+    """The name server returns the allowed address first and another address from then on."""
     answers = iter(["127.0.0.1"])
     resolved: list[str] = []
     real = socket.getaddrinfo

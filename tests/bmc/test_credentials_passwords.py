@@ -221,7 +221,7 @@ def test_a_document_names_the_certificate_fingerprint_of_its_bmc() -> None:
 
 
 def fingerprint_of(issued: Issued) -> str:
-    """As openssl shows it."""
+    """Return the fingerprint of a certificate as openssl prints it."""
     pem = issued.certificate.read_text()
     hexadecimal = sha256(PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25])).hexdigest().upper()
     return ":".join(hexadecimal[at : at + 2] for at in range(0, 64, 2))

@@ -111,7 +111,7 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
 
 @contextmanager
 def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
-    """A machine whose BMC answers on a port of its own, and shows its UUID as SMBIOS has it."""
+    """A machine whose BMC listens on its own port and reports its UUID in the byte order of SMBIOS."""
     machine = IpmiMachine(UUID(uuid).bytes_le, password)
     ended = threading.Event()
 
@@ -367,7 +367,7 @@ GENTLY = WantedPowerChange(
 
 @dataclass
 class Asked:
-    """A machine's BMC, asked by the whole protocol of overrides."""
+    """The BMC of a machine, driven by the whole override protocol."""
 
     bmc: IpmiConnection
     uuid: SystemUuid = UUID_
@@ -472,7 +472,7 @@ def test_no_override_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiCo
 
 @pytest.fixture(scope="module")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A simulator that has a GUID and a power state, and takes boot devices without being asked for flags."""
+    """A simulator that has a GUID and a power state, and accepts boot devices before their flags were read."""
     if shutil.which("ipmi_sim") is None and "CI" not in os.environ:
         pytest.skip("needs ipmi_sim: scripts/install-packages")
     folder = tmp_path_factory.mktemp("ipmi_sim")

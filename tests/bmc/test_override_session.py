@@ -1,4 +1,4 @@
-"""One BMC brought about, and many at once: in which order, with what outcome, and what is never said."""
+"""One override session and many at once: the order of steps, their outcomes, and secrets that no message contains."""
 
 from __future__ import annotations
 
@@ -552,7 +552,7 @@ class Contest:
 
 
 def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideState, OverrideState]:
-    """How often the machine was installed, and what either has recorded in the end."""
+    """Return how often the machine was installed, and the final record of each instance."""
     with racks(folder) as make:
         played = Contest(make(profile=profile))
         one, two = played.play(order)

@@ -647,7 +647,7 @@ def _read(machine: Machine) -> BmcObservation:
 
 @dataclass
 class _Instance:
-    """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
+    """gitboot reduced to the override protocol: a ledger, and reconciles that may crash."""
 
     machine: Machine
     wanted: WantedOverride | None = None

@@ -478,7 +478,7 @@ def fit_target(profile: Profile, target: OverrideTarget) -> str:
 
 
 def _swap(image: str | None) -> Callable[[Rack], object]:
-    """A medium that somebody else inserts long before the next reading."""
+    """Insert another medium long before the next reading."""
 
     def swap(rack: Rack) -> None:
         _disc(rack).image = image

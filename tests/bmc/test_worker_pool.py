@@ -1,4 +1,4 @@
-"""Work at many BMCs at once: what is begun when, and how often somebody is woken for what has ended."""
+"""Work at many BMCs at once: which task starts when, and how often the pool wakes its caller."""
 
 from __future__ import annotations
 

@@ -651,7 +651,7 @@ def test_the_clock_is_read_once_and_only_from_a_bmc_that_has_a_manager(rack: Rac
 
 
 def test_if_another_instance_may_be_active_the_bmc_is_read_and_nothing_is_changed(rack: Rack) -> None:
-    """Looked at right before a request is sent: what was recorded a moment ago may be another's by now."""
+    """The lease is checked right before a request is sent, because another instance may have become active."""
     lost: list[LeaseLost] = []
 
     def fence() -> None:

@@ -158,7 +158,7 @@ def _life(profile: Profile) -> list[str]:
 
 
 def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
-    """Return the boot by HTTP after somebody else wrote another URI into the firmware settings."""
+    """Return the HTTP boot after another URI was written into the firmware settings."""
     before = dict(machine.bios.attributes)
     machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
     machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}
