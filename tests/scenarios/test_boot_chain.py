@@ -1,4 +1,4 @@
-"""A boot is a chain of fetches: whoever follows one sees one version, through commit after commit."""
+"""A boot is a chain of fetches: a client that follows one gets one version, through commit after commit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def history(repository: Path, commits: int) -> list[str]:
 
 
 def follow(fetch: Callable[[str], str | None]) -> str | None:
-    """Follow the chain of an entry; the image that all of it is of, or what is wrong with it."""
+    """Follow the chain of a boot script; return the image of the whole chain, or its fault."""
     entry = fetch(ENTRY)
     if entry is None:
         return None  # an entry is missing only before the first publication

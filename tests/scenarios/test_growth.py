@@ -1,4 +1,4 @@
-"""What an instance takes does not grow with the commits that it has seen, nor what an answer takes with the fleet."""
+"""The memory of an instance does not grow with its commits, and the cost of a response does not grow with the fleet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FULL = 64  # commits until what is kept of the newest ones takes no more memory
 
 @dataclass(frozen=True)
 class Taken:
-    """What a process and its clone take."""
+    """The memory and files of a process and its clone."""
 
     descriptors: int
     memory: int
@@ -71,7 +71,7 @@ def test_memory_descriptors_and_packs_do_not_grow_over_many_commits(tmp_path: Pa
 
 
 def change(repository: Repository, names: list[str], number: int) -> str:
-    """By turns a server, and what nobody boots."""
+    """Change a server, or a file that boots nothing, in turn."""
     if number % 4 == 3:
         return repository.push({"README.md": f"commit {number}\n"})
     name = names[number % len(names)]
@@ -85,7 +85,7 @@ def reconcile(parts: Parts) -> None:
 
 
 def taken() -> Taken:
-    """What is left once the caches, which are bounded, are emptied."""
+    """Return the memory that is left after the bounded caches are emptied."""
     for each in (*gc.get_objects(), *of_modules()):
         if isinstance(each, functools._lru_cache_wrapper):
             each.cache_clear()
@@ -94,7 +94,7 @@ def taken() -> Taken:
 
 
 def of_modules() -> Iterator[object]:
-    """What gitboot's modules and their classes hold: the collector lists nothing that was there before the tests."""
+    """Return the memory of gitboot's modules and classes; the collector does not list what existed before the tests."""
     for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "gitboot"]:
         for value in vars(module).values():
             yield value
@@ -107,7 +107,7 @@ def of_modules() -> Iterator[object]:
 
 @dataclass
 class Answering:
-    """BMCs that answer when a test says so."""
+    """BMCs that respond when the test says so."""
 
     asked: dict[SystemUuid, BmcTask] = field(default_factory=dict)
     answers: dict[SystemUuid, TaskResult] = field(default_factory=dict)
@@ -128,16 +128,16 @@ class Answering:
         return given
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no task runs."""
 
     def answer(self, outcome: Outcome, **more: Any) -> None:
-        """One of those that are asked has answered."""
+        """Let one of the waiting BMCs respond."""
         job = self.asked.pop(min(self.asked))
         self.answers[job.uuid] = TaskResult(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
 
 
 def steps(act: Callable[[], object]) -> int:
-    """How many lines are run by it: what walks over all servers runs some for each, on any machine."""
+    """Return how many lines a call runs, which grows with the fleet if it walks over all servers."""
     counted = 0
 
     def trace(_: FrameType, event: str, __: object) -> Any:
@@ -155,7 +155,7 @@ def steps(act: Callable[[], object]) -> int:
 
 
 def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
-    """What it takes to reconcile where each server has a BMC that is asked, and one of them answers."""
+    """Return the lines of a reconcile in which each server has a waiting BMC and one of them responds."""
     bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
     give_credentials(folder, password="correct horse")
     with Bench(folder, credentials=folder) as bench:
@@ -183,7 +183,7 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
 
 
 def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
-    """What it takes to reconcile where a server has fetched its installer, and its record says so."""
+    """Return the lines of a reconcile in which a server has fetched its installer and gets a record."""
     with Bench(folder) as bench:
         names = [f"web{number:03}" for number in range(servers)]
         bench.decide(

@@ -1,6 +1,6 @@
-"""Text that strangers write into commits, machines and BMCs, where commands print it: real processes.
+"""Text that strangers write into commits, machines and BMCs, printed by commands in real processes.
 
-No terminal and no CI system may obey any of it, in whatever format and by whatever command.
+No terminal and no CI system may execute any of it, in any format of any command.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 
 def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rack) -> None:
-    """A machine says its serial number in a query string; it is another than the document's."""
+    """A machine sends a serial number in its query that differs from the document."""
     begun = Heard(
         *("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, "--credentials", rack.credentials),
         *("--listen", "127.0.0.1:0", "--poll", "3600", "--log-format", "text"),

@@ -50,7 +50,7 @@ def seed(spec: str = "provision: 1", *more: str, often: str = "Once") -> tuple[s
 
 
 def boot(bench: Bench, *documents: str) -> None:
-    """The machine boots what these documents make of it, and a minute passes."""
+    """Let the machine boot what these documents decide, and let a minute pass."""
     bench.decide(*documents)
     bench.fetch(bench.plan())
     bench.plan()
@@ -154,7 +154,7 @@ def test_e12_an_installation_after_a_wipe_stays_when_the_wipe_is_reported_later(
 
 
 def test_e12_a_new_board_is_not_wiped_again_in_the_same_window(bench: Bench) -> None:
-    """A run is the server's, whichever board is in it: nobody has asked for another one."""
+    """A run belongs to the server with any board, and no other run was requested."""
     wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -255,7 +255,7 @@ class World:
         return self.parts.reconciler.state.plans.servers[name].plan
 
     def install(self, *names: str) -> None:
-        """Their machines fetch what they boot now, and two minutes pass."""
+        """Let the machines fetch their boots, and let two minutes pass."""
         self.fetch(*names)
         self.turn(minutes=2)
 
@@ -440,7 +440,7 @@ def test_e20_returning_servers_in_one_poll_count_as_reinstalled(world: World) ->
 
 
 def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_old(tmp_path: Path, world: World) -> None:
-    """The clone is told later which commit is accepted; by then the ledger has seen what came with it."""
+    """The clone learns the accepted commit later, when the ledger already has the new servers."""
 
     def fail(revision: Revision) -> None:
         raise SourceError("the disk is full")
@@ -489,7 +489,7 @@ DISK = (Phase.DISK, Cause.STOPPED)
 
 
 def files(spec: str, *more: str) -> dict[str, str]:
-    """A fleet with this said in its Fleet, of servers that are to be installed."""
+    """Return a fleet with this text in its Fleet and with servers to install."""
     wanting = servers(spec="provision: 1")
     return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, wanting, ONCE, *more))}
 
@@ -684,7 +684,7 @@ def test_e18_an_installation_at_every_boot_is_rejected_and_the_accepted_commit_s
 
 
 def answered(folder: Path, name: str, instant: datetime) -> str:
-    """What an endpoint over the tree that is left behind answers a server's loader then.
+    """Return the response of an endpoint over the remaining tree to the loader of a server.
 
     The status has the clock of this host, which the test does not move, so the endpoint compares its clock with none.
     """

@@ -1,4 +1,4 @@
-"""The paths that only an installation asks for, its data and its reports: from user data to observation."""
+"""Paths that only an installation requests, its data and its reports: from user data to observation."""
 
 from __future__ import annotations
 

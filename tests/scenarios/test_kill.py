@@ -1,4 +1,4 @@
-"""Processes killed at any instant: of a pass, of a hand-over between two sites, and around a PATCH of a BMC."""
+"""Processes killed at any time: in a reconcile, in a hand-over between two sites, and around a PATCH of a BMC."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _published(file: Path) -> str:
 
 
 def killed(do: Move, old: str, new: str, after_s: float) -> bool:
-    """Do it in a process that is killed after a while; say whether it had come to its end."""
+    """Call a function in a process that is killed after a while; return whether it had ended."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -259,7 +259,7 @@ PASSES = 2
 
 
 def set_and_look(folder: Path, order: dict[str, Any]) -> None:
-    """What the child does until it is killed: it sets the number that it is told, and looks what became of it."""
+    """Run in the child until it is killed: set the numbered override, and read its state."""
     bmc = f"bmc: {{address: '{order['bmc']}', system: {order['system']}, credentials: rack}}"
     with Bench(folder, credentials=folder) as bench:
         bench.now = datetime.fromisoformat(order["at"])
@@ -336,7 +336,7 @@ class Victim:
 
 
 class Watched(Machine):
-    """A machine that knows what its BMC was really made to boot, and kills who wrote it."""
+    """A machine that records its real boots, and kills the process that wrote to it."""
 
     victim = Victim()
     provision = 1

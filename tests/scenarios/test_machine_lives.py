@@ -1,6 +1,6 @@
-"""Lives of a machine: whatever happens in whatever order, nothing is installed twice and nothing is left behind.
+"""Lives of a machine: in any order of events, nothing is installed twice and nothing is left behind.
 
-``pytest tests/scenarios/test_machine_lives.py --lives 500`` searches for long.
+``pytest tests/scenarios/test_machine_lives.py --lives 500`` runs a long search.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
 
 @of_pairs([*PAIRS, *(("endpoint", cache) for cache in CACHES)])
 def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
-    """A cache with its default settings answers with the version that the mirror has, and with its headers."""
+    """A cache with its default settings sends the version of the mirror, with its headers."""
     for _ in range(2):
         assert contents(cached, WINDOW) == {}
     cached.publish(ENDED)

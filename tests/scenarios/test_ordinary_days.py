@@ -1,4 +1,4 @@
-"""Ordinary days, with real processes: nothing has to be switched off to get work done, and nothing boots twice."""
+"""Ordinary days with real processes: no protection has to be switched off for work, and no machine boots twice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Client:
 
 
 def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, str]:
-    """A fleet whose servers are installed once, by an image that asks for user data."""
+    """Return a fleet whose servers are installed once, by an image that requests user data."""
     settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
     pool = (
         image("flatcar-1", ", ".join(["userData: CloudInit", *(f"{key}: {value}" for key, value in spec.items())])),
@@ -76,7 +76,7 @@ def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, 
 
 @contextmanager
 def instance_of(folder: Path, files: dict[str, str], *arguments: str, fresh: bool = True) -> Iterator[Instance]:
-    """An instance that follows these files, on a ledger of which it is said that nothing is installed."""
+    """Run an instance that follows these files, with a ledger that was begun as fresh."""
     repository = Repository.create(folder / "git")
     repository.push(files)
     with running(repository.bare, folder, *arguments) as instance:
@@ -203,7 +203,7 @@ def test_e13_a_rack_that_lost_its_overrides_is_repaired_by_one_request(tmp_path:
 
 
 def test_two_nics_and_a_repeated_boot_script_request_are_one_boot(tmp_path: Path) -> None:
-    """The first NIC's loader finds the kernel answered 503 and comes back; the second NIC asks as well."""
+    """The loader of the first NIC gets a 503 for the kernel and comes back; the second NIC requests the boot too."""
     with instance_of(tmp_path, documents("web01")) as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
@@ -253,7 +253,7 @@ def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows
 
 
 def test_machines_behind_one_address_are_distinguished(tmp_path: Path) -> None:
-    """NAT, or a container whose gateway is all that it sees: who fetched is known by what was fetched."""
+    """NAT, or a container that only sees its gateway: the fetched path identifies the machine."""
     names = ("web01", "web02", "web03")
     with instance_of(tmp_path, documents(*names), *configured(trusted_proxies=[PROXY])) as instance:
         clients = {name: Client(name, instance.url, "192.0.2.1") for name in names}
@@ -309,7 +309,7 @@ def test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_o
 
 @contextmanager
 def forwarding(url: str, folder: Path) -> Iterator[str]:
-    """nginx as another user before an endpoint; it asks from 127.0.0.2 and appends to X-Forwarded-For."""
+    """Run nginx as another user before an endpoint; it connects from 127.0.0.2 and appends to X-Forwarded-For."""
     text = f"""user nobody nogroup; daemon off; pid {folder}/pid; error_log stderr; events {{}}
         http {{ access_log off; server {{ listen 127.0.0.1:PORT; location / {{
           proxy_pass {url}; proxy_bind 127.0.0.2; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;

@@ -1,13 +1,13 @@
-"""boot-operator's and metal-operator's cases, told in gitboot's words.
+"""Test cases of boot-operator and metal-operator, translated to gitboot.
 
-A case has what is given, the operation that is asked for, and what is expected of it. For each operation a function
-builds from the given what gitboot would have in its place, and holds its answer against the expected. Where a case
-notes a better behaviour under ``gitboot``, that is what is expected.
+A case has its initial state, an operation and the expected result. For each operation a function builds the equivalent
+state in gitboot, and compares its result. If a case has a better behaviour under ``gitboot``, that is the expected
+result.
 
-A workload's boot configuration becomes a BootPolicy, a maintenance's a Maintenance whose window is open while the
-server is in state Maintenance; a configuration that its server does not name becomes a policy that selects nobody,
-and what has been deleted is not in the commit. A claim becomes a provision number, the annotation of a provisioned
-server a record.
+The boot configuration of a workload becomes a BootPolicy, that of a maintenance a Maintenance whose window is open
+while the server is in state Maintenance. A configuration that its server does not name becomes a policy that selects no
+server, and a deleted configuration is not in the commit. A claim becomes a provision number, and the annotation of a
+provisioned server a record.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _selected(given: Case) -> str:
 
 
 def boot_files(decisions: Decisions, found: Decision, planned: BootPlan | None) -> dict[str, bytes]:
-    """What the machine itself can fetch, by path."""
+    """Return the files that the machine can fetch, by path."""
     files = render_server_files(decisions, found, planned)
     return {path: file.content for path, file in files.items() if path.startswith("boot/")}
 
@@ -186,7 +186,7 @@ def _check_ties_name_all(given: Case, error: InvalidRepository) -> None:
 
 
 def _check_nothing_is_served(given: Case, documents: list[str]) -> None:
-    """Where a fleet allows servers without a policy, such a server has no plan."""
+    """If a fleet allows servers without a policy, such a server has no plan."""
     lenient = fleet("baseURL: 'http://boot.test', requirePolicy: false")
     decisions = decided(lenient, *documents[1:], files=TEMPLATE)
     for found in decisions.servers.values():
@@ -228,7 +228,7 @@ def _key(reference: Mapping[str, str]) -> str:
 
 
 def _owned(given: Case, owner: str) -> list[str]:
-    """The configurations that an owner brings in, whatever the version of its API."""
+    """Return the configurations of an owner, for any version of its API."""
     return [
         config["name"]
         for config in given["configs"]
@@ -307,7 +307,7 @@ def boot_method(case: Case) -> None:
 
 
 class Lifetime:
-    """One server through the events of a case, and what is known of it."""
+    """One server through the events of a case, with its record."""
 
     def __init__(self, *, repairs: str) -> None:
         self._repairs, self._commits = repairs, 0
@@ -352,7 +352,7 @@ class Lifetime:
         self.provision += 1
 
     def boot(self) -> None:
-        """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
+        """Fetch the boot script completely, which is the evidence of a first boot, and let time pass."""
         planned = self.look()
         assert planned.phase is Phase.NETWORK
         offer = build_offer(self.decision(), planned, self.record)
@@ -376,7 +376,7 @@ class Lifetime:
 
 
 def _nothing(lifetime: Lifetime) -> None:
-    """In gitboot there is nothing to wait for: what an accepted commit decides has been validated."""
+    """Do nothing: gitboot has nothing to wait for, because an accepted commit is valid."""
 
 
 def _move(lifetime: Lifetime) -> None:
@@ -515,14 +515,14 @@ class Rack:
             self.records[record.reason] = record
 
     def boots(self, order: Iterable[str] = ("disk",)) -> str:
-        """What the machine boots when it is reset: what an override says, else the first in its firmware's order."""
+        """Return what the machine boots after a reset: the target of its override, or the first in its boot order."""
         self.machine.run_through()
         target = self.machine.boots[-1].target
         return {"None": next(iter(order)), "Hdd": "HDD"}.get(target, target)
 
     @property
     def override(self) -> dict[str, str] | None:
-        """The override that stands, in the cases' words."""
+        """Return the current override in the words of the cases."""
         seen = self.machine.override
         if seen["BootSourceOverrideEnabled"] == "Disabled":
             return None
@@ -548,7 +548,7 @@ def override(case: Case) -> None:
 
 
 def observed(machine: Machine) -> BmcObservation:
-    """What is read of a machine, from the resource that takes its overrides."""
+    """Return the reading of a machine from the resource that accepts overrides."""
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = None
     if machine.settings_path and "BootSourceOverrideTarget" in machine.settings()["Boot"]:
@@ -627,7 +627,7 @@ def reconcile(case: Case) -> None:
 
 
 def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
-    """It is switched on where its policy says so, and installed once."""
+    """The machine is switched on if its policy says so, and installed once."""
     powered = decision("web01", *documents[:-1], policy("web", spec="power: On", often="Once"))
     planned = make_plan(powered, NOON, PENDING)
     assert planned is not None and planned.key is not None and planned.override is not None
@@ -662,7 +662,7 @@ def override_payload(case: Case) -> None:
 
 
 def _profile(vendor: str, mode: str | None) -> Profile:
-    """A BMC of this vendor that shows this mode, or none; where it lacks the mode, it refuses one."""
+    """Return a BMC of this vendor with this mode or none; a BMC without the mode rejects it."""
     found = next(each for each in PROFILES.values() if each.manufacturer.startswith(vendor))
     mine = [each for each in PROFILES.values() if each.manufacturer == found.manufacturer]
     fitting = [each for each in mine if (each.mode is Property.ABSENT) == (mode is None)]
@@ -706,7 +706,7 @@ def boot_order_payload(case: Case) -> None:
 
 
 def _maintenance_reboots(case: Case) -> None:
-    """The override is kept for the whole maintenance: a reboot by the BMC finds it again."""
+    """The override lasts for the whole maintenance: after a reboot by the BMC it is still set."""
     for artifacts, boots in (("kernel", ""), ("uki", "httpBoot: uki")):
         method = "UefiHttp" if boots else "Pxe"
         tool = image("tool-1", "writesDisk: false", artifacts), profile("tool", "tool-1", boots, method=method)
@@ -746,7 +746,7 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
 
 
 def _consumed_only_by_a_boot(case: Case) -> None:
-    """During POST the override still stands: it is neither cleared nor taken for consumed."""
+    """During POST the override is still set: it is neither cleared nor taken for consumed."""
     install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
     assert install is not None
     with Rack() as rack:
@@ -800,7 +800,7 @@ def park(case: Case) -> None:
 
 
 def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
-    """Parking withdraws gitboot's own override, once; then whatever is done to the machine stays as it is."""
+    """Parking clears gitboot's own override, once; later changes of the machine stay."""
     window = maintenance("repair", OPEN, boots="web")  # what could ask for a reset
     parked = decided(*_reserved("Parked"), window)
     planned = make_plan(parked.servers["web01"], NOON, PENDING)
@@ -819,7 +819,7 @@ def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
 
 
 def _reserved(lifecycle: str, *, claimed: bool = True) -> list[str]:
-    """A server that a policy selects for a claim, or none does."""
+    """Return a server that a policy selects for a claim, or that no policy selects."""
     return [
         fleet("baseURL: 'http://boot.test', requirePolicy: false"),
         server("web01", spec=f"provision: 1, lifecycle: '{lifecycle}'"),

@@ -43,7 +43,7 @@ BY_UUID = f"/ipxe/{uuid_of('web01')}"
 
 
 def images_in(script: str) -> str:
-    """The image that an entry boots, by its kernel's URL; "disk" for the local-disk entry."""
+    """Return the image that a boot script boots, by the URL of its kernel; "disk" for the local disk."""
     found = re.findall(r"^kernel .*/assets/([^/]+)/", script, re.MULTILINE)
     return found[0] if found else "disk"
 

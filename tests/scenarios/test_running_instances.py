@@ -1,4 +1,4 @@
-"""Running instances at the edges: a ledger that takes nothing, and a Fleet that names another one; BMCs that count."""
+"""Running instances at their limits: a ledger that takes no write, and a Fleet that names another one; with BMCs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_i
 
 
 def approve(instance: Instance, state: Path, commit: str) -> None:
-    """Let an instance take note that who acts is another by a commit; what came before it may be held, too."""
+    """Let an instance see a commit that names another active instance; earlier commits may be held, too."""
 
     def held() -> str | None:
         attempted = instance.status()["attempted"]

@@ -140,7 +140,7 @@ ASKED: Final = Step("an_installation_is_asked_for", {"passes": 1})
 
 
 def reconciling(path: str, **facts: Any) -> Step:
-    """Return a boot of which the instance reads the entry before the user data is fetched, and a reset after it."""
+    """Return a boot during which the instance reads the fetch of the boot script, and a reset after it."""
     return Step(
         "the_instance_reconciles_while_the_machine_boots",
         {"is_new": False, "path": path, "again": path, "seconds": 5, "ends": None} | facts,

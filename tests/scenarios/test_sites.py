@@ -1,4 +1,4 @@
-"""Instances for one site each, from one repository: each acts for its own servers, and nobody's are installed twice."""
+"""Instances for one site each, from one repository: each acts for its own servers, and no server is installed twice."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -
 
 
 def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
-    """Each site looks when it will; a server that is unknown stays so, for nobody says what it has."""
+    """Each site polls at its own times; an unverified server stays so, because no operator sets its record."""
     draw = random.Random(2411)
     where, provision = dict[str, str](), dict[str, int]()
     installed: list[tuple[str, int]] = []
@@ -336,7 +336,7 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
 
 
 def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
-    """What it knew is of before the last one: that may have installed the machine."""
+    """Its record is older than the last site, which may have installed the machine."""
     lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
     old = tmp_path / "ams2/state"
 
@@ -362,7 +362,7 @@ def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Countr
 def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
     country: Country, tmp_path: Path
 ) -> None:
-    """And a server that comes back is taken over by its first ledger, whatever that knew of it before."""
+    """A server that comes back is taken over by its first ledger, whatever record it had there before."""
     file, world = tmp_path / "web01.json", country.instances["ams2"]
     country.push(*placed(web01="ams2", web02="fra1"))
     world.install("web01")
@@ -390,7 +390,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
 
 
 def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
-    """What comes of a request while the instance runs, which takes it up."""
+    """Return the result of a request that a running instance executes."""
     found: list[Result] = []
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
     try:

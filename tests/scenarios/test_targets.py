@@ -45,7 +45,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 def with_user_data(number: int) -> dict[str, str]:
-    """A fleet whose one server boots an image of this number, with user data that says it."""
+    """Return a fleet whose one server boots an image of this number, with user data that contains it."""
     documents = (
         *SEED,
         image(f"next-{number}", "userData: CloudInit"),
@@ -56,7 +56,7 @@ def with_user_data(number: int) -> dict[str, str]:
 
 
 def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
-    """What a machine is told to boot, and the user data that this names, are of one commit."""
+    """Assert that the boot script and the user data that it names are of one commit."""
     for path in (f"boot/{ENTRY}", f"boot/{BY_UUID}"):
         script = seen.get(path, b"").decode()
         images = set(re.findall(r"/assets/(next-\d)/", script))
@@ -305,7 +305,7 @@ def _windows() -> Iterator[str]:
 def test_an_override_waits_for_the_target_from_which_its_machine_boots(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
-    """It would boot what is not wanted any more, and be consumed; who boots from elsewhere does not wait."""
+    """The machine would boot an outdated image and consume the override; machines of other targets do not wait."""
     store.reset()
     store.fails = lambda *_: 503
     with Rack(tmp_path, settings=f"baseURL: '{store.url}/waits/boot', endpoint: 'http://boot.test'") as rack:

@@ -85,7 +85,7 @@ def ends_its_window(
     withdraws: bool = True,
     restarts: bool = False,
 ) -> None:
-    """A window ends while the ledger takes nothing: however slow this machine is, the ledger fails before the end."""
+    """A window ends while the ledger takes no write; the ledger fails before the end even on a slow machine."""
     web = rack.add("web01")
     rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
     rack.push()
@@ -137,7 +137,7 @@ def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_the_ledger
 
 @contextmanager
 def server_hung(server: PostgresServer) -> Iterator[None]:
-    """The ledger's PostgreSQL keeps its connections and answers nothing, as long as the block runs."""
+    """Let the PostgreSQL of the ledger keep its connections without a response, as long as the block runs."""
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)  # it makes no more children from now on
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
@@ -162,7 +162,7 @@ def _signal(process: int, number: signal.Signals) -> bool:
 def test_finding_c2_while_postgresql_hangs_a_window_ends_at_bmcs_only_during_the_lease(
     rack: Rack, lease_s: int
 ) -> None:
-    """A lease that runs out while the server hangs is another's to take: nothing is changed at BMCs then."""
+    """After the lease has ended while the server hangs, another instance may take it, so nothing changes at BMCs."""
     with postgresql() as server:
         rack.address = server.address()
         arguments = ("--ledger", rack.address.url, *configured(lease_seconds=lease_s))
@@ -405,7 +405,7 @@ def test_a_restart_without_the_ledger_accepts_no_new_commit(restarting: Restarti
 
 
 def test_a_restart_without_the_ledger_withholds_an_unpublished_boot(restarting: Restarting) -> None:
-    """The file is gone, so nothing shows that the ledger has noted the boot."""
+    """The file is missing, so nothing shows that the ledger has stored the boot."""
     shutil.rmtree(restarting.folder / "output/boot/v1/boot" / mac_of("web01").replace(":", "-"))
     with restarting.running() as parts:
         with restarting.locked():
@@ -417,7 +417,7 @@ def test_a_restart_without_the_ledger_withholds_an_unpublished_boot(restarting: 
 
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
-    """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
+    """Like `restarting`, but each instance resumes from a checkpoint, as with hundreds of servers."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(assembly, "DamageSearch", Patient)
@@ -431,7 +431,7 @@ def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
 def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_again(
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
-    """The stop ends before the ledger takes anything. So nobody's plan is another than before the restart."""
+    """The stop ends before the ledger takes a write, so each plan equals the one before the restart."""
     restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
     stands, output = restarting.boots("web01"), restarting.folder / "output" / "ops"
     with ExitStack() as process, ExitStack() as failure:
@@ -454,7 +454,7 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
 def test_each_file_published_after_a_restart_without_the_ledger_is_stored_with_its_date(
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
-    """An access log of a mirror has nothing but the date of what was sent."""
+    """The access log of a mirror only has the date of what was sent."""
     restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
     restarting.push(maintenance("repair", "20T13:00 20T14:00", select="{matchLabels: {name: web01}}"))
     with restarting.running() as parts:
@@ -473,7 +473,7 @@ def test_each_file_published_after_a_restart_without_the_ledger_is_stored_with_i
 
 
 def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(tmp_path: Path) -> None:
-    """The fetch of its boot is written down; what is offered after that cannot be noted."""
+    """The fetch of its boot is recorded; later offers cannot be stored."""
     with InMaintenance(tmp_path) as bench:
         plan = bench.maintain()
         assert plan.data is not None and "bios-1" in given(bench)
@@ -509,7 +509,7 @@ def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, 
 
 
 class Maintained:
-    """web01 with its BMC, on which the override of a maintenance stands."""
+    """web01 with its BMC, on which the override of a maintenance is set."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
@@ -585,7 +585,7 @@ def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintaine
 
 
 def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
-    """What a stop takes back needs the ledger: a reset until then has consumed the override."""
+    """A clearing because of a stop needs the ledger: a reset before it has consumed the override."""
     with locked(maintained.bench, maintained.folder):
         tree_reader.write_stop(
             maintained.folder / "spool", StopOrder("ada", "wait", everything=True), maintained.bench.now

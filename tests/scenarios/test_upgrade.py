@@ -1,9 +1,9 @@
-"""Instances of older versions, as they left their files, and what the present code does with them.
+"""State of older versions of gitboot, and the present version on it.
 
-`upgrades/0.1.0.tar.xz` is what `gitboot run` of that version (commit dec10da) left of the fleet that its `init` makes,
-with a second server. web01 had just fetched its boot script. web02 had not.
+`upgrades/0.1.0.tar.xz` is the state of `gitboot run` of that version (commit dec10da) for the fleet that its `init`
+makes, with a second server. web01 had just fetched its boot script. web02 had not.
 
-`upgrades/make.py` made `upgrades/2fefe59.tar.xz` and says what is in it.
+`upgrades/make.py` made `upgrades/2fefe59.tar.xz` and describes its content.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks
 
 @dataclass
 class Taken:
-    """What 2fefe59 left, and its machines with their BMCs."""
+    """The state of 2fefe59, and its machines with their BMCs."""
 
     folder: Path
     machines: dict[str, Machine]
@@ -212,7 +212,7 @@ class Taken:
         return any('"outcome":"served"' in each.read_text() for each in (self.folder / "spool").glob("*.jsonl"))
 
     def end_grace(self) -> None:
-        """Let the minute pass in which a machine may fetch its boot script again."""
+        """Let the minute of grace pass in which a machine may fetch its boot script again."""
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite", isolation_level=None)) as ledger:
             ledger.execute("UPDATE records SET grace_until = provisioned_at")
 
@@ -221,7 +221,7 @@ class Taken:
         return {name: machine.writes for name, machine in self.machines.items()}
 
     def offers(self) -> dict[str, bool]:
-        """Whether an endpoint would answer each server with its install boot."""
+        """Return whether an endpoint would serve each server its install boot."""
         found = {}
         for name in make.NAMES:
             shown = typed("boot-script", name, "--tree", self.folder / "output")
@@ -253,9 +253,9 @@ class Taken:
 
 
 def fetched_now(left: Path) -> Path:
-    """Date the fetch that 2fefe59 had not read five minutes back: after an hour the installation would be overdue.
+    """Set the fetch that 2fefe59 had not read to five minutes ago: after an hour the installation would be overdue.
 
-    It comes from another start of the machine, whose uptime says nothing of its date.
+    The fetch comes from another start of the machine, so the uptime does not give its date.
     """
     (spool,) = (left / "spool").glob("*.jsonl")
     *read, unread = spool.read_text().splitlines(keepends=True)
