@@ -1,4 +1,4 @@
-"""Who may read a published tree: permissions and groups of what is written, and of what stood there before."""
+"""Permissions and groups of a published tree: of new files and of existing ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_existing_open_tree_is_restricted_except_for_files_of_operators(root:
 
 
 def test_interrupted_changes_of_permissions_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topmost folders say that all below them is done: they come last."""
+    """The topmost folders come last, because they show that all below them are done."""
     publish(root, OPEN_MODES)
     left, give = 5, TreeModes.apply_to
 

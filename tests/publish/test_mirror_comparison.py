@@ -71,7 +71,7 @@ def copy(output: Path, tmp_path: Path) -> Path:
 
 @dataclass
 class CopyServer:
-    """A web server over a copy, which does what it is told with some paths; None: a header is not sent."""
+    """A web server over a copy with faults for some paths; None means that a header is not sent."""
 
     folder: Path
     url: str = ""

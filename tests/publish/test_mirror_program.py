@@ -1,4 +1,4 @@
-"""The program of a mirror without gitboot: it copies, verifies, and ends windows, whatever happens to the publisher."""
+"""The program of a mirror without gitboot: it copies, verifies, and ends windows, even without the publisher."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ MINORS = range(6, 15)  # of Python 3
 
 
 def _interpreters() -> list[str]:
-    """Each Python 3 that lies on the PATH or that pyenv has installed, and the one of the tests."""
+    """Return each Python 3 on the PATH or from pyenv, and the one of the tests."""
     folders = [Path(folder) for folder in os.get_exec_path() if "shims" not in folder]
     folders += sorted((Path.home() / ".pyenv/versions").glob("3.*/bin"))
     found = {str((folder / f"python3.{minor}").resolve()) for folder in folders for minor in MINORS}
@@ -609,9 +609,9 @@ def run_killed(host: MirrorHost, left: int) -> int:
 def test_a_program_that_is_killed_at_any_step_leaves_complete_chains_and_continues(
     publisher: SignedSite, host: MirrorHost
 ) -> None:
-    """Each entry of the tree names a content; at each step the content of what is served is there.
+    """Each boot script of the tree names content, which exists in the served files at each step.
 
-    The lists have few bins, so that each process has few signatures to verify.
+    The lists have few bins, so that each process verifies few signatures.
     """
     entries, signer = [ENTRY, BY_MAC], ListSigner()
     host.key.write_text(f"{signer.keys[0].hex()}\n")

@@ -160,7 +160,7 @@ def test_files_get_the_permissions_and_the_group_of_the_folder_of_the_mirror(cop
 def test_content_comes_first_then_boot_scripts_then_first_scripts_then_the_list(
     copy: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever stops a repair, no machine is told a name that leads nowhere."""
+    """An interruption of a repair at any time leaves no name of missing content."""
     for path in sorted(copy.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     written: list[str] = []
@@ -352,7 +352,7 @@ def test_a_repair_writes_nothing_with_a_list_of_an_earlier_publication(output: P
 def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_list(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
-    """As after a restore, or if --tree names the OUTPUT of a host that has been replaced."""
+    """This happens after a restore, or if --tree names the OUTPUT of a host that was replaced."""
     older = shutil.copytree(publisher.root, tmp_path / "older")
     without_window(publisher)
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
-    """A tree whose entries name the user data of their own version."""
+    """Return a tree whose boot scripts name the user data of their own version."""
     files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
     for server in range(servers):
         data = f"user data {version} of {server}\n".encode()
@@ -59,7 +59,7 @@ STATE = state_path(OWNER)
 
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was waited for; nothing is, for here no power is cut."""
+    """Record the syncs, without syncing, because no power is cut here."""
     calls: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
     monkeypatch.setattr(durable_files, "syncfs", lambda fd: calls.append("syncfs"))
@@ -936,7 +936,7 @@ def test_after_the_tree_of_another_instance_is_moved_away_publishing_works(
 
 
 def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_exists_by_then(tmp_path: Path) -> None:
-    """As where the disk was full, and a larger one was mounted at its place."""
+    """The disk was full, and a larger one was mounted at its place."""
     root = tmp_path / "output"
     with OutputDirectory.open(root, ledger="test") as directory:
         (root / "boot").touch()
@@ -1011,7 +1011,7 @@ def test_a_name_that_is_added_later_is_a_separate_file_with_its_own_date(
 def test_a_file_with_another_date_is_no_hard_link_to_a_file_with_a_predicted_date(
     root: Path, directory: OutputDirectory
 ) -> None:
-    """An access log tells versions apart by what `dated` has said of each path."""
+    """An access log tells versions apart by the predicted date of each path."""
     file = File(b"2")
     directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
     expected = [directory.predict_mtime(path, file, AT) for path in ALIKE]
@@ -1039,7 +1039,7 @@ def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: p
 
 
 def test_a_partial_file_with_two_names_does_not_change_either(root: Path) -> None:
-    """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
+    """A publisher that was killed between two renames leaves a temporary name of an existing file."""
     with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
         left = root / staging_path(ALIKE[1])
@@ -1107,7 +1107,7 @@ def a_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
 
 
 def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> None:
-    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
+    """A thousand servers with 300 contents of 40 kB need 12 MB; one content for each server would need 40 MB."""
     subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
     contents = [File(b"%03d" % number * 13_333) for number in range(300)]
     servers = a_thousand(lambda number: contents[number % 300])

@@ -1,4 +1,4 @@
-"""What a publisher leaves behind that is stopped anywhere: killed, refused by the system, cut off from power."""
+"""A publisher that stops at any step: killed, with an error of the system, or after a power cut."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int, servers: int = 1) -> dict[str, File]:
-    """A tree whose entries name content of their own version; with each version a server comes and another goes."""
+    """Return a tree whose boot scripts name content of their version; each version adds and removes a server."""
     files = {"boot/boot.ipxe": File(f"#!ipxe\n# {version:04}\n".encode())}
     for server in (*range(servers), servers + version % 2):
         data = f"user data {version} of {server}\n".encode()
@@ -100,7 +100,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
 
 
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
-    """What must not be in a tree between two versions."""
+    """Return the faults that a tree must not have between two versions."""
     found = []
     old, new = whole(old), whole(new)
     for path in old.keys() | new.keys():
@@ -124,7 +124,7 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
 
 
 def assert_complete(root: Path, version: int, servers: int = 1) -> None:
-    """Assert that a pass has come to its end, and that of one before it nothing is left but content."""
+    """Assert that a publication is complete, and that only content is left of the previous one."""
     assert verify_tree(root) == ()
     manifest = read_manifest(root)
     assert manifest is not None
@@ -136,7 +136,7 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
 
 
 def assert_indexed(root: Path) -> None:
-    """Assert that everybody is found by what their state claims, and by nothing else."""
+    """Assert that the index finds each server by the identities in its state, and by no other."""
     stands = everything(root)
     states = {
         server: parse_state(content)
@@ -275,7 +275,7 @@ CALLS = {*CHANGING, "open", "stat", "lstat", "fstat", "fsync", "listdir", "pread
 
 
 class Os:
-    """The os module, where something happens at the n-th call that asks the system for anything."""
+    """The os module, with a hook at the n-th system call."""
 
     def __init__(self, happen: Callable[[int, str, tuple[Any, ...]], None]) -> None:
         self._happen = happen
@@ -390,7 +390,7 @@ def refused(
 
 
 class Recorder(Disk):
-    """A disk that knows what it would hold if the power was cut now: what was synced, and any part of the rest."""
+    """A disk that records its content after a power cut: what was synced, and any part of the rest."""
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         super().__init__(root, modes)
@@ -426,7 +426,7 @@ recorders: list[Recorder] = []
 
 
 def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[str, bytes]:
-    """What stands if of all that was done since the last sync only this was; content that was not synced is lost."""
+    """Return the files after a power cut with these changes since the last sync; unsynced content is lost."""
     stands = dict(synced)
     for act, path in done:
         if act == "stage":
@@ -447,7 +447,7 @@ def put(root: Path, stands: Mapping[str, bytes]) -> None:
 
 
 def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> list[dict[str, bytes]]:
-    """Return what may stand in a tree if the power is cut while a process acts."""
+    """Return the possible states of a tree if the power is cut while a process runs."""
     dice = random.Random(20261120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory_module, "Disk", Recorder)
@@ -482,7 +482,7 @@ def test_after_a_power_cut_at_any_point_the_next_publication_completes_it(root: 
 
 
 def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
-    """Publish who has other files now than were held, and who is owed them, and nobody else."""
+    """Publish the servers whose files changed or are pending, and no others."""
     (old, _), (new, shared) = split(tree(held)), split(tree(planned))
     with OutputDirectory.open(root, ledger="ours") as directory:
         owed = directory.resume(before)
@@ -542,9 +542,9 @@ def bring(directory: OutputDirectory, wanted: Mapping[str, Files], names: Iterab
 def killed_at_each_change(
     root: Path, old: Mapping[str, Files], act: Callable[[OutputDirectory], object], *, damage: str | None = None
 ) -> Iterator[tuple[int, Inventory]]:
-    """Publish servers, kill what a process does then at each change that it makes, and yield the number of the change.
+    """Publish servers, kill the process at each change that it makes, and yield the number of the change.
 
-    The process goes on from the inventory of the one before, or begins anew where a file is damaged meanwhile.
+    The process continues from the previous inventory, or from none if a file is damaged meanwhile.
     """
     for at in count(1):
         shutil.rmtree(root, ignore_errors=True)
@@ -645,7 +645,7 @@ def test_killed_while_content_moves_to_another_server_it_expires_when_unused(roo
 
 
 class Forgetful(Recorder):
-    """A disk that once fails a sync: what was done before it never stands, and is shown all the same."""
+    """A disk that fails one sync: earlier changes are lost, but are still shown."""
 
     fails_at = 0
     stands: dict[str, bytes]
@@ -728,7 +728,7 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
 
 
 def assert_begun_or_not(root: Path, version: int) -> None:
-    """Assert that nothing stands, or what does is whole; the manifest only with all."""
+    """Assert that there is no tree, or a complete one with its manifest."""
     stands = {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
     assert faults(stands, {}, tree(version)) == []
     if MANIFEST in stands:
@@ -773,7 +773,7 @@ def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
 
 
 def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path) -> None:
-    """What was written since the last sync is lost; of what was renamed, any part is done."""
+    """Content since the last sync is lost; any part of the renames is done."""
     synced: list[Path] = []
     last = root.parent / "last"
 

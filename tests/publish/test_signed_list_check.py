@@ -1,4 +1,4 @@
-"""`gitboot verify-mirror` with the list that a mirror carries: nothing but its URL and the public key."""
+"""`gitboot verify-mirror` with the list on a mirror: it only needs the URL and the public key."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_mirror_is_verified_with_its_url_and_the_public_key_alone(mirror: Copy
 def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_with_any_size_and_time(
     published: SignedSite, copy: Path, tmp_path: Path
 ) -> None:
-    """By HTTP from the real nginx, with the URL and the public key alone; of what only machines fetch, if asked to."""
+    """The real nginx is compared by HTTP, with the URL and the public key; paths of machines on request."""
     for path in (ENTRY, FIRST):
         before = (copy / path[1:]).stat()
         content = (copy / path[1:]).read_bytes()
@@ -385,7 +385,7 @@ def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(
 
 @pytest.mark.parametrize("cache", KEEP_ANSWERS)
 def test_finding_m7_a_cache_that_keeps_responses_is_reported_as_one(tmp_path: Path, verify: Verify, cache: str) -> None:
-    """With the real nginx as the mirror: the old check looked at headers, and found nothing."""
+    """The mirror is a real nginx: an earlier check of headers did not find the cache."""
     publisher = SignedSite(tmp_path / "publisher")
     publisher.publish(FLEET, made=_now() - DAY / 2 - DAY / 9)
     root, key = publisher.root, publisher.public

@@ -1,4 +1,4 @@
-"""The keys of a signed list, as docs/mirrors.md tells an operator to make, replace and lose them."""
+"""The keys of a signed list, made, replaced and lost as docs/mirrors.md describes."""
 
 from __future__ import annotations
 

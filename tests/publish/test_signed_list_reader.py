@@ -273,7 +273,7 @@ def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_r
 
 
 def test_a_list_of_a_new_publication_key_may_begin_with_a_lower_version() -> None:
-    """Whoever has stolen a key may have signed the highest version: TUF, 5.3.11."""
+    """The owner of a stolen key may have signed the highest version: TUF, 5.3.11."""
     signer = ListSigner(version=10**6)
     seen = read(made(signer), signer).accepted
     signer.version = 7
@@ -411,7 +411,7 @@ def test_the_client_of_python_tuf_accepts_what_the_reader_accepts(
 def test_the_client_of_python_tuf_rejects_each_change_that_the_reader_rejects(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Of one bit. The reader may reject more, such as capital digits."""
+    """Each change is one bit. The reader may reject more, such as capital digits."""
     name = data.draw(st.sampled_from(sorted(SIGNED)))
     bit = data.draw(st.integers(0, 8 * len(SIGNED[name]) - 1))
     files = {**SIGNED, name: _flipped(SIGNED[name], bit)}

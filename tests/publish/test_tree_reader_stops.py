@@ -1,4 +1,4 @@
-"""A word that boots are stopped: read where it lies, obeyed by an endpoint at its next request."""
+"""The stop file: its format, and endpoints that apply it at their next request."""
 
 from __future__ import annotations
 

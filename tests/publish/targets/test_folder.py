@@ -59,7 +59,7 @@ class Site:
         return TargetFolder(self.folder)
 
     def begin(self, writer: str = "me") -> StoreTarget:
-        """A process that knows nothing of what was before."""
+        """Start a process without any memory of earlier ones."""
         self.close()
         self.store = store = self.open_store()
         self.target = StoreTarget(
@@ -98,7 +98,7 @@ class Site:
         return files_of(self.folder)
 
     def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
-        """Assert that boot scripts are these and no others, that what they name is there, and that nothing is left."""
+        """Assert that exactly these boot scripts and the content that they name exist."""
         assert_holds(self.machines_see(), fleet(version, servers))
         unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
         assert [path for path in unlisted if not (self.root / path).exists()] == []
@@ -244,7 +244,7 @@ def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
     "path", ["../outside", "boot/../../outside", "/etc/passwd", "boot//x", "boot/a\0b", "ops/x", ""]
 )
 def test_a_target_that_names_a_file_for_operators_is_an_error(path: str) -> None:
-    """Whoever writes to a target could otherwise name files that gitboot is to read or to remove."""
+    """Otherwise a client that can write to a target could name files that gitboot reads or removes."""
     digest = sha256(b"").hexdigest()
     head = {"ledger": "ours", "commit": "1", "gitboot": "0", "writer": "me", "format": 1}
     with pytest.raises(ValueError, match="not a shard"):

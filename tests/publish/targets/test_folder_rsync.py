@@ -96,7 +96,7 @@ def by_daemon(tmp_path: Path, hosts: dict[str, str], folder: Path) -> OtherHost:
 
 
 class Rsyncs:
-    """What happens before and after each rsync process."""
+    """Hooks before and after each rsync process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""What a target is called, what of a server it may serve, and who brings it up."""
+"""The URL of a target, the servers that it may serve, and the thread that updates it."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = No
 
 
 def test_servers_that_a_target_has_come_before_new_ones(tmp_path: Path) -> None:
-    """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
+    """An outdated boot script boots an unwanted image; a missing boot script boots nothing."""
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {f"server-52-54-00-00-00-{number:02x}": ServerFiles("old", {}) for number in (7, 8)}
     assert set(list(step_of(tmp_path, units, 3).units)[:2]) == units.keys()
@@ -291,7 +291,7 @@ def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
 
 @dataclass
 class Shelf:
-    """A target that holds what it is given, or fails as it is told to."""
+    """A target in memory that stores files, or fails as configured."""
 
     most: int = 1
     fails: Exception | None = None
@@ -378,7 +378,7 @@ def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) 
 
 
 def test_e38_a_restored_older_tree_is_not_copied_to_a_target_before_it_is_published_again(out: Path) -> None:
-    """What lies there when an instance starts may be a backup: a target would go backwards by it."""
+    """The output at the start of an instance may be a backup, and would move a target backwards."""
     shelf = Shelf(most=99)
     with Followers([one := follower(out, shelf)]).running() as followers:
         assert not one.wait(0.2)

@@ -49,7 +49,7 @@ class Site(FollowedSite):
         super().__init__(folder / "out", ledger=ledger, heir_of=heir_of)
 
     def begin(self, clone: str = "clone.git") -> None:
-        """Have a target as a process has it that knows nothing of what was before, but for a clone."""
+        """Open a target as a new process does, with only a clone from before."""
         branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
         self.target = BranchTarget(
             "git+test#boot",
@@ -68,7 +68,7 @@ def site(tmp_path: Path, bare: Path) -> Site:
 
 
 def served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
-    """What a checkout of a commit serves."""
+    """Return the files that a checkout of a commit serves."""
     names = git(bare, "ls-tree", "-r", "--name-only", commit, "boot/").splitlines()
     return {name: subprocess.check_output(["git", "-C", str(bare), "show", f"{commit}:{name}"]) for name in names}
 
@@ -239,7 +239,7 @@ def test_a_push_is_rejected_if_somebody_else_has_moved_the_branch(
 
 
 def test_a_rejected_push_is_an_error_with_the_reason(site: Site, bare: Path, tmp_path: Path) -> None:
-    """libgit2 says nothing of it by itself."""
+    """libgit2 does not report the rejection by itself."""
     git(bare, "config", "daemon.receivepack", "true")
     hook = bare / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)

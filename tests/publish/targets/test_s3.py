@@ -66,7 +66,7 @@ def fleet(version: int, servers: tuple[int, ...] = (0, 1, 2)) -> dict[str, File]
 
 
 def split(files: Mapping[str, File]) -> tuple[dict[str, Files], Files]:
-    """Each server's files, its entry and what that names; and those that are shared."""
+    """Return the files of each server, which are its boot script and the named content, and the shared files."""
     servers: dict[str, Files] = {}
     for path, file in files.items():
         if path.startswith("boot/v1/"):
@@ -109,7 +109,7 @@ class FollowedSite:
         self.begin()
 
     def begin(self) -> None:
-        """Have a target as a process has it that knows nothing of what was before."""
+        """Open a target as a new process does."""
         raise NotImplementedError
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> None:
@@ -152,13 +152,13 @@ def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
 
 
 def assert_holds(seen: Mapping[str, bytes], files: Mapping[str, File]) -> None:
-    """Assert that entries are these and no others, and that what they name is there."""
+    """Assert that exactly these boot scripts exist, and that the content they name exists."""
     wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
     assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
 
 
 def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
-    """What a client reads that fetches an entry, and then what that names."""
+    """Assert that a client that fetches a boot script and then the named content gets one version."""
     for path, content in seen.items():
         if path.startswith("boot/v1/"):
             named = re.fullmatch(rb"\d{4} (\S+)\n", content)
@@ -382,7 +382,7 @@ def _writes_of_a_change(site: Site, store: Store, version: int) -> int:
 def test_after_any_interruption_no_chain_is_mixed_and_the_next_try_completes_it(
     site: Site, store: Store, bucket: str
 ) -> None:
-    """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
+    """``cut`` is a kill or a lost network; ``after`` is a write that is stored, but whose response is lost."""
     site.bring(fleet(0))
     store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
     version = 1
