@@ -240,7 +240,7 @@ def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_sta
 
 
 def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
-    """Return which image each boot script of web01 boots without an answer, by path, after "asks " if it asks first."""
+    """Return the image that each boot script of web01 boots without a response; "asks " marks scripts that ask."""
     found = planned(*documents, now=now, **more).servers["web01"].files
     texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
     images = {path: re.findall(r"/(?:assets/)?([a-z]+)-\d/", text) for path, text in texts.items()}

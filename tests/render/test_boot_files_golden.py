@@ -1,6 +1,6 @@
-"""The exact files of some twenty scenarios, in tests/golden/, read in review like code.
+"""The exact files of some twenty scenarios, in tests/golden/, which are reviewed like code.
 
-`GOLDEN=write pytest tests/render/test_boot_files_golden.py` writes them anew: read the diff.
+`GOLDEN=write pytest tests/render/test_boot_files_golden.py` writes them again: read the diff.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DHCP configuration: read by the real servers, and what they are told of each machine."""
+"""DHCP configuration: read by the real servers, which send each machine its options."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version
 
 
 def kea_configuration(folder: Path, version: int) -> str:
-    """An operator's own, with what docs/dhcp.md says to add to it."""
+    """Return the configuration of an operator, with the additions of docs/dhcp.md."""
     return f"""{{"Dhcp{version}": {{
         "lease-database": {{"type": "memfile", "persist": false}},
         "client-classes": [{{"name": "own"}}, <?include "{folder}/kea-dhcp{version}-classes.json"?>],

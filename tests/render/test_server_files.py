@@ -1,4 +1,4 @@
-"""What one server is answered, now and through its next transitions, and its listing."""
+"""The files of one server, now and after its next transitions, and its listing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens as they are published: whoever knows Git can name no path by which a machine reports or has its secrets."""
+"""Published tokens: a client that knows Git cannot derive a path of reports or secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nginx and Caddy as the published configuration has them: answers as the endpoint's, and logs that are evidence."""
+"""nginx and Caddy with the published configuration: responses like those of the endpoint, and logs as evidence."""
 
 from __future__ import annotations
 
