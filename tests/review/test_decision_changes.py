@@ -1,4 +1,4 @@
-"""What a commit changes for each server, field by field, and what holds of every comparison."""
+"""The changes of a commit for each server, field by field, and properties of every comparison."""
 
 from __future__ import annotations
 

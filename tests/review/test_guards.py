@@ -26,7 +26,7 @@ def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tri
 
 
 def web(count: int, spec: str = "provision: 1", *, group: str = "", first: int = 0) -> Files:
-    """As many web servers, in a fleet that has none."""
+    """Return so many web servers for a fleet that has none."""
     labels = "role: web" + (f", site: {group}" if group else "")
     return {f"servers/w{number}.yaml": server(f"w{number}", labels, spec) for number in range(first, first + count)}
 

@@ -1,4 +1,4 @@
-"""Authors who hide something from reviewers and guards: behind another server, behind a claim, behind no server."""
+"""Changes that an author hides from reviewers and guards: behind another server, behind a claim, behind no server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order on decisions: what it exempts offers nothing new, and what counts as a reinstallation can write a disk."""
+"""Harmless changes offer nothing new, and every change that can write a disk counts as a reinstallation."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ _CHANGES = (
 
 @st.composite
 def records(draw: st.DrawFn, old: Decision) -> Record | None:
-    """What may be known while ``old`` counts."""
+    """Return possible records while ``old`` is accepted."""
     if draw(st.integers(0, 4)) == 0:
         return None
     record = Record()
@@ -254,7 +254,7 @@ def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootP
 
 
 def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
-    """Whether the policy's own boot is offered at one of these instants to a server that is pending."""
+    """Return whether the boot of the policy is offered at one of these times to a pending server."""
     seen_off = release_key(old.policy, Record()) if old.policy is not None else None
     return any(
         planned is not None and planned.maintenance is None and planned.boot is not None

@@ -1,4 +1,4 @@
-"""What lets a maintenance reset a machine once more, and which install boots a newer decision does not offer."""
+"""Maintenances that reset a machine again, and install boots that a newer decision does not offer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_resets_by_a_maintenance_are_counted(
 
 
 def test_a_raised_run_that_offers_no_other_boot_is_not_harmless() -> None:
-    """A rolling restart boots the disk: that boot alone is none that was not offered before."""
+    """A rolling restart boots the disk, which was offered before too."""
     rolling = maintenance("roll", WINDOW, "networkBoot: Always, power: Restart, run: 1", boots="restart")
     disk = "apiVersion: gitboot.dev/v1alpha1\nkind: BootProfile\nmetadata: {name: restart}\nspec: {method: Disk}\n"
     (change,) = changed((disk, rolling), (disk, rolling.replace("run: 1", "run: 2"))).servers
@@ -167,7 +167,7 @@ def test_an_install_boot_that_a_newer_commit_does_not_offer_is_withheld(
 
 
 def test_a_boot_that_a_newer_commit_offers_too_is_not_withheld() -> None:
-    """Also where that commit lets it be attempted more often."""
+    """This holds even if that commit allows more attempts."""
     assert find_withheld_boots(web01(), web01(), "newer") == ()
     assert boots(web01(), web01()).cause is Cause.PENDING
 
@@ -206,6 +206,6 @@ def test_a_started_attempt_gets_its_remaining_boots_unless_its_image_is_taken_ba
 
 
 def test_a_withheld_boot_does_not_change_the_digest_of_a_decision() -> None:
-    """What is recorded of a server names the decision of its commit."""
+    """The record of a server names the decision of its commit."""
     lessened = replace(web01(), withheld=find_withheld_boots(web01(), None, "newer"))
     assert lessened.digest == web01().digest and lessened != web01()

@@ -1,6 +1,6 @@
-"""What a reviewer sees of a dozen commits, in tests/golden_review/, read in review like code.
+"""Reviews of a dozen commits, in tests/golden_review/, which are reviewed like code.
 
-`GOLDEN=write pytest tests/review/test_review_golden.py` writes it anew: read the diff.
+`GOLDEN=write pytest tests/review/test_review_golden.py` writes them again: read the diff.
 """
 
 from __future__ import annotations

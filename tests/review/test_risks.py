@@ -1,4 +1,4 @@
-"""What changed between two commits: who is who, how dangerous it is, when it counts, and what the digest is of."""
+"""Changes between two commits: the identity of servers, the risks, the time of the effect, and the digest."""
 
 from __future__ import annotations
 

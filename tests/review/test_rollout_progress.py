@@ -1,4 +1,4 @@
-"""Whether a rollout may take its next step, and which images and streams are in use."""
+"""The next step of a rollout, and the images and streams that are in use."""
 
 from __future__ import annotations
 

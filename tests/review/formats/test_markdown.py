@@ -1,4 +1,4 @@
-"""The comment on a pull request: nothing in it is active, nothing secret, and it has an end; and its problems."""
+"""The comment on a pull request: its text is inactive, bounded and without secrets; and its problems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_table_cell_ends_where_its_text_ends() -> None:
 
 
 def outside_code(markdown: str) -> str:
-    """What of Markdown is read as such: without fences and code spans (CommonMark 4.5 and 6.1)."""
+    """Return the text that is active Markdown, without fences and code spans (CommonMark 4.5 and 6.1)."""
     without_fences = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     without_spans = re.sub(r"(?<!`)(`+)(?!`)(.*?)(?<!`)\1(?!`)", "", without_fences)
     return re.sub("<code>[^<]*</code>", "", without_spans)
