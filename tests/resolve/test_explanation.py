@@ -1,4 +1,4 @@
-"""Rule R9: each field with its resource and place, who lost by which rule, and the lines of values."""
+"""Rule R9: each field with its resource and location, the values that were not chosen, and the lines of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who boots what: rules R1 to R10, a table each."""
+"""The boots of servers: rules R1 to R10, a table each."""
 
 from __future__ import annotations
 

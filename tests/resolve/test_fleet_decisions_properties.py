@@ -1,4 +1,4 @@
-"""What holds of every fleet: order, time, isolation, and what is never installed."""
+"""Properties of every fleet: order, time, isolation, and installations that never happen."""
 
 from __future__ import annotations
 

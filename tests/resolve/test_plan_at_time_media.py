@@ -1,4 +1,4 @@
-"""Which medium lies in a virtual drive, and until when: the plan's word."""
+"""The medium in a virtual drive, and its end, by the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks like a secret is reported before it is published, and never shown."""
+"""Secrets in documents are reported before they are published, and never shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH 
 
 
 def made(length: int, alphabet: str = ascii_letters + digits) -> str:
-    """What a machine would make; no test is to hold what looks like a secret to those who look for them in it."""
+    """Return a secret as a machine would make it, so that secret scanners find none in the tests."""
     return "".join(Random(length).choices(alphabet, k=length))
 
 

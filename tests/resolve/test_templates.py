@@ -1,4 +1,4 @@
-"""What templates can say, what they cannot, and where they end."""
+"""Templates: their results, their errors, and their bounds."""
 
 from __future__ import annotations
 
