@@ -1,4 +1,4 @@
-"""`gitboot compare-old-system`: a web server answers as matchbox, BSS, Cobbler and Ironic do, beside a fleet."""
+"""`gitboot compare-old-system`: a web server that responds as matchbox, BSS, Cobbler and Ironic do, and a fleet."""
 
 from __future__ import annotations
 

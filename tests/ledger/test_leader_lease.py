@@ -279,7 +279,7 @@ def test_an_action_that_only_ends_something_does_not_wait_for_a_renewal_that_ano
 
 
 def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
-    """A database that answers only reads refuses a write after most of the lease's duration."""
+    """A database that only answers reads rejects a write after most of the duration of the lease."""
     uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
     note = tmp_path / "withdrawals.json"
     record = OverrideRecord(
@@ -316,7 +316,7 @@ def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:
 def test_a_lease_is_renewed_even_if_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
-    """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
+    """After a restart of the server, a recorded override is set, and no operator has to decide."""
     with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
@@ -572,7 +572,7 @@ def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_
 
 
 class Line(CarriedConnections):
-    """Connections to the server's socket, which carry so many bytes, there and back, and then nothing more."""
+    """Connections to the socket of the server that carry so many bytes in both directions, and then nothing more."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         listening = socket.socket(socket.AF_UNIX)
@@ -628,7 +628,7 @@ def written(ledger: Store, many: int = 1200) -> None:
 def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_of_the_server(
     path: Path, line: Line, tmp_path: Path, postgres_server: PostgresServer, lives: int
 ) -> None:
-    """Of what it sends, and of what it gets: the server waits for each in another way."""
+    """The server waits in different ways for bytes that it receives and for bytes that it sends."""
     chance, count = random.Random(2026), 8 + 4 * lives
     (state := tmp_path / "paused").mkdir()
     write_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="400"))
@@ -640,7 +640,7 @@ def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_
             written(ledger)
 
     def paused_at(byte: int) -> threading.Thread | None:
-        """Who writes until it has carried so many bytes; None: it has ended before, for it takes some bytes less."""
+        """Return a writer that is paused after so many bytes, or None if it ended before."""
         line.begin(byte)
         thread = threading.Thread(target=write, daemon=True)
         thread.start()

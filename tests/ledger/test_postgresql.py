@@ -393,7 +393,7 @@ def test_all_calls_of_a_transaction_share_one_deadline_and_rows_extend_it(path: 
 def test_finding_c2_a_commit_without_a_response_is_read_back_before_anything_depends_on_it(
     own: PostgresServer, tmp_path: Path
 ) -> None:
-    """The server waits for a standby that there is not, and commits once nobody asks for that standby any more."""
+    """The server waits for a standby that does not exist, and commits when the setting no longer requires it."""
 
     def write(tx: Transaction) -> None:
         instance_tables.write_facts(tx, accepted="one")
@@ -486,7 +486,7 @@ def test_read_only_commands_see_the_ledger(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_reader_does_not_block_a_writer(path: Path, tmp_path: Path) -> None:
-    """And is held up by nobody: what is being written is not there yet."""
+    """The reader does not wait either: it does not see what is being written."""
     written(path)
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
@@ -629,7 +629,7 @@ def test_the_same_command_moves_the_configuration_of_another_host(
 def test_a_former_holder_of_the_lease_of_a_moved_ledger_can_do_nothing_more(
     path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
-    """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
+    """An instance that was paused during the copy cannot renew its lease, write, or take another lease."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
     address = present(read_address(path))
@@ -676,7 +676,7 @@ def test_the_copy_of_a_ledger_in_a_file_is_never_readable_by_others(
 
 
 def test_a_wakeup_signal_does_not_end_a_copy(postgres_server: PostgresServer, tmp_path: Path) -> None:
-    """Another command takes who has the state directory for an instance, and tells it so by a signal."""
+    """Another command takes the holder of the state directory for an instance, and sends it a signal."""
     written(tmp_path / "ledger.sqlite")
     code = f"""
 import os, signal

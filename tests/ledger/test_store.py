@@ -511,7 +511,7 @@ TABLES: dict[str, tuple[st.SearchStrategy[Any], Callable[..., None], Callable[[S
 @settings(max_examples=15)
 @given(data=st.data())
 def test_the_last_written_value_of_each_server_is_read_back(table: str, data: st.DataObject) -> None:
-    """Of overrides and switches, one a reason."""
+    """Overrides and power changes have one row for each reason."""
     values, write, read = TABLES[table]
     last: dict[SystemUuid, Any] = {}
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
@@ -831,7 +831,7 @@ def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
 
 
 def test_the_second_of_two_older_copies_is_detected_like_the_first(path: Path) -> None:
-    """The wrong backup was put back, and told, and then the right one, which had come further than it."""
+    """The wrong backup was restored and begun, and then the right one, which is newer."""
     written(path)
     copies = []
     for number in (1, 2):

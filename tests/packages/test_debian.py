@@ -1,4 +1,4 @@
-"""The Debian package and the image that is made of it, each from nothing to a machine that is answered."""
+"""The Debian package and the image that is built from it, each from nothing to a machine that boots."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Debian:
-    """With gitboot installed, and nothing else asked for."""
+    """A Debian with gitboot and its dependencies."""
     made = unpacked(archive, tmp_path_factory.mktemp("installed") / "root")
     (made.root / "root" / package.name).write_bytes(package.read_bytes())
     made.run("apt-get", "update", "--quiet=2")
@@ -69,7 +69,7 @@ def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def image(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """What the Containerfile makes, of the fresh Debian instead of one from a registry."""
+    """The image of the Containerfile, built on the fresh Debian instead of one from a registry."""
     context = tmp_path_factory.mktemp("context")
     (context / "dist").mkdir()
     (context / "dist" / package.name).write_bytes(package.read_bytes())
@@ -99,7 +99,7 @@ def answered(url: str) -> str | None:
 
 
 def started_by(debian: Debian, unit: str) -> tuple[list[str], str]:
-    """What systemd would start and as whom, from the unit that the package installed."""
+    """Return the command and the user of a unit that the package installed."""
     text = (debian.root / "lib" / "systemd" / "system" / unit).read_text()
     settings = dict(re.findall(r"^(\w+)=(.+)$", text, re.MULTILINE))
     more = f":{settings['SupplementaryGroups']}" if "SupplementaryGroups" in settings else ""
@@ -130,7 +130,7 @@ def test_only_root_can_change_installed_files(debian: Debian) -> None:
 
 
 def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
-    """A first hour, as the units do it: init, commit, run, tell the ledger, serve."""
+    """A first hour with the units: init, commit, run, begin the records, serve."""
     debian.run("gitboot", "init", "/srv/fleet")
     Work(debian.root / "srv" / "fleet").commit(message="Begin")
     debian.run("chown", "--recursive", "gitboot:", "/srv/fleet")
@@ -152,7 +152,7 @@ def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
 
 
 def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path: Path) -> None:
-    """As its user, without any capability; a container's volumes are all that can be written."""
+    """The image runs as its user, without any capability; only the volumes of the container can be written."""
     inside = {place: tmp_path / place.replace("/", "-") for place in (*image.settings["Volumes"], "/mnt")}
     for path in inside.values():
         path.mkdir()

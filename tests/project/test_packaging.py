@@ -1,4 +1,4 @@
-"""What is in packaging/ and the release's workflow, as far as it is told without building anything."""
+"""The files in packaging/ and the release workflow, as far as they can be checked without a build."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_kustomize_combines_them_into_one_stream() -> None:
 
 
 def test_pods_have_no_privilege_that_they_do_not_need() -> None:
-    """What Kubernetes' `restricted` level asks for, and a root that is read-only."""
+    """Pods meet the `restricted` level of Kubernetes, and their root is read-only."""
     (pod,) = pods()
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] == 65532
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: its architecture, its first pages, what stands in Git."""
+"""Rules for the repository as a whole: its architecture, its first pages, the files in Git."""
 
 from __future__ import annotations
 

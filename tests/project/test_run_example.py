@@ -90,7 +90,7 @@ Start = Callable[..., Run]
 
 @pytest.fixture(autouse=True)
 def signals_of_a_new_session() -> Iterator[None]:
-    """What a run inherits: nohup has its children ignore SIGHUP, and a shell has its background jobs ignore SIGINT."""
+    """Set the signals as a run inherits them: nohup ignores SIGHUP, and a shell ignores SIGINT in background jobs."""
     ignored = [each for each in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(each) is signal.SIG_IGN]
     for each in ignored:
         signal.signal(each, signal.SIG_DFL)
@@ -140,7 +140,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 class Shell:
-    """The second terminal of a visitor: a shell that knows nothing of this checkout."""
+    """The second terminal of a visitor: a shell without the paths of this checkout."""
 
     def __init__(self, home: Path) -> None:
         environment = {"PATH": os.defpath, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": str(_COLUMNS)}
@@ -177,7 +177,7 @@ class Shell:
 
 @dataclass
 class Visit:
-    """What a visitor has seen who did all that the banner says."""
+    """The results of a visitor who did everything on the banner."""
 
     printed: dict[str, str] = field(default_factory=dict)  # by what the commands are for
     links: dict[str, httpx.Response] = field(default_factory=dict)  # by the line above each link
@@ -194,7 +194,7 @@ _BLOCKS: Final = ("begin", "install", "history", "change", "hold", "approve", "i
 
 
 def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
-    """Do what the banner says, in its order, and wait only for what it says to wait for."""
+    """Follow the banner in its order, and wait only for what it names."""
     run.wait_until_ready()
     banner, found = run.banner(), Visit(said_first=run.said.read_text(), processes=len(run.started()))
     typed = re.findall(r"(?:^  .*\n)+", "\n".join(banner) + "\n", re.MULTILINE)
@@ -209,7 +209,7 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
             found.on_page.append(what)
 
     def row(server: str, *words: str) -> str:
-        """Whether the row of a server has these words."""
+        """Return whether the row of a server has these words."""
         cells = (
             f"[...document.querySelectorAll('#fleet tbody tr')].find((each) => each.innerText.startsWith('{server}'))"
         )
@@ -280,7 +280,7 @@ def end_impatiently(run: Run) -> tuple[int, list[str], list[Path]]:
 
 
 def _links(banner: list[str]) -> list[tuple[str, str]]:
-    """Each link of the banner, and the line that says what it shows."""
+    """Return each link of the banner, and the line that describes it."""
     written = [line for line in banner if line]
     return [(written[number - 1], line) for number, line in enumerate(written) if line.startswith("http")]
 
@@ -375,7 +375,7 @@ def test_nothing_is_left_when_its_parent_is_killed(start: Start) -> None:
 
 
 def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
-    """As make does, what leads the session keeps SIGHUP to itself and waits."""
+    """As with make, the leader of the session ignores SIGHUP and waits."""
     terminal, own = os.openpty()
     with running(tmp_path, "setsid", "--ctty", "sh", "-c", 'trap "" HUP; "$@" & wait', "sh", terminal=own) as run:
         os.close(own)

@@ -81,7 +81,7 @@ def test_both_units_have_the_same_restrictions_and_write_only_where_they_must() 
 
 
 def test_the_clock_may_be_read() -> None:
-    """An instance that cannot ask whether its clock is kept right sets nothing."""
+    """An instance that cannot read whether its clock is synchronised sets nothing."""
     for unit in UNITS:
         assert "ProtectClock" not in settings(unit)
         assert settings(unit)["SystemCallFilter"][-1] == "adjtimex clock_adjtime"  # after what takes them away

@@ -1,7 +1,7 @@
-"""Cobbler 3.3.10 itself: what it keeps of some systems and answered for them, beside what the import makes of it.
+"""Cobbler 3.3.10: its data of some systems and its responses for them, compared with the result of the import.
 
-The answers were taken down from cobblerd and its WSGI application (`/cblr/svc/op/ipxe/system/NAME`), which ran with
-the collections below; the host is left out of them.
+The responses were recorded from cobblerd and its WSGI application (`/cblr/svc/op/ipxe/system/NAME`) with the
+collections below; the host is removed from them.
 """
 
 from __future__ import annotations
