@@ -1,4 +1,4 @@
-"""Loaders from packages: what is placed, what is missing, and that doing it twice changes nothing."""
+"""Loaders from packages: which are placed, which are missing, and that a second run changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifacts as real servers and registries have them: what is said of them, and what is not known."""
+"""Checks of artifacts at real servers and registries: present, missing, wrong and unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/boots.md names every boot that there is a test for, and none that there is not."""
+"""docs/boots.md has a row for every boot test, and no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.p
 
 
 def _collected(request: pytest.FixtureRequest) -> set[str]:
-    """Every test of a boot: of what this run has collected, where that is all there is."""
+    """Return every boot test, from this run if it has collected all tests."""
     config = request.config
     chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
     if config.args == config.getini("testpaths") and not chosen:

@@ -37,7 +37,7 @@ CURRENT: Final = {name: page for name, page in PAGES.items() if name != "docs/re
 
 
 def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
-    """What click says of a command's words, or None; "…" stands for others, and half a command may lack some."""
+    """Return the error of click about the words of a command, or None; "…" may replace words."""
     command: click.Command = cli
     context = click.Context(cli, info_name="gitboot")
     words = [word for word in arguments if word != "…"]
@@ -70,7 +70,7 @@ def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
 
 
 def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What gitboot is given by a command of a shell, if it is one of gitboot's."""
+    """Return the arguments of gitboot in a shell command, if the command is one of gitboot."""
     if words[0] == "gitboot":
         return words[1:]
     if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
@@ -179,7 +179,7 @@ def options(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def test_the_commands_to_try_in_the_readme_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they type it: beside the example, on a branch that changes something."""
+    """They run as typed, beside the example, on a branch that changes something."""
     shutil.copytree(ROOT / "example-repo", tmp_path / "example-repo")
     work = Work(tmp_path)
     work.commit(message="Begin")
@@ -207,7 +207,7 @@ def test_the_page_about_audits_shows_the_output_of_images_for_the_example(monkey
 
 
 def fragment(of: str, text: str) -> str:
-    """A part of a document as one: ``of`` is its kind, and the field below which it stands."""
+    """A part of a document: ``of`` is its kind and the field below which it belongs."""
     kind, _, path = of.partition(" ")
     keys = path.split(".") if path else []
     nested = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))
@@ -215,7 +215,7 @@ def fragment(of: str, text: str) -> str:
 
 
 def problems(block: Block) -> list[Problem]:
-    """What is wrong with what a fleet has, be it a whole document or a part, which lacks what is required elsewhere."""
+    """Return the problems of a document or of a part of one, which may lack required fields."""
     text = fragment(block.of, block.text) if block.of else block.text
     text = re.sub(r"\b([0-9a-f]{4})…", lambda found: found[1].ljust(64, "0"), text)  # a digest
     documents = [
@@ -231,7 +231,7 @@ def problems(block: Block) -> list[Problem]:
 
 
 def github_refuses(steps: Any, folder: Path) -> str:
-    """What GitHub's schema of workflows says of some steps."""
+    """Return the errors of some steps by GitHub's schema of workflows."""
     (folder / "workflow.json").write_text(json.dumps({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}))
     check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
     done = subprocess.run((*check, folder / "workflow.json"), capture_output=True, text=True, check=False)
@@ -248,7 +248,7 @@ def prometheus_refuses(text: str, folder: Path) -> str:
 
 
 def kustomize_refuses(text: str, folder: Path) -> str:
-    """What kustomize says, of the manifests that lie here."""
+    """Return the errors of kustomize about the manifests in this folder."""
     shutil.copytree(ROOT / "packaging" / "kubernetes", folder / "base")
     for name in ("run.toml", "tokens"):
         (folder / name).write_text("")
@@ -259,7 +259,7 @@ def kustomize_refuses(text: str, folder: Path) -> str:
 
 
 def yaml_refused(block: Block, folder: Path) -> str:
-    """Why whoever reads a block of YAML would not take it: it says itself who that is, or a comment above it does."""
+    """Return why the reader of a block of YAML would reject it; the block or a comment above it names the reader."""
     folder.mkdir()
     if block.of == "a workflow":
         return github_refuses(yaml.safe_load(dedent(block.text)), folder)

@@ -1,6 +1,6 @@
-"""docs/first-hour.md, typed into a shell, line by line: what is printed is what stands there.
+"""docs/first-hour.md, typed into a shell line by line: the output is the text on the page.
 
-Where it is something else: ``pytest tests/docs/test_first_hour.py --write-first-hour``, then read the page.
+If the output has changed, run ``pytest tests/docs/test_first_hour.py --write-first-hour`` and read the page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHER: Final = re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?|\b(?:[0-9a-f]{9}|[0-9
 
 
 def played(text: str, folder: Path) -> str:
-    """The page with what its commands print here; a code other than 0 stands in a line of its own."""
+    """Return the page with the output of its commands; an exit code other than 0 is on its own line."""
     program = folder / "bin" / "gitboot"
     program.parent.mkdir()
     program.write_text(for_shells())

@@ -168,7 +168,7 @@ class Hall:
         self._server.__exit__(None, None, None)
 
     def merge(self, title: str) -> None:
-        """Merge a section's commit, acknowledged as `diff` says where a guard holds it."""
+        """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""
         apply(self.work, self.here(SECTIONS[title].commit))
         self.work.commit(message=title)
         held = typed("diff", "HEAD^..HEAD", self.work.path)
@@ -181,19 +181,19 @@ class Hall:
         assert status.applied == self.work.head, status.conditions
 
     def wait(self, until: datetime) -> None:
-        """Let time pass, and the instance do what is due."""
+        """Let time pass, and let the instance do what is due."""
         for machine in self.machines:
             machine.advance((until - machine.now).total_seconds())
         self.reconcile()
 
     def reconcile(self) -> None:
-        """Until nothing is left to do now."""
+        """Reconcile until nothing is left to do now."""
         for _ in range(3):
             self.parts.source.fetch()
             self.parts.reconciler.reconcile(self.now, fetched=Fetched(), wait=True)
 
     def boot(self, mac: str = MAC) -> str:
-        """Reset web01, let it fetch its entry if its override leads to the network, and say what that booted."""
+        """Reset web01, let it fetch its boot script if its override leads to the network, and return what it booted."""
         self.machine.run_through()
         if self.machine.boots[-1].target == "None":
             return "disk"
@@ -208,7 +208,7 @@ class Hall:
     # What is so
 
     def entry(self, mac: str = MAC) -> str:
-        """The image that the entry of an address boots now, "disk", or "nothing" where there is none."""
+        """Return the image that the boot script of an address boots now, "disk", or "nothing" without one."""
         for file in sorted((self.folder / "output" / "ops" / "servers").glob("*.json")):
             state = parse_state(file.read_bytes())
             if (turns := state.paths.get(f"boot/v1/boot/{mac}/boot.ipxe")) is None:

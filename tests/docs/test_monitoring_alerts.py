@@ -1,4 +1,4 @@
-"""What docs/monitoring/alerts.yml wakes an operator for: each rule by promtool, over what an endpoint really shows."""
+"""The alerts in docs/monitoring/alerts.yml: each rule by promtool, with the real metrics of an endpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LATER: Final = "100000000"
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong, from the beginning on, and the alert that says so after so many minutes, and not before."""
+    """A bad state from the beginning on, and the alert that fires after some minutes, and not before."""
 
     says: str
     alert: str
@@ -141,7 +141,7 @@ def _shown(page: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
-    """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
+    """Return the metrics of an endpoint without a fault, from the beginning of time on."""
     types = sorted(CONDITIONS.keys() - {BMC, "OutputTreeReadable"})
     fine = tuple(
         Condition(type=each, status=True, reason="Fine", message="", last_transition_time=BEFORE) for each in types
@@ -154,7 +154,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
 
 
 def _with(healthy: Series, series: Series) -> Series:
-    """All series, where some are wrong: of a condition's reasons there is one."""
+    """Return all series with some bad ones; a condition has one of its reasons."""
     types = {found[1] for each in series if (found := re.search('_reason{.*(type="[^"]+")', each))}
     kept = {each: value for each, value in healthy.items() if not any(t in each and "_reason{" in each for t in types)}
     return {**kept, **series}
@@ -204,7 +204,7 @@ def test_no_alert_fires_if_nothing_is_wrong(healthy: Series, tmp_path: Path) -> 
 
 
 def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
-    """Each is an endpoint of its own, and those that take as long are looked at by one Prometheus."""
+    """Each state has its own endpoint, and one Prometheus scrapes those that take the same time."""
     tests: list[dict[str, object]] = []
     minutes = attrgetter("minutes")
     for _, cases in groupby(sorted((*OF_STATES, *OTHERS), key=minutes), minutes):
@@ -353,7 +353,7 @@ EXPRESSIONS: Final = [(each["title"], target["expr"]) for each in SHOWN for targ
 
 
 def filled_in(expression: str) -> str:
-    """As Grafana asks it."""
+    """Return the expression as Grafana sends it."""
     for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -362,7 +362,7 @@ def filled_in(expression: str) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one that scrapes an endpoint which knows a value of each metric."""
+    """Yield the URL of a Prometheus that scrapes an endpoint with a value of each metric."""
     folder = tmp_path_factory.mktemp("prometheus")
     port = free_port()
     address = f"127.0.0.1:{port}"

@@ -35,7 +35,7 @@ def until_confirmed(instance: Instance, blade: Blade) -> None:
 
 
 def install(instance: Instance, blade: Blade) -> None:
-    """Reset a machine whose override stands, and let it fetch what it boots."""
+    """Reset a machine whose override is set, and let it fetch its boot."""
     until_confirmed(instance, blade)
     blade.machine.run_through()
     assert blade.machine.boots[-1].target == "Pxe"
@@ -44,13 +44,13 @@ def install(instance: Instance, blade: Blade) -> None:
 
 
 def _attempted(instance: Instance, name: str) -> dict[str, Any] | None:
-    """What the API shows of a server, once an attempt to install it is shown."""
+    """Return the API entry of a server once an attempt to install it is shown."""
     shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
     return shown if shown["provisioned"]["attempts"] else None
 
 
 def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
-    """What `gitboot records show` has of a server: its number and its evidence; None where it is unknown."""
+    """Return the number and the evidence of a server in `gitboot records show`, or None if it is unverified."""
     (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
     return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
 
@@ -222,7 +222,7 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
 
 
 def lines(instance: Instance, blade: Blade) -> list[str]:
-    """An entry without its comments, which name the server and its plan."""
+    """Return a boot script without its comments, which name the server and its plan."""
     return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
 
 
@@ -244,7 +244,7 @@ def test_a_renamed_machine_keeps_its_record_and_boot_script_and_no_override_is_s
 
 
 def installed(rack: Rack) -> tuple[Blade, Blade]:
-    """One server that is installed, and one that was taken over, by an instance that has ended."""
+    """One installed server and one adopted server, by an instance that has ended."""
     rack.named = False
     web, db = rack.add("web01", provision=1), rack.add("db01")
     rack.push()
@@ -356,7 +356,7 @@ def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, 
 
 @pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
 def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetch_log(rack: Rack, said: str) -> None:
-    """Of whoever was given a boot that nobody has mentioned nothing is known; all others are as it was said."""
+    """A server with a served boot and no report becomes unverified; all others get the record that was named."""
     web, other = rack.add("web01"), rack.add("web02")
     rack.push()
     ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"

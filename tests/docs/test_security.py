@@ -383,7 +383,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def promises(page: str) -> list[str]:
-    """Return the bold beginning of each list item and each row, and the whole line if it has none."""
+    """Return the bold beginning of each list item and each row, or the whole line if it has none."""
     lines = page.partition(END)[0].splitlines()
     items = [
         line

@@ -158,7 +158,7 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
 def test_e31_only_a_new_number_or_an_operator_makes_another_boot_of_a_served_one(
     here: Site, minutes: int, fleet: Fleet, expected: str, url: str
 ) -> None:
-    """The boot is fetched between the instance's read of the spool and its publication."""
+    """The boot is fetched between the time when the instance reads the fetch log and its publication."""
     assert GIVEN in get(url + ENTRY).text
     here.now += timedelta(minutes=minutes)
     assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text

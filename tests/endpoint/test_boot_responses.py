@@ -612,7 +612,7 @@ def test_a_medium_can_be_read_in_parts(
 
 
 def test_the_path_of_a_medium_cannot_be_derived_from_git(medium: tuple[Site, str]) -> None:
-    """As user data of a boot that ends: by a key that the instance alone has."""
+    """The path is like that of user data of a boot that ends: it needs the key of the instance."""
     made, path = medium
     state = _fleet().servers["web01"]
     assert state.plan is not None and state.plan.data is not None

@@ -78,7 +78,7 @@ def here() -> Iterator[Site]:
 
 
 class Reader:
-    """An instance that reads the spool of an endpoint when the test calls it."""
+    """An instance that reads the fetch log of an endpoint when the test calls it."""
 
     def __init__(self, folder: Path, spool: Path) -> None:
         self._spool, self._offsets = spool, dict[str, int]()

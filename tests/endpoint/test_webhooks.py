@@ -28,7 +28,7 @@ BODY = b'{"ref": "refs/heads/main"}'
 
 
 class MovedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock goes on when it has nothing left to do, and then at once to what is due next."""
+    """A loop whose clock jumps to the next due call when it has nothing left to do."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -1,4 +1,4 @@
-"""A cache that another process has open: what it answers, and what it refuses to store."""
+"""A cache that another process has open: its lookups, and rows that it does not store."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def cache_of(work: Work) -> DiskCache:
 
 
 def told(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
-    """What history says: the subject, and what kind of change it is; an invalid commit is in brackets."""
+    """Return the history of a server: subjects and kinds of changes; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
     with cache_of(work) as cache:
         entries = list(lineage(history, cache).list_changes(server))

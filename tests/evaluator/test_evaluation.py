@@ -305,7 +305,7 @@ PATIENCE_S = 300  # whoever holds the interpreter of an endpoint holds it longer
 
 @contextmanager
 def asked_all_the_while(instance: Instance) -> Iterator[None]:
-    """Every half a second a machine's entry is asked for, and each answer is a 200."""
+    """Request the boot script of a machine twice a second, and check that each response is a 200."""
     wrong: list[object] = []
     ended = threading.Event()
 
@@ -368,7 +368,7 @@ def test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end(tm
 
 
 def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
-    """Commit files of so many MiB each, of which a few hundred KB are sent, as whoever may push can make them."""
+    """Commit files of so many MiB each, of which a few hundred KB are sent, as any client with push access can."""
     objects, ends = repository.bare / "objects", (bytes([number]) * (1 << 20) for number in range(count))
     names = [store_zeros(objects, "blob", mebibytes - 1, end=end) for end in ends]
     entries = [f"100644 blob {name}\tbig{number}.yaml" for number, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""However many processes evaluate a commit, and whatever becomes of them: what it says is the same, byte for byte."""
+"""The result of a commit is the same, byte for byte, for any number of processes and any fault of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
 
 
 def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
-    """What an evaluator with so many workers says of a commit, and keeps of it; and for how much it had others."""
+    """Evaluate a commit with so many workers; return the result, the cache rows, and the work done by others."""
     said: dict[str, Any]
     shared: list[bytes | None] = []
 
@@ -68,7 +68,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
 
 
 def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
-    """What a worker does for each server; after so many it does something else."""
+    """The work of a worker for each server; after so many it does something else."""
     ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided_server
 
     def instead(said: Any) -> bytes:
@@ -90,7 +90,7 @@ def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], 
 
 
 def limited() -> list[float]:
-    """What forks may have of what this process may, and what is left once they had 2 s of the processor."""
+    """Return the limits of forks, and what is left after they used 2 s of the processor."""
     spent = ProcessUsage.measure()
     assert spent.memory is not None
     spent.limit(memory=300 * 2**20, processor_s=50)

@@ -1,4 +1,4 @@
-"""What goes between instance and evaluator: frames in any pieces, and servers whose parts belong together."""
+"""Messages between instance and evaluator: frames in any pieces, and servers whose parts belong together."""
 
 from __future__ import annotations
 

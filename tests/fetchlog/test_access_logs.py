@@ -181,7 +181,7 @@ EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"
 
 
 def shown(found: object) -> str:
-    """What a line shows of a boot: that a machine has booted, that perhaps one has, or nothing."""
+    """Return what a line proves about a boot: that a machine has booted, that perhaps one has, or nothing."""
     if isinstance(found, Observation):
         return USED_UP if found.is_open_intent else EVIDENCE
     assert found is IgnoreReason.AGENT
@@ -235,7 +235,7 @@ def test_finding_m3_evidence_needs_the_headers_or_query_of_a_machine(
 def test_finding_m2_without_user_agents_queries_and_tokens_are_evidence_and_a_fetch_uses_a_boot_up(
     path: str, query: str, expected: str
 ) -> None:
-    """As a mirror writes it that still has the configuration of an earlier gitboot."""
+    """A mirror may still have the configuration of an earlier gitboot."""
     line = json.dumps(
         {name: value for name, value in {**NGINX, "path": path, "query": query}.items() if name != "agent"}
     )

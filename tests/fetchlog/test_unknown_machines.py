@@ -1,4 +1,4 @@
-"""Unknown machines: what is said of one, what is kept of many, and what a flood changes of it."""
+"""Unknown machines: the facts of one, the table of many, and the effect of a flood."""
 
 from __future__ import annotations
 

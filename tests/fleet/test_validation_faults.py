@@ -1,8 +1,8 @@
-"""Planted faults: each is found with its code, at its place, and nothing is found besides.
+"""Inserted faults: each is found with its code at its place, and nothing else is found.
 
-They stand in faults/*.yaml as edits of the valid fleet in faults/fleet/: FILE: {A: B} writes B for the one A in
-FILE, FILE: TEXT writes the file anew, FILE: null removes it. The new text says itself what is found and where:
-⟦GB1033⟧ stands right before the place.
+faults/*.yaml has the faults as edits of the valid fleet in faults/fleet/: FILE: {A: B} writes B for the one A in FILE,
+FILE: TEXT writes the file again, FILE: null removes it. The new text marks what is found and where: ⟦GB1033⟧ is right
+before the place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What one case changes in the fleet: texts with their marks, None for a file that is gone."""
+    """The changes of one fault: texts with their marks, and None for a removed file."""
 
     name: str
     changed: Mapping[str, str | None]

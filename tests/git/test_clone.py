@@ -1,4 +1,4 @@
-"""Following a repository on this machine: what is fetched, accepted, kept, and fixed."""
+"""A repository on this machine: fetched, accepted, kept and repaired."""
 
 from __future__ import annotations
 
@@ -450,7 +450,7 @@ def test_t4_similar_large_files_are_not_compared(work: Work, state: Path, source
 
 @pytest.mark.usefixtures("few_bytes")
 def test_t4_a_pack_with_a_large_file_is_not_merged(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a network remote sends it, and a first clone takes it."""
+    """A network remote sends such a pack, and a first clone stores it."""
     monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     source = follow(work.path, state)
     source.fetch()

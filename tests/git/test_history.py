@@ -1,4 +1,4 @@
-"""Commits, and lines of files: who made one, when and why."""
+"""Commits and lines of files: author, date and message."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_finding_s15_a_symlink_in_place_of_the_folder_is_named_without_a_work_tr
 
 
 def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: Work) -> None:
-    """As of somebody whose home is a work tree."""
+    """A user may have a home that is a work tree."""
     bare = work.path / "mirrors" / "fleet.git"
     work.git("clone", "--quiet", "--bare", ".", str(bare))
     assert typed("validate", bare, "--subpath", "infra/east").code == 0

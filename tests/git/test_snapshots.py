@@ -573,7 +573,7 @@ def test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read(
 
 
 def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: Work, tmp_path: Path) -> None:
-    """As in Git."""
+    """Git ignores such a file too."""
     (tmp_path / "patterns").write_text("*.yaml\n")
     (work.path / ".gitignore").symlink_to(tmp_path / "patterns")
     work.write({"a.yaml": "a", "folder/b.yaml": "b"})
