@@ -1,10 +1,10 @@
-"""Write gitboot/resolve/betterleaks_patterns.py anew: what tokens of others look like, by the rules of betterleaks.
+"""Write gitboot/resolve/betterleaks_patterns.py again: patterns of tokens, from the rules of betterleaks.
 
-    pip install kingfisher-secret-scanner && python scripts/leak_rules.py
+pip install kingfisher-secret-scanner && python scripts/leak_rules.py
 
-betterleaks, of the author of gitleaks, keeps these rules; MongoDB's kingfisher-secret-scanner has them in a package.
-Taken over are those of what may come to stand in user data, and whose tokens say themselves what they are: a rule that
-goes by a name beside 32 letters finds digests as well. To take over more, add a line to `WANTED`.
+betterleaks, by the author of gitleaks, maintains these rules; MongoDB's kingfisher-secret-scanner has them in a
+package. The script takes rules whose tokens may occur in user data and identify themselves: a rule that needs a name
+beside 32 letters finds digests too. To take more rules, add a line to `WANTED`.
 """
 
 from __future__ import annotations

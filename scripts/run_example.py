@@ -61,7 +61,7 @@ os.execv(command[0], command)
 
 
 class Ended(BaseException):
-    """A signal asked for the end."""
+    """A signal requested the end."""
 
 
 def main() -> int:
@@ -124,7 +124,7 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let a signal wait until what is begun here is sure to be ended."""
+    """Delay a signal until the resource that starts here is registered for its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -190,20 +190,20 @@ class Lines:
         threading.Thread(target=pump, daemon=True).start()
 
     def wait_for(self, type: str, server: str) -> None:
-        """Return when gitboot has told an event of this type about the server; or after a minute."""
+        """Return when gitboot has reported an event of this type about the server, or after a minute."""
         until = time.monotonic() + 60
         while (type, server) not in self._told and time.monotonic() < until:
             time.sleep(0.1)
 
     def wait_until_quiet(self) -> None:
-        """Let what happens at the start be told first; no longer than some seconds."""
+        """Wait until the events of the start are printed; no longer than some seconds."""
         until = time.monotonic() + 10 * QUIET_S
         while time.monotonic() < min(until, self._last + QUIET_S):
             time.sleep(0.1)
 
 
 def _event(line: str) -> str:
-    """An event of gitboot's as a line of text; what is none stays as it is."""
+    """Format an event of gitboot as a line of text; any other line stays unchanged."""
     try:
         event = json.loads(line)
         return f"{event['at'][11:19]} {event['type']:<18} {event['message']}"
@@ -238,7 +238,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
-    """A process of its own group, so that Ctrl-C is ours to pass on; it is ended when the stack is."""
+    """Start a process in its own group, so that this script passes Ctrl-C on; the stack ends it."""
     with _undisturbed():
         process: subprocess.Popen[str] = subprocess.Popen(
             [PYTHON, "-c", LAUNCH, str(os.getpid()), *command],
@@ -264,12 +264,12 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process has ended, without waiting for it: its number stays taken."""
+    """Return whether a process has ended, without reaping it: its number stays in use."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
-    """Start a Redfish double with a system for each server that has a BMC; return its URL, and what it says."""
+    """Start a Redfish double with a system for each server that has a BMC; return its URL and its output."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
         text = path.read_text()
