@@ -1,7 +1,7 @@
-"""How Hypothesis searches, where tests write, and which of them are left out unless asked for, and said to be.
+"""Settings of tests: the search of Hypothesis, temporary folders, and tests that only run on request.
 
-Hypothesis takes the same examples each time in CI, new ones on a developer's machine. Neither has a deadline: a busy
-machine is not a wrong result.
+Hypothesis takes the same examples each time in CI, and new ones on the machine of a developer. Neither has a deadline:
+a busy machine is not a wrong result.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests write to memory, where there is plenty of it: gitboot syncs whatever it writes, a disk waits for that.
+    """Let tests write to memory if there is enough, because gitboot syncs all writes and a disk is slow.
 
-    Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
-    (`disks_and_terminals`).
+    The images of boots and packages are too big for memory. Tests of disks create their own (`disks_and_terminals`).
     """
     cases.lives = config.getoption("lives")
     how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.examples(100))
@@ -175,7 +174,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def lives() -> int:
-    """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
+    """Return how long to search: so many lives of a machine at each BMC, and kills and commits in proportion."""
     return cases.lives
 
 

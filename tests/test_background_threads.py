@@ -1,4 +1,4 @@
-"""Threads beside the rest of a process: whatever ends one, its work goes on; and signals that reach the main thread."""
+"""Background threads: after any error their work continues; and signals that reach the main thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.
 
 @pytest.fixture(autouse=True)
 def tracebacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would stand in the log."""
+    """Return the tracebacks in the log."""
     found: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", found.append)
     return found
@@ -145,10 +145,10 @@ def test_every_thread_starts_again_and_every_request_has_limits(allowed: set[str
 
 @contextmanager
 def handled_late(handler: Callable[[], None]) -> Iterator[None]:
-    """Let the operating system hand SIGUSR1 to another thread while the block runs.
+    """Let the operating system deliver SIGUSR1 to another thread while the block runs.
 
-    Python calls the handler in the main thread, which goes on sleeping: the same as for a signal that arrives
-    between the thread's last step and its sleep.
+    Python calls the handler in the main thread, which continues to sleep. The same happens for a signal that arrives
+    between the last step of the thread and its sleep.
     """
 
     def send() -> None:

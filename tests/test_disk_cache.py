@@ -1,4 +1,4 @@
-"""The cache: what was stored is found again, and whatever happens to the file costs time and nothing else."""
+"""The cache: stored values are found again, and any fault of the file only costs time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def filled(path: Path) -> Path:
 
 
 def kept(path: Path, *, kind: str = "kind") -> dict[bytes, bytes]:
-    """What a process that begins now finds."""
+    """Return the values that a new process finds."""
     with DiskCache(path, pytest.fail) as cache:
         return cache.get_many(kind, ROWS)
 
@@ -177,7 +177,7 @@ def test_an_entry_counts_only_with_its_own_id(filled: Path) -> None:
 
 
 def test_an_index_that_leads_to_another_entry_counts_as_damage(filled: Path) -> None:
-    """As after pages of two states of the file were mixed."""
+    """This state exists after pages of two states of the file were mixed."""
     sql(
         filled,
         "PRAGMA writable_schema = ON",
@@ -261,7 +261,7 @@ REPAIRED: dict[str, Damage] = {
 
 
 def what_lies_at(path: Path) -> tuple[int, ...]:
-    """What differs once anything is put there: not the time at which the file was read."""
+    """Return attributes of a file that change with a write, without the access time."""
     found = path.lstat()
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
 

@@ -92,7 +92,7 @@ def test_a_file_and_its_name_are_synced_before_the_call_returns(tmp_path: Path, 
 
 @pytest.fixture
 def trace_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synchronised, and when the new file got its name."""
+    """Record the syncs and the rename of the new file."""
     seen: list[str] = []
     fsync, rename = os.fsync, os.rename
 

@@ -1,4 +1,4 @@
-"""Where output and state lie: what is replaced, what is refused or warned of, and disks that fail."""
+"""The places of output and state: replaced files, rejected and discouraged places, and disks that fail."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_a_path_is_on_the_nearest_mount_above_it_that_was_made_last(path: str, e
 
 
 def mounted(kind: str, folder: Path) -> Path:
-    """A directory on a file system of this type; the test is left out where none can be had."""
+    """Yield a directory on a file system of this type; skip the test if there is none."""
     folder.mkdir()
     if kind == "tmpfs":
         command = ["mount", "-t", "tmpfs", "tmpfs", str(folder)]
@@ -459,7 +459,7 @@ def test_e37_a_ledger_on_a_network_file_system_is_rejected_and_a_fetch_log_is_a_
 def test_e37_locks_that_do_not_exclude_a_second_process_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system that says yes to every lock: the second process locks another file of that name."""
+    """A file system may accept every lock: the second process locks another file of that name."""
     check_state_directory(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
     monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
@@ -522,7 +522,7 @@ def test_e37_a_ledger_whose_disk_lost_synced_data_is_not_used(tmp_path: Path) ->
 
 
 def test_e3_a_task_learns_that_its_record_was_not_written_and_no_other_code_uses_the_record(tmp_path: Path) -> None:
-    """So it does not go on to set what no record would know of after a crash."""
+    """Therefore the task does not set an override that no record would have after a crash."""
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         inbox = Inbox(ledger)
         inbox.record(WEB01, INTENT)
@@ -580,7 +580,7 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
 
 
 def test_e37_one_failed_sync_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel tells of it once: a second sync would say that all is well."""
+    """The kernel reports the error once: a second sync would succeed."""
     seen = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON)
     spool, line = SpoolFile(tmp_path), encode_line(seen)
     spool.append(line)
@@ -643,7 +643,7 @@ def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp
     [("--state", ""), ("--state", "state"), ("--spool", "ops/spool"), ("--push-secret", "boot/secret")],
 )
 def test_private_files_are_rejected_inside_the_output_tree(tmp_path: Path, option: str, below: str) -> None:
-    """Whoever serves OUTPUT would give the ledger and its keys to anybody; nothing is made then."""
+    """A server of OUTPUT would publish the ledger and its keys; nothing is created in this case."""
     output = tmp_path / "output"
     (tmp_path / "beside").symlink_to(output)
     places = {"--state": tmp_path / "state", "--out": output, option: tmp_path / "beside" / below}

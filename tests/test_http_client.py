@@ -107,7 +107,7 @@ def test_a_resolver_that_does_not_respond_ends_at_the_deadline(monkeypatch: pyte
 
 
 def test_an_address_that_does_not_respond_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a host with an IPv6 address that leads nowhere, as many have."""
+    """Many hosts have an IPv6 address that is not reachable."""
     with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
         port = full.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]  # the queue of its connections is full

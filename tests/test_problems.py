@@ -1,4 +1,4 @@
-"""The list of codes is complete: each that can be told is in it, explained, and found by some test."""
+"""The list of codes is complete: each code in the code is listed, explained, and found by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which problems of a commit hold at an instant, and that the first ones are shown, with how many more there are."""
+"""Problems of a commit that are valid at a time: the first ones are shown, with the number of the others."""
 
 from __future__ import annotations
 

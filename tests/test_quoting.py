@@ -35,7 +35,7 @@ KERNEL_SPACE = " \t\n\v\f\r\xa0"  # Linux lib/ctype.c
 
 
 def ipxe_commands(script: str) -> Iterator[list[str]]:
-    """What iPXE executes where all succeeds: process_script (image/script.c), system (core/exec.c)."""
+    """Return what iPXE executes if everything succeeds: process_script (image/script.c), system (core/exec.c)."""
     line = ""
     for part in script.split("\n"):
         line = (line + part).removesuffix("\r")
@@ -76,7 +76,7 @@ GRUB_PIECE = re.compile(r"'(?P<single>[^']*)'|(?P<double>\".*?\"|\$)|(?P<text>\\
 
 
 def grub_commands(script: str) -> Iterator[list[str]]:
-    """What GRUB executes, were it to know neither variables nor blocks: both end the test."""
+    """Return what GRUB executes without variables and blocks: both end the test."""
     argv: list[str] = []
     place = 0
     while place < len(script):

@@ -1,4 +1,4 @@
-"""Standard output and standard error: nothing that is written there commands who shows it, whoever writes it."""
+"""Standard output and standard error: no text of any origin controls the program that shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J\u202e\udcff" + "\n" + r"\u003a:
 
 
 def written(*texts: str, to_terminal: bool) -> str:
-    """What a terminal, or a pipe, gets of what is written to a guarded stream."""
+    """Return what a terminal or a pipe receives from a guarded stream."""
     if to_terminal:
         read, write = os.openpty()
         tty.setraw(write)

@@ -79,10 +79,10 @@ def test_no_line_begins_with_a_ci_command(kind: str, found: str, expected: str) 
 
 
 def commands(line: str) -> list[str]:
-    """The commands that a CI system finds in a line, whatever they are called.
+    """Return the commands that a CI system finds in a line.
 
-    As actions/runner (ActionCommand.cs) and azure-pipelines-agent (Command.cs) look for them; what a comparison of .NET
-    may not see is taken out first.
+    The line is parsed as actions/runner (ActionCommand.cs) and azure-pipelines-agent (Command.cs) do; characters that a
+    comparison of .NET may ignore are removed first.
     """
     seen = "".join(char for char in line if char.isprintable() or char.isspace())
     seen = seen.translate(dict.fromkeys(map(ord, "\ufe0f\u034f")))

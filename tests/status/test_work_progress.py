@@ -1,4 +1,4 @@
-"""How far long work has come: counted by who does it, told at a sane rate, to whoever looks."""
+"""Progress of long work: counted by the worker, and reported at intervals."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_first_start_has_a_status_before_the_first_publication(tmp_path: Path)
 
 
 def test_a_publication_counts_to_its_end(tmp_path: Path) -> None:
-    """By servers where no tree stands, and else by files: each of theirs is staged, and then placed."""
+    """The progress counts servers for a new tree and files otherwise: each file is staged and then placed."""
     told: list[tuple[int, int]] = []
     with OutputDirectory.open(tmp_path, ledger="ours", report_progress=lambda *how: told.append(how)) as directory:
         for text, least in ((b"1", 50), (b"2", 4 * 50)):

@@ -1,1 +1,1 @@
-"""What released versions left on disk, and the script that made it."""
+"""State of released versions on disk, and the script that made it."""
