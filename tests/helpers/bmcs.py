@@ -116,13 +116,13 @@ class Rack:
             machine.advance(seconds)
 
     def boot(self, machine: Machine | None = None) -> None:
-        """Reset a machine and let it boot, and time pass for all."""
+        """Reset a machine, let it boot, and let time pass for all machines."""
         machine = machine or self.machine
         machine.reset()
         self.wait(machine.post_s * 2)
 
     def see_marks_move(self) -> None:
-        """Install all machines once: from then on their marks are known to move, where they do."""
+        """Install all machines once, so that their marks are known to move if they do."""
         before = structs.replace(ONCE, reason="provision/0")
         for machine in self.machines:
             self.bring_about(before, machine=machine)
@@ -211,7 +211,7 @@ class Witness(Protocol):
 
 @dataclass
 class WatchedDrive(Drive):
-    """A drive whose machine is told of what gitboot does with it."""
+    """A drive that reports each action of gitboot to its machine."""
 
     machine: Watched = field(kw_only=True)
 
@@ -241,7 +241,7 @@ class Watched(Machine):
         return tuple(drive.image for drive in self.drives if drive.image is not None)
 
     def dies_now(self) -> Callable[[], None]:
-        """Let gitboot die before something is written, if that was asked for; afterwards: call what is returned."""
+        """Kill gitboot before a write, if this was requested; call the returned function after the write."""
         when, self.at_patch = self.at_patch, None
         if when == "before":
             self._kill()

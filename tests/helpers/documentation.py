@@ -91,7 +91,7 @@ def _block(page: str, text: str, found: re.Match[str], group: int) -> Block:
 
 
 def commands(block: Block) -> Iterator[tuple[str, ...]]:
-    """The words of each command that a block types: of a shell's line what stands between `|`, `&&` and the like."""
+    """Return the words of each command in a block: the parts of a shell line between `|`, `&&` and the like."""
     for line in re.sub(r"\\\n", " ", block.text).splitlines():
         lexer = shlex.shlex(re.sub(r"^\s*[$#] ", "", line), posix=True, punctuation_chars="|&;<>()")
         lexer.whitespace_split = True
@@ -205,7 +205,7 @@ _INSTALLER: Final = re.compile(r"(?<=^INSTALLER=).*", re.MULTILINE)
 
 
 def script(folder: Path, installer: Path, *, without: Container[str] = ()) -> str:
-    """All blocks but those of some sections, with what lies below / in ``folder``, and another installer."""
+    """Return all blocks except those of some sections, with paths moved to ``folder``, and another installer."""
     sections = _SECTION.findall(PAGE.read_text())
     text = "".join(block for title, section in sections if title not in without for block in _BLOCK.findall(section))
     text = _INSTALLER.sub(f"file://{installer}", text)

@@ -119,7 +119,7 @@ def planned(
     revision: str = "test",
     stop: StopScope = StopScope.NONE,
 ) -> Fleet:
-    """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
+    """Plan the fleet of these documents at a time; a server without one of the ``records`` has an empty record."""
     loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
     about = describe_servers(loaded, decisions)
@@ -179,7 +179,7 @@ class Site:
             directory.write_status(json.dumps(status).encode(), BEFORE)
 
     def forget_status(self) -> None:
-        """Remove what the instance has said of itself, as a copy of the tree that is begun again does."""
+        """Remove the status of the instance, as a new copy of the tree does."""
         (self.root / STATUS).unlink()
 
     def observed(self) -> list[Observation]:
@@ -196,7 +196,7 @@ class Site:
         return select_consuming(found)
 
     def reset(self) -> None:
-        """Be as new, for the endpoint that answers from this site goes on."""
+        """Reset the site, because the endpoint continues to serve from it."""
         self.now = BEFORE
         self.publish()
         self.observed()
@@ -235,7 +235,7 @@ class Site:
 
 @contextmanager
 def site(fleet: Fleet | None = FLEET) -> Iterator[Site]:
-    """A site in a folder that goes; nothing is published there where there is no fleet."""
+    """A site in a temporary folder; without a fleet nothing is published."""
     with TemporaryDirectory() as folder:
         made = Site(Path(folder) / "output")
         made.root.mkdir()
@@ -286,7 +286,7 @@ def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
 
 
 def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
-    """What an instance has planned last, with the files that it makes of that."""
+    """Return the last plans of an instance, with their rendered files."""
     commit = standing.commit
     if commit is None:
         return {}
@@ -350,7 +350,7 @@ FULL_STATUS: Final = Status(
 
 @contextmanager
 def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[str]:
-    """The URL of an endpoint that knows a value of each metric, and what its instance says."""
+    """Yield the URL of an endpoint with a value of each metric and the status of its instance."""
     issued = Authority(folder).issue()
     certificate = Certificate(issued.certificate, issued.key)
     certificate.reload_if_changed(BEFORE)

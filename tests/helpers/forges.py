@@ -226,7 +226,7 @@ def comment_host() -> Iterator[CommentHost]:
 
 
 def programs_of(folder: Path, gitboot: str) -> Path:
-    """A folder for PATH: this Python, this gitboot, and a pip that has nothing to install."""
+    """Return a folder for PATH: this Python, this gitboot, and a pip that installs nothing."""
     for name, text in (("gitboot", gitboot), ("pip", "#!/bin/sh\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -235,12 +235,12 @@ def programs_of(folder: Path, gitboot: str) -> Path:
 
 
 def fill_hashes(packages: Path) -> None:
-    """Let the file name a hash of gitboot; the runner's pip installs nothing."""
+    """Write a hash of gitboot into the file; the pip of the runner installs nothing."""
     packages.write_text(packages.read_text().replace("sha256:MISSING", f"sha256:{'0' * 64}"))
 
 
 class Fleet:
-    """What `gitboot init` writes, on a remote with main and a branch, and the folder of a CI job."""
+    """The files of `gitboot init` on a remote with main and a branch, and the folder of a CI job."""
 
     def __init__(self, folder: Path, subpath: str = "") -> None:
         self.work, self.subpath = Work(folder / "work"), subpath
@@ -371,7 +371,7 @@ def _filled(text: str, expressions: dict[str, str]) -> str:
 
 
 def _use(step: dict[str, Any], fleet: Fleet, kept: Path, expressions: dict[str, str], *, is_review: bool) -> None:
-    """What an action of others does, as far as the jobs depend on it."""
+    """Do what an action of another author does, as far as the jobs depend on it."""
     given = {name: _filled(str(value), expressions) for name, value in step.get("with", {}).items() if name != "ref"}
     match step["uses"].partition("@")[0]:
         case "actions/checkout" if is_review:

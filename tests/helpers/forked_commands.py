@@ -65,7 +65,7 @@ class Command:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit code once it has ended; raises TimeoutError, or BlockingIOError where nothing was to be waited."""
+        """Return the exit code after the end; raises TimeoutError, or BlockingIOError without a wait."""
         if self.returncode is None:
             self._connection.settimeout(timeout_s)
             self.returncode = int(self._connection.recv(LONGEST))
@@ -138,7 +138,7 @@ def start() -> str:
 
 
 def for_shells() -> str:
-    """A script that is such a command: where a shell looks for `gitboot`."""
+    """Return a script for PATH that runs such a command as `gitboot`."""
     root = str(Path(__file__).parents[2])
     passed = f"import sys\nsys.path.append({root!r})\n"
     passed += f"from tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
@@ -151,7 +151,7 @@ RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python
 
 
 def fork_commands(listening: socket.socket) -> list[str]:
-    """Fork for each command that is asked for, until standard input ends; return its arguments, in the child."""
+    """Fork for each requested command until standard input ends; return its arguments in the child."""
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         selector.register(listening, selectors.EVENT_READ)
@@ -205,7 +205,7 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
 
 
 def join(network: int) -> None:
-    """Be in another network, with the thread that says so; to be there already needs no right."""
+    """Move the calling thread to another network namespace; a move to the present one needs no right."""
     if not os.path.sameopenfile(network, here := os.open(NETWORK, os.O_RDONLY)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(network, _CLONE_NEWNET) != 0:
@@ -396,7 +396,7 @@ def fork_for_parent() -> int:
 
 
 def _be_named(words: list[str]) -> None:
-    """Be found by the last of them in /proc, where a command line would tell."""
+    """Set the process name to the last argument, which /proc shows as a command line would."""
     name = "serve" if "serve" in words else words[0].rpartition(".")[2]
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 

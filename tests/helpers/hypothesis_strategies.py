@@ -293,9 +293,9 @@ LAYOUTS: Final = st.fixed_dictionaries(
 
 
 def written(document: Document, *, flow: bool | None = False, quotes: str | None = None, **layout: Any) -> str:
-    """A document's text: plain wherever gitboot takes that for the same, whatever it is to YAML.
+    """Return the text of a document: plain scalars wherever gitboot reads the same value.
 
-    ``flow`` is for all of it, for none, or (None) for what has only scalars in it.
+    ``flow`` is for all of it, for none, or (None) for collections of scalars only.
     """
     events = (
         yaml.StreamStartEvent(),
@@ -381,7 +381,7 @@ class GeneratedFleet:
     at: datetime
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """What was drawn, as Hypothesis shows it; images are always the same."""
+        """Print the drawn example for Hypothesis without the images, which are always the same."""
         printer.text(f"at {self.at}, records {dict(self.records)}\n")
         printer.text("".join(in_json(document) for document in self.documents if document["kind"] != "BootImage"))
 
@@ -399,7 +399,7 @@ class GeneratedFleet:
 
     @property
     def bios(self) -> bool:
-        """Whether servers may have BIOS: then no profile needs UEFI."""
+        """Return whether servers may have BIOS; then no profile needs UEFI."""
         return all(profile["spec"]["method"] in ("Pxe", "Disk") for profile in self.of("BootProfile"))
 
     def instants(self, record: Record | None) -> tuple[datetime, ...]:
@@ -466,7 +466,7 @@ def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: d
 
 
 def installed_record(decision: Decision, instant: datetime) -> Record:
-    """What is known of a server whose wanted key was provisioned at an instant, by a fetch."""
+    """Return the record of a server whose wanted key was provisioned at a time, by a fetch."""
     policy = decision.policy
     return Record(
         provision=policy.provision if policy else 0,
@@ -684,7 +684,7 @@ _MAINTENANCE_FIELDS: Final = _maybe(
 
 @st.composite
 def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document]) -> list[Document]:
-    """None to three maintenances; where two of one priority would overlap, the later has a higher one."""
+    """Draw none to three maintenances; if two with one priority overlap, the later one gets a higher priority."""
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     made: list[Document] = []
     for number in range(draw(st.integers(0, 3))):
@@ -703,7 +703,7 @@ def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Docu
 
 
 def bounds(spec: Document) -> tuple[datetime, datetime]:
-    """A maintenance's window as [start, end), an open end as one that nothing reaches."""
+    """Return the window of a maintenance as [start, end), with an unreachable end if it is open."""
     window = spec.get("window", {})
     start, end = window.get("start", "2000-01-01T00:00:00Z"), window.get("end", "2100-01-01T00:00:00Z")
     return datetime.fromisoformat(start), datetime.fromisoformat(end)
@@ -716,7 +716,7 @@ def overlap(one: Document, other: Document) -> bool:
 
 @st.composite
 def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
-    """What may be known of a server: nothing, or a record as the ledger would have come to it."""
+    """Draw a possible record of a server: none, or one that the ledger could reach."""
     if draw(st.integers(0, 5)) == 5:
         return None
     runs = {}

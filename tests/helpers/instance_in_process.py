@@ -145,7 +145,7 @@ class Commits:
         return False
 
     def accept(self, revision: Revision) -> None:
-        """It has no clone in which that could be noted."""
+        """Do nothing: there is no clone in which the commit could be recorded."""
 
     def restore(self, accepted: Revision | None) -> None:
         """It has no clone that could be damaged."""
@@ -177,7 +177,7 @@ class Commits:
 
 @dataclass
 class Taking:
-    """A target that takes what it is given."""
+    """A target that stores what it receives."""
 
     full: bool = False  # whether its disk is
     is_unchanged: bool = True
@@ -243,7 +243,7 @@ def published_records(output: Path) -> bytes:
 
 
 def note_fetch(spool: Path, observation: Observation) -> None:
-    """What an endpoint leaves behind that answered it and is no more."""
+    """Write a fetch as an endpoint that served it and ended."""
     spool.mkdir(exist_ok=True)
     with closing(SpoolFile(spool)) as file:
         file.append(encode_line(observation))
@@ -274,7 +274,7 @@ class Here(EvaluatorClient):
 
 
 class Slow(Here):
-    """One that never comes to an end with a commit that is compared with another."""
+    """An evaluator that never finishes a commit that is compared with another."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         return super().evaluate(revision, base) if base is None else None
@@ -282,7 +282,7 @@ class Slow(Here):
 
 @contextmanager
 def evaluated_here() -> Iterator[None]:
-    """What a command that is typed in this process fetches and evaluates is so in it as well."""
+    """Let a command in this process fetch and evaluate in this process."""
 
     def here(
         state: Path,
@@ -340,11 +340,10 @@ def in_process(
     lease_s: float = LEASE_SECONDS,
     list_keys: Path | None = None,
 ) -> Iterator[Parts]:
-    """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
+    """Run the instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
-    One that does not evaluate never comes to an end with more than the commit that was accepted before; one that does
-    so ``apart`` has a process for it, and calls ``wake`` once it has answered. The evaluation of a commit in
-    ``unending`` does not end in time.
+    Without ``evaluates`` it only finishes the commit that was accepted before. With ``apart`` it evaluates in another
+    process and calls ``wake`` after a response. The evaluation of a commit in ``unending`` does not end in time.
     """
     settings = Settings(
         output=folder / "output",
@@ -398,14 +397,14 @@ Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with:
 
 
 def beginning(said: Said) -> dict[str, Any]:
-    """What `gitboot records begin` asks for: a word, or the records of a file."""
+    """Return the request of `gitboot records begin`: a word, or the records of a file."""
     if isinstance(said, str):
         return {"how": said}
     return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in said.items()]}
 
 
 class Bench:
-    """An instance whose commits, fetches and requests a test makes, and whom it tells when to reconcile."""
+    """An instance for which a test makes commits, fetches and requests, and decides when to reconcile."""
 
     def __init__(
         self,
@@ -499,7 +498,7 @@ class Bench:
         return web01.plan if web01 is not None else None
 
     def plan(self) -> BootPlan | None:
-        """Reconcile while no BMC can be asked; what web01 boots then."""
+        """Reconcile without any response of a BMC; return the plan of web01."""
         self.bmcs.gives = False
         try:
             return self.collect()
@@ -507,7 +506,7 @@ class Bench:
             self.bmcs.gives = True
 
     def collect(self) -> BootPlan | None:
-        """Reconcile once the jobs under way have ended, and begin none."""
+        """Reconcile after the running tasks have ended, and start no task."""
         self.bmcs.takes = False
         try:
             return self.reconcile()
@@ -521,7 +520,7 @@ class Bench:
         path: str = "boot/v1/boot/m/boot.ipxe",
         at: datetime | None = None,
     ) -> None:
-        """A client fetches the entry of a plan, whole, or another of its paths."""
+        """Let a client fetch the boot script of a plan completely, or another of its paths."""
         assert plan is not None
         self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
 
@@ -553,7 +552,7 @@ class Bench:
 
     @property
     def servers(self) -> Mapping[str, ServerState]:
-        """As they were planned last."""
+        """Return the last plans of the servers."""
         return self.instance.reconciler.state.plans.servers
 
     @property

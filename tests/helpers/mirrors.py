@@ -106,7 +106,7 @@ def nginx(
     ipv6: str | None = None,
     user: str = "root",  # the tree of a test is for its user only
 ) -> Iterator[Mirror]:
-    """Serve ``boot`` by the configuration in ``serve``, with whatever nginx writes in ``folder``; at ``ipv6``, too."""
+    """Serve ``boot`` with the configuration in ``serve``; nginx writes its files to ``folder``; also at ``ipv6``."""
     port, log = port or free_port(), folder / "gitboot.log"
     site = (serve / "nginx.conf").read_text()
     for published, ours in {
@@ -248,9 +248,9 @@ def varnish(upstream: str, folder: Path, rules: str = "") -> Iterator[str]:
 
 @contextmanager
 def squid(upstream: str, folder: Path) -> Iterator[str]:
-    """Run Squid as an accelerator, which stores answers in memory. A HEAD stays a HEAD.
+    """Run Squid as an accelerator that stores responses in memory. A HEAD stays a HEAD.
 
-    Started by root it becomes the user `proxy`, who cannot write into the folders of a test.
+    If root starts it, it becomes the user `proxy`, who cannot write to the folders of a test.
     """
     folder.mkdir()
     port, behind = free_port(), urlsplit(upstream)
@@ -303,12 +303,11 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """moto's server, over HTTP: it honours conditional requests. What is between it and its clients is up to tests.
+    """moto's server over HTTP, which honours conditional requests, with a filter for tests in front.
 
-    ``fails(number, method, path)`` says of each request that writes what becomes of it. ``None``: it passes;
-    ``before``: it is dropped, and ``after``: it passes, and its answer is dropped; a number is the status that is
-    answered in its place. ``cut``: it and all after it never get there. ``seen`` is called when a write has passed, and
-    before the next one does.
+    ``fails(number, method, path)`` decides the fate of each write: ``None`` passes it, ``before`` drops it, ``after``
+    passes it and drops its response, and a number is returned as the status instead. After ``cut`` no request arrives
+    any more. ``seen`` is called after a write has passed and before the next one.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:

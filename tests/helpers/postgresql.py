@@ -62,7 +62,7 @@ def _empty_cluster() -> Path:
 
 @dataclass
 class PostgresServer:
-    """A server in a folder; it listens at a socket there, and at a port of this host where it is told to."""
+    """A server in a folder; it listens at a socket there, and optionally at a port of this host."""
 
     folder: Path
     settings: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class PostgresServer:
         return other
 
     def let_in(self, network: str) -> None:
-        """Believe whoever comes from there, from the next start on."""
+        """Trust clients from this network after the next start."""
         with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
             rules.write(f"host all all {network} trust\n")
 
@@ -181,7 +181,7 @@ class PostgresServer:
         return PostgresAddress(url=f"postgresql://{_USER}@/postgres?host={self.folder / 'socket'}&options={options}")
 
     def ledger(self, folder: Path) -> Path:
-        """Where a ledger would be in ``folder``, which is in a schema of its own instead."""
+        """Return the path of a ledger in ``folder`` that names its own schema of the server."""
         path = folder / "ledger.sqlite"
         write_address(path, self.address())
         return path
@@ -218,9 +218,9 @@ def postgresql(
 
 
 class CarriedConnections(ABC):
-    """What comes in at a socket, carried to another; a connection ends once both its ends have, or it is cut.
+    """Connections of a socket that are carried to another one; a connection ends when both ends have, or if it is cut.
 
-    No thread closes a socket in which another may be about to read: its number may be another's by then.
+    A thread never closes a socket that another thread may read: its number may be reused by then.
     """
 
     def __init__(self, listening: socket.socket, connect: Callable[[], socket.socket]) -> None:
@@ -245,11 +245,11 @@ class CarriedConnections(ABC):
 
     @abstractmethod
     def carried(self, data: bytes) -> bytes:
-        """What of ``data`` is carried on; may wait."""
+        """Return the part of ``data`` to carry on; may wait."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing is carried any more, not even an end: until all is hung up, or the client has left."""
+        """Return whether no data and no end is carried any more, until all hang up or the client has left."""
         return False
 
     def _accept(self) -> None:

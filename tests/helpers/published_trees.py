@@ -27,12 +27,12 @@ SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot
 
 
 def owner(path: str) -> str | None:
-    """Which of four servers has a file; None: it is shared."""
+    """Return the owner of a file among four servers, or None if it is shared."""
     return None if path in SHARED else f"s{sha256(path.encode()).digest()[0] % 4}"
 
 
 def server_files(name: str, files: Files) -> dict[str, File]:
-    """A server's files with its state, which claims what their paths are asked by."""
+    """Return the files of a server with its state, which has the identities for their paths."""
     identities = {asked.identity for path in files for asked in parse_request_path(path.removeprefix("boot/"))}
     published = PublishedServer(
         server=name,
@@ -58,7 +58,7 @@ def split(files: Files) -> tuple[dict[str, Files], Files]:
 
 
 def whole(files: Files) -> dict[str, File]:
-    """All that stands there for these files: the states of their servers, too."""
+    """Return all files in the tree for these files, with the states of their servers."""
     servers, shared = split(files)
     return {**shared, **{path: file for each in servers.values() for path, file in each.items()}}
 

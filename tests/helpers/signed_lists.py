@@ -201,7 +201,7 @@ SIGNED = "boot/signed"
 
 
 class FolderFetcher(FetcherInterface):
-    """Fetch what lies in a folder, by URLs that are paths; ``fetched`` has the names."""
+    """Fetch files from a folder by URLs that are paths; ``fetched`` has the names."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []

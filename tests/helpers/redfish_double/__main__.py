@@ -44,7 +44,7 @@ _RESTARTS = re.compile(r"=reboot\b")
 
 @dataclass
 class Network:
-    """What a machine boots from the network: a loader's script, its files, and then the system that they make."""
+    """The network boot of a machine: the script of a loader, its files, and the system that they start."""
 
     machine: Machine
     mac: str

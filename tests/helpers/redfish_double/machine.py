@@ -31,7 +31,7 @@ from tests.helpers.redfish_double.profiles import (
 
 
 class Bios:
-    """The attributes of one machine's firmware. What is written to its Settings changes them at a reset, by a job."""
+    """The attributes of one machine's firmware. A write to its Settings changes them at a reset, by a job."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Bios:
         }
 
     def refuses(self, content: Any) -> str | None:
-        """Take what is written to the Settings, or say why not: all of it, or nothing."""
+        """Apply a write to the Settings, or return why not: all or nothing."""
         given = content.get("Attributes") if isinstance(content, dict) else None
         if not isinstance(given, dict):
             return "expected an object with Attributes"
@@ -90,7 +90,7 @@ class Bios:
 
     @property
     def uri(self) -> str | None:
-        """What its firmware boots by HTTP, before it asks DHCP."""
+        """Return the URI that its firmware boots by HTTP before it asks DHCP."""
         is_on = self._switch == "" or self.attributes.get(self._switch) == "Enabled"
         return self.attributes.get(self._uri) or None if is_on else None
 
@@ -251,7 +251,7 @@ class Machine:
         self.advance(0)
 
     def asked(self, kind: str) -> None:
-        """Do what was asked for by ComputerSystem.Reset."""
+        """Execute a ComputerSystem.Reset."""
         self.reset(kind)
 
     def run_through(self) -> None:
@@ -265,7 +265,7 @@ class Machine:
             self.override.update(boot)
 
     def write_later(self, seconds: float, boot: Mapping[str, str | None]) -> None:
-        """As `write`, when so much time has passed; whatever happens to the machine until then."""
+        """Run `write` after so much time, whatever happens to the machine until then."""
         with self._lock:
             self._writes.append((self.now + timedelta(seconds=seconds), boot))
             self._write_due(self.now)
@@ -286,9 +286,9 @@ class Machine:
             self.clock_ahead = to - self.now
 
     def restart_bmc(self, *, clock: datetime | None = None, forgets: bool = False) -> None:
-        """Restart the BMC, not the machine; ``forgets``: to the state of the factory.
+        """Restart the BMC, not the machine; ``forgets`` resets it to the state of the factory.
 
-        What it knew of the machine's last reset is then as old as itself.
+        The last reset of the machine then has the time of this restart.
         """
         with self._lock:
             if clock is not None:
@@ -318,7 +318,7 @@ class Machine:
             return body
 
     def below(self, path: str) -> Json | None:
-        """What stands below the system that nothing is written to: network interfaces, processors, Secure Boot."""
+        """Return the read-only resources below the system: network interfaces, processors, Secure Boot."""
         interfaces, processors = (f"{self.path.rstrip('/')}/{name}" for name in ("EthernetInterfaces", "Processors"))
         if path == f"{self.path.rstrip('/')}/SecureBoot" and self.secure_boot is not None:
             return sample("secure_boot", self.path) | {"@odata.id": path, "SecureBootEnable": self.secure_boot}

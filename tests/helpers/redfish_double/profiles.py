@@ -1,4 +1,4 @@
-"""How the BMCs of each vendor behave, as data: payloads, virtual drives, and profiles of the vendors."""
+"""Behaviour of the BMCs of each vendor, as data: payloads, virtual drives, and profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _text(name: str) -> str:
 
 
 def sample(name: str, system: str = _SYSTEM) -> Json:
-    """One sample, whose paths lie below ``system``."""
+    """Return one sample with its paths below ``system``."""
     document: Json = json.loads(_text(name).replace(_SYSTEM, system.rstrip("/")))
     document.pop("@Redfish.Copyright", None)
     return document
@@ -36,7 +36,7 @@ def sample(name: str, system: str = _SYSTEM) -> Json:
 
 
 class Drives(Enum):
-    """Where a BMC has its virtual drives, and how they take an image."""
+    """The place of the virtual drives of a BMC, and the way to insert an image."""
 
     SYSTEM = "of the system, by actions"
     MANAGER = "of the Manager, by actions"
@@ -46,7 +46,7 @@ class Drives(Enum):
 
 @dataclass
 class Drive:
-    """One of them."""
+    """A virtual drive."""
 
     path: str
     kind: Drives
@@ -87,7 +87,7 @@ class Drive:
         return f"{self.path}/Actions/VirtualMedia.{name}Media"
 
     def refuses(self, method: str, path: str, content: Any) -> str | None:
-        """Do what is asked; say why not, if it is not done."""
+        """Execute an action; return why not, if it fails."""
         content = content or {}
         if self.kind is Drives.PATCHED:
             if method != "PATCH" or set(content) - {"Image", "Inserted", "WriteProtected"} or "Inserted" not in content:
@@ -131,7 +131,7 @@ _TARGETS = ("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "Utilities
 
 
 class InPost(Enum):
-    """What becomes of a PATCH while the machine is in POST."""
+    """The effect of a PATCH while the machine is in POST."""
 
     TAKEN = "taken"
     REFUSED = "400, UnableToModifyDuringSystemPOST"
@@ -146,7 +146,7 @@ class Property(Enum):
 
 
 class Overrides(Enum):
-    """The resource that takes overrides, where there is a Settings resource."""
+    """The resource that accepts overrides, if there is a Settings resource."""
 
     SYSTEM = "the system; Settings has none"
     SETTINGS = "Settings alone; the system shows none"
@@ -206,7 +206,7 @@ class Profile:
 
     @property
     def shows_resets(self) -> bool:
-        """Whether it shows anything that could prove one that is no more than a reboot."""
+        """Return whether the profile shows a mark that could prove a simple reboot."""
         instants = (self.last_reset_time and self.reboot_is_a_reset) or (self.boot_progress and self.last_state_time)
         return instants or self.hpe_post_state
 

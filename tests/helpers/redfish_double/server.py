@@ -1,4 +1,4 @@
-"""A Redfish service over real HTTP or HTTPS, its sessions, and faults where a test asks for them."""
+"""A Redfish service over real HTTP or HTTPS, its sessions, and faults on request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """Another status than the right one; nothing is applied."""
+    """Respond with another status and apply nothing."""
 
     status: int
     body: bytes = b'{"error": {"code": "Base.1.18.GeneralError", "message": "no"}}'
@@ -80,7 +80,7 @@ class Drop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ignored:
-    """A PATCH is answered as if it had been applied."""
+    """Respond as if a PATCH had been applied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class Reverted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intrusion:
-    """Someone else writes right before the request is looked at."""
+    """Write as another client right before the request is processed."""
 
     boot: Mapping[str, str | None]
 
@@ -141,7 +141,7 @@ class Sessions:
             self._open.clear()
 
     def permits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request's credentials are right; using a session prolongs it."""
+        """Return whether the credentials of a request are right; a used session is extended."""
         if self._credentials is None:
             return True
         if token := headers.get("X-Auth-Token"):
@@ -166,7 +166,7 @@ class Sessions:
         self._open = {token: session for token, session in self._open.items() if session.used_at >= since}
 
     def log_in(self, content: Any) -> Answer:
-        """POST to the collection: the one request for which nobody need be logged in."""
+        """Handle a POST to the collection, the only request that needs no login."""
         user, password = (content or {}).get("UserName"), (content or {}).get("Password")
         if self._credentials is not None and (not user or self._credentials.get(user) != password):
             return refusal(401, "Base.1.18.NoValidSession", "wrong user name or password")
@@ -237,7 +237,7 @@ class Service:
         return None
 
     def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request:
-        """Record a request, whatever becomes of it. Header names are in title case."""
+        """Record a request with any result. Header names are in title case."""
         machine = self.machine_at(path)
         request = Request(
             method=method,
@@ -480,7 +480,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep silent: clients that give up, or trust another certificate, are part of the tests."""
+        """Print nothing: clients that give up or reject the certificate are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -70,7 +70,7 @@ class HeldCall:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether the connection holds no locks while its call is held."""
+        """Return whether the connection holds no locks while its call is held."""
         status = self.connection.pgconn.transaction_status if self.connection is not None else None
         return status == TransactionStatus.IDLE
 
@@ -281,7 +281,7 @@ def mortals() -> Iterator[None]:
 
 
 class PassingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose deadlines pass when a test wants them to."""
+    """An event loop whose deadlines pass when the test wants it."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -292,7 +292,7 @@ class PassingLoop(asyncio.SelectorEventLoop):
 
 
 class SlowSyncs(NamedTuple):
-    """How an endpoint's fetch log syncs; the numbers count its syncs from the beginning of one fetch."""
+    """The syncs of an endpoint's fetch log; the numbers count the syncs from the beginning of one fetch."""
 
     reads: tuple[int, ...] = ()  # syncs during which the instance reads the log
     fails: tuple[int, ...] = ()  # syncs that end with an error
@@ -306,7 +306,7 @@ class Given(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """What was asked for that it boots; None: the disk, or nothing."""
+        """Return the label of the request that it boots, or None for the disk or nothing."""
         found = re.search(r"\bask=([a-z]+-\d+)", self.body) if self.status == 200 else None
         return found[1] if found else None
 
@@ -318,7 +318,7 @@ class Given(NamedTuple):
 
 
 class MortalSpool(Spool):
-    """A spool whose thread ends with its process, which is told."""
+    """A fetch log whose thread ends with its process."""
 
     ended: Callable[[], None] = staticmethod(lambda: None)
     has_ended = False
@@ -332,7 +332,7 @@ class MortalSpool(Spool):
 
 
 class Forwarding(NamedTuple):
-    """How an endpoint records in the PostgreSQL ledger that several hosts share."""
+    """The way in which an endpoint records in the PostgreSQL ledger that several hosts share."""
 
     shared: SharedFetchLog
     forwarder: Forwarder  # sends when the test lets it, and not in a thread
@@ -368,7 +368,7 @@ class Serving:
 
 
 async def until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
-    """Wait until a fetch is answered, or a sync of its log begins."""
+    """Wait until a fetch gets a response, or a sync of its log begins."""
     begins, loop = asyncio.Event(), asyncio.get_running_loop()
     syncs.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
     if syncs.begun.empty():
