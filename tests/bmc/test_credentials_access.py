@@ -119,7 +119,7 @@ def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_pa
         rack.once(*rack.spooling, records="fresh")
         assert all(blade.stands for blade in blades), "BMCs in the network are asked"
         for number, where in enumerate(ELSEWHERE.values()):
-            # Of ten machines one listener is enough: each has a system of its own.
+            # One listener is enough for ten machines: each has its own system.
             pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
         rack.once(*configured(max_bmc_changes=9, **LOOSE), *rack.spooling)
         found = rack.bmc_get()
@@ -501,7 +501,7 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
             rack.once(*rack.spooling, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
-        # Another server answers there now, with its own certificate.
+        # Another server responds there now, with its own certificate.
         with RedfishServer(service, tls=authority.server_context(), port=port):
             seen = rack.bmc_get()["web01"]
             assert "the certificate changed: it was" in seen["why"]

@@ -235,7 +235,7 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
     assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER, "X6DCP93"})), UnprovenIdentity)
 
 
-# What is pinned
+# Pins
 
 
 @for_each(

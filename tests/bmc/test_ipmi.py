@@ -259,7 +259,7 @@ def test_flags_that_are_already_right_are_not_written(
 def test_some_refusals_are_temporary_and_others_are_not(
     machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, code: int, error: type[Exception]
 ) -> None:
-    machine.fails = [0xCC, code]  # the first: that it does not know parameter 3, which is no matter
+    machine.fails = [0xCC, code]  # the first: parameter 3 is unknown, which does not matter
     with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
         bmc.set_override(INSTALL, off)
 

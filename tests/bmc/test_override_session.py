@@ -451,7 +451,7 @@ INSTALL = structs.replace(
     is_first_install=True,
 )
 WITHOUT_ETAGS = replace(GENERIC, etag_header="", etag_body="")
-# Of one job: what is read and recorded; without ETags, what is read once more; the request; and what is read back.
+# For one task: what is read and recorded; without ETags, one more read; the request; and the read after it.
 PARTS = {GENERIC: 3, WITHOUT_ETAGS: 4}
 
 
@@ -562,7 +562,7 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
 @for_each(
     ("profile", "order", "expected"),
     [
-        (GENERIC, "bObbbaaa", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),  # who was first sends nothing
+        (GENERIC, "bObbbaaa", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),  # the first sends nothing
         (GENERIC, "abaabb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
         (GENERIC, "abaabBb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
         (GENERIC, "abaaBbb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
@@ -572,13 +572,13 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
             WITHOUT_ETAGS,
             "bObbaaaa",
             (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER),
-        ),  # who was first sends nothing
+        ),  # the first sends nothing
         (
             WITHOUT_ETAGS,
             "abababab",
             (1, OverrideState.CONSUMED, OverrideState.CONSUMED),
         ),  # neither sees the other, and it boots once
-        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md says
+        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md describes
     ],
 )
 def test_the_second_of_two_instances_sees_the_change_of_the_first(

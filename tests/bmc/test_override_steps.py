@@ -404,7 +404,7 @@ def test_the_next_step_follows_from_the_wanted_override_the_observation_and_the_
             _record(CONFIRMED),
             _seen(ONCE, SINCE),
             "ConfirmRecord Lost",
-        ),  # somebody else's: a reset has consumed gitboot's
+        ),  # a foreign override: a reset has consumed gitboot's
         (0, _record(WITHDRAWING), _seen(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
         (0, _record(CONFIRMED, CONTINUOUS), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Withdrawn"),
         (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),

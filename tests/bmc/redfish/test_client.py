@@ -83,7 +83,7 @@ def _sent(machine: Machine, index: int = -1) -> str:
     return " ".join(str(value).replace(URI, "URI") for value in values if value != "")
 
 
-# profile, what is sent for ONCE, for ALWAYS (nothing: it knows no Continuous), for FROM_CD and to switch that off;
+# profile, the settings for ONCE, for ALWAYS (none: it has no Continuous), for FROM_CD, and to switch that off;
 # what the machine boots
 VENDORS = [
     ("generic", "Once UefiHttp URI", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
@@ -158,7 +158,7 @@ def test_each_vendor_gets_the_override_settings_that_it_accepts(
     assert _sent(machine) == off
     machine.run_through()
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
-    assert machine.resets == 4  # nothing that was sent cost the machine another reboot
+    assert machine.resets == 4  # no setting cost the machine another reboot
     assert not machine.boot_order_changed
     assert all("If-Match" in request.headers for request in machine.requests if request.method == "PATCH")
 
@@ -325,7 +325,7 @@ def test_each_fault_of_a_read_has_its_own_error(
     machine, server = rack.machine, rack.server
     timeout_s = 0.3 if isinstance(fault, (Hang, Slow)) else 60  # the answer would take an hour, or half a minute
     bmc = rack.connect(read_timeout_s=timeout_s)
-    server.fault(fault, times=2)  # sushy repeats a GET that was answered by a 5xx
+    server.fault(fault, times=2)  # sushy repeats a GET after a 5xx
 
     with pytest.raises(error, match=message) as raised:
         bmc.observe()
