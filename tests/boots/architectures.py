@@ -17,7 +17,7 @@ class Architecture:
     board: tuple[str, ...]  # QEMU's, with UEFI
     code: str  # of its firmware
     variables: str  # that it begins with
-    # What `gitboot artifacts loaders` finds nothing of on an x86 machine of this release: package and release.
+    # Loaders that `gitboot artifacts loaders` does not find on an x86 machine of this release: package and release.
     loaders: tuple[tuple[str, str | None], ...] = ()
 
     @property
@@ -46,6 +46,6 @@ AARCH64: Final = Architecture(
     grub="arm64-efi",
     board=("-machine", "virt", "-cpu", "cortex-a57"),
     code="/usr/share/AAVMF/AAVMF_CODE.fd",
-    variables="/usr/share/AAVMF/AAVMF_VARS.ms.fd",  # the other holds nothing, which virt-fw-vars cannot read
+    variables="/usr/share/AAVMF/AAVMF_VARS.ms.fd",  # the other is empty, which virt-fw-vars cannot read
     loaders=(("grub-efi-arm64-bin", None), ("ipxe", "trixie")),
 )

@@ -24,7 +24,7 @@ from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, prof
 from tests.helpers.git_repositories import free_port, listening
 
 HOST: Final = "10.0.2.2"  # this host, in QEMU's user-mode network
-ABSENT: Final = "10.0.2.77"  # an address of the same network that answers no ARP
+ABSENT: Final = "10.0.2.77"  # an address in the same network without ARP
 MAC: Final = mac_of("web01")
 PATHS: Final = {
     "ipxe": f"/v1/boot/{MAC.replace(':', '-')}/boot.ipxe",

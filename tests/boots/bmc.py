@@ -23,7 +23,7 @@ from tests.helpers.redfish_double.machine import Machine as Double
 from tests.helpers.running_instance import eventually
 
 _TICK_S: Final = 0.25
-_OFF: Final = "reboot: Power down"  # what Linux says before it switches off; anything else that ends QEMU is a reset
+_OFF: Final = "reboot: Power down"  # Linux prints this before it switches off; any other end of QEMU is a reset
 
 
 class Owner:
@@ -37,7 +37,7 @@ class Owner:
         self._said: list[str] = []  # at each boot but the current one
         self._end = threading.Event()
         self._wrong: str | None = None  # a boot that was not to be made
-        self.trusts = ssl.create_default_context()  # what its BMC knows of who serves images
+        self.trusts = ssl.create_default_context()  # the servers of images that its BMC trusts
         double.on_boot = self._boot
         for drive in double.drives:
             drive.fetches = self._fetch

@@ -17,7 +17,7 @@ from tests.helpers.endpoints import eventually
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
-_NO_IPV6: Final = "AdvDefaultLifetime 0;"  # of a router that has no IPv6 to give
+_NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
 
 
 class Dhcp(Protocol):
@@ -132,7 +132,7 @@ kea6: Final[Dhcp] = _kea6
 
 # IPv4 that leads nowhere
 
-_NOWHERE: Final = f"http://{HOST}:9/"  # discard; nobody listens
+_NOWHERE: Final = f"http://{HOST}:9/"  # discard; no server listens
 
 
 def refused_by_ipv4(dhcp: Dhcp) -> Dhcp:

@@ -27,7 +27,7 @@ class Guest:
     uefi: bool = True
     pxe: bool = False
     nics: int = 1  # it boots from the last
-    spec: str = ""  # what its document says besides
+    spec: str = ""  # more fields of its document
     found_by: Literal["MAC", "UUID", "serial"] = "MAC"  # all that its document and the machine have in common
 
     def server_name(self, by: str) -> str:
@@ -36,7 +36,7 @@ class Guest:
     def macs(self, by: str) -> tuple[str, ...]:
         name = self.server_name(by)
         macs = tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
-        # As of real cards: of others' link-local addresses Kea makes no MAC address, and finds no reservation.
+        # Like real cards: Kea derives no MAC address from other link-local addresses, and finds no reservation.
         return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
 
     def documented(self, by: str) -> tuple[str, ...]:

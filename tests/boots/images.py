@@ -17,7 +17,7 @@ from tests.boots.kernel import kernel
 from tests.boots.network import BASE_URLS
 
 ARGUMENTS: Final = "console=ttyAMA0 console=ttyS0 quiet"  # a machine has one of these consoles
-DIRECT: Final = ("gitboot", "nginx", "Caddy")  # whom a uki or iso may ask
+DIRECT: Final = ("gitboot", "nginx", "Caddy")  # the servers to which a uki or iso may connect
 
 Artifacts = Mapping[str, Path]  # by their kind
 
@@ -62,7 +62,7 @@ def _artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]
     }
     looks = inventory.build(linux, architecture, folder / f"inventory-{architecture.name}")
     made["inventory-1"] = {"kernel": linux.image, "initrd": looks}
-    # Firmware passes these nothing: each knows its own name, and where to ask for its user data.
+    # Firmware passes no arguments to these: each has its own name, and the place of its user data.
     for kind, by in product(("uki", "iso"), DIRECT):
         name = f"{kind}-{by.lower()}-1"
         words = f"{ARGUMENTS} boot.image={name} boot.base={BASE_URLS[by]}"

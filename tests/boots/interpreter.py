@@ -22,7 +22,7 @@ from tests.boots.programs import file, program
 _HOST: Final = "10.0.2.2"  # of QEMU's user-mode network
 _KERNEL: Final = b"#!ipxe\necho LOADED\nset attempt:int32 5\n"
 _ASKED: Final = re.compile(r"/script/(\d+)/run")
-_REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no HTTPS, and none of these hosts is there
+_REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no HTTPS, and none of these hosts exists
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,11 +32,11 @@ class Machine:
     macs: tuple[str, ...]
     architecture: Architecture = X86_64
     uefi: bool = True
-    pxe: bool = False  # whether UEFI asks by PXE as well, before HTTP
+    pxe: bool = False  # whether UEFI boots by PXE as well, before HTTP
     boots_from: int = 0  # which of its cards firmware boots from
     disk: Path | None = None  # what comes after the network in firmware's order
     disk_first: bool = False
-    reboots: bool = False  # whether firmware starts over when nothing could be booted
+    reboots: bool = False  # whether firmware starts again when nothing could be booted
     ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
 
     @property

@@ -76,7 +76,7 @@ class Site:
         """Check the console of a whole first boot, and the state of gitboot after it."""
         guest, base_url = self.guests[name], BASE_URLS[by]
         leased = f"{self.address(name, by)}/" if reserved and guest.found_by == "MAC" else ""
-        # The system gives itself an IPv6 address; what DHCP gave stands where iPXE says it.
+        # The system also has an automatic IPv6 address; the one of DHCP is where iPXE prints it.
         found = f"{guest.macs(by)[-1]}: {'' if over_ipv6(by) else leased}"
         seconds = running.says(
             f"BOOTED by {'uefi' if guest.uefi else 'bios'}: ",
@@ -84,7 +84,7 @@ class Site:
             leased,
             f"BOOTED with {found}",
             guest.server_name(by),  # in its user data
-            f"{base_url}/v1/boot/",  # where it is to report
+            f"{base_url}/v1/boot/",  # the place for its report
             "BOOTED and reported",
             END,
         )
@@ -114,7 +114,7 @@ def published(
         stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
         logs = {}
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
-            program(by.lower())  # fails here, where tests of mirrors alone would be left out
+            program(by.lower())  # this fails here, while tests of mirrors alone would be skipped
             own = folder / by
             shutil.copytree(boot, own / "boot")  # with its times, as docs/mirrors.md wants
             root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)

@@ -50,7 +50,7 @@ def test_nocloud_finds_its_whole_seed(modules: str, url: str, tmp_path: Path) ->
     found = read(modules, tmp_path, "NoCloud", f"{url}/nocloud/{INIT}/")
     assert found["found"] is True
     assert found["user_data"] == "#cloud-config\nhostname: init01\n"
-    assert found["vendor_data"] == ""  # there, and so not asked for ten times
+    assert found["vendor_data"] == ""  # local, and so not requested ten times
     assert (found["metadata"]["instance-id"], found["metadata"]["local-hostname"]) == (INIT, "init01")
 
 

@@ -20,7 +20,7 @@ GUESTS = {
     "grub": Guest(name="grub"),
 }
 WAITS = {
-    "ipxe": "No more network devices",  # and firmware begins anew
+    "ipxe": "No more network devices",  # and firmware starts again
     "grub": "is unavailable, trying again",
 }
 
@@ -34,7 +34,7 @@ def test_a_server_boots_once_gitboot_has_made_a_plan(
     boot = tmp_path / "output" / "boot"
     images.place(boot / "assets")
     loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
-    (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
+    (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # it is not generated yet
     options = ("--assets", str(boot / "assets"))
     with (
         running(repository.bare, tmp_path, *LISTEN, *options, ready=False) as instance,
