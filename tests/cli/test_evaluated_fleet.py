@@ -112,7 +112,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
         return decide_server(inputs, composer)
 
     monkeypatch.setattr(fleet_decisions, "decide_server", noted)
-    monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes would note nothing here
+    monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes record nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
     assert sorted(decided) == ["web01", "web02"]

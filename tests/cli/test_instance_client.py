@@ -22,7 +22,7 @@ from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import World
 
 NOON = at("20T12:00")
-# In a decision, as msgpack: what the commit says, and what no evaluation comes to.
+# In a decision, as msgpack: the value of the commit, and a value that no evaluation gives.
 BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
 
 
@@ -72,7 +72,7 @@ def test_a_read_only_command_uses_the_cache_of_the_instance_and_changes_nothing(
     assert site.firmware() == {"web01": "BIOS"}
     site.world.repository.push({"web02.yaml": server("web02", "role: web")})
     site.world.turn()
-    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by what differs from what is kept
+    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by the difference from the cache
     assert written(kept) == before
 
 
@@ -84,4 +84,4 @@ def test_without_a_usable_cache_everything_is_evaluated(
     whole = site.look()
     spoil(kept)
     assert site.look() == whole and site.firmware() == {"web01": "UEFI"}
-    assert capfd.readouterr().err == ""  # the instance itself says what is wrong with it
+    assert capfd.readouterr().err == ""  # the instance itself reports the fault

@@ -536,7 +536,7 @@ def test_plan_takes_a_time_some_servers_and_the_records(
     records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
     (tmp_path / "records.json").write_bytes(encode_records(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
-    code = Exit.FINE if expected else Exit.USAGE  # nobody has the labels
+    code = Exit.FINE if expected else Exit.USAGE  # no server has the labels
     assert (done.code, " ".join(row[1] for row in cells(done))) == (code, expected)
 
 
@@ -595,7 +595,7 @@ def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
     def boots(*options: object) -> list[str]:
         return [row[1] for row in cells(gitboot("plan", *options, "--at", NOON))]
 
-    assert boots(made.work) == ["Disk", "Disk"]  # as it lies there
+    assert boots(made.work) == ["Disk", "Disk"]  # as in the work tree
     assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
     assert boots(made.work, "--rev", "HEAD~1") == ["Disk", "Disk"]
     assert boots(made.bare) == ["Disk", "Maintenance"]
@@ -876,7 +876,7 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 def test_a_dry_run_of_a_new_instance_lists_every_file_and_writes_nothing(followed: Followed) -> None:
     before = listing(followed.folder)
     done = followed.run(once="--dry-run")
-    assert done.code == Exit.PARTIAL  # nobody has said yet what is installed
+    assert done.code == Exit.PARTIAL  # the records are not begun yet
     assert listing(followed.folder) == before
     written = [line.removeprefix("would write ") for line in done.out.splitlines()]
     assert written == sorted(written)
@@ -953,7 +953,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
 ) -> None:
     def output(*arguments: object) -> str:
         done = gitboot("run", *arguments, "--dry-run")
-        assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
+        assert done.code == Exit.PARTIAL, done  # the records are not begun
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
         return found
 

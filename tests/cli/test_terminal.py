@@ -102,7 +102,7 @@ def test_a_progress_bar_is_shown_only_on_a_terminal_and_removed_at_the_end(capsy
         of(3)
         advance(2)
     assert re.search(r"BMCs.* 2/3 ", click.unstyle(sent[0]))
-    assert sent[0].endswith("\x1b[2K")  # what a terminal takes as: nothing is on this line
+    assert sent[0].endswith("\x1b[2K")  # a terminal ends the line with this
 
 
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each

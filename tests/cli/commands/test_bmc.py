@@ -408,7 +408,7 @@ def test_an_instance_does_not_start_if_its_credentials_directory_does_not_exist(
     assert not rack.state.exists()
 
 
-# Nothing secret
+# Secrets
 
 
 def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:

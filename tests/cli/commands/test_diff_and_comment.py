@@ -311,7 +311,7 @@ def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: Work) -> 
     assert diff("main..topic").code == 4  # a merge or a squash makes one step of it
 
 
-# Whose word counts
+# Whose acknowledgement counts
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid
     assert (done.code, f"GB5020: {bad[:12]} is signed by the key" in done.out) == (3, True), done
     assert diff("main..topic", "--verify=head", trust).code == 4
     assert newest[:12] in diff("main..topic", "--verify=head", trust).out
-    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # nobody has made the merge yet
+    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # there is no merge commit yet
 
 
 def test_t9_the_review_names_the_author_of_an_acknowledgement(

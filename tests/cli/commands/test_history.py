@@ -141,7 +141,7 @@ def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order
 def test_history_is_cached_in_the_home_directory_by_default(
     gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says to ignore it
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(work.path)
     assert gitboot("history", "web01")[0] == 0
@@ -261,7 +261,7 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100
     tables = {table.split()[0]: table.splitlines() for table in out.split("\n\n")}
-    assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # of web10 the file says nothing
+    assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # the file has no record of web10
     assert tables["STREAM"][1].split() == ["stable", "7", "flatcar-1", "(6)", "flatcar-2", "at", "1", "%", "(0)"]
     assert tables["STAYS"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
     assert tables["TOO"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]

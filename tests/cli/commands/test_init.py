@@ -295,7 +295,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
-# What a pull request gets
+# The CI of a pull request
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -377,7 +377,7 @@ def test_e19_ci_also_judges_commits_that_the_instance_has_not_accepted_yet(
     stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
     (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(stamp=stamp, nodes={}, shared=None)))
     fleet.work.git("switch", "--quiet", "main")
-    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and nobody has acknowledged it
+    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and without an acknowledgement
     waiting = fleet.work.head
     fleet.work.git("switch", "--quiet", "change")
     fleet.change(HARMLESS)
@@ -531,7 +531,7 @@ def test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request(
         "GIT_CONFIG_VALUE_0": "https://gitboot:secret@x.test:443/acme/fleet.git",
     }
     ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
-    assert (code, "f" * 12 in told) == (64, True), told  # a commit that nobody here knows
+    assert (code, "f" * 12 in told) == (64, True), told  # an unknown commit
     (ops / "status.json").write_text(json.dumps({**status, "applied": {"commit": applied}}))
     ran = list(rollout_jobs(fleet, environment, on_github=on_github))
     assert [code for code, _ in ran] == [0, 0], ran
@@ -557,7 +557,7 @@ def test_t13_only_the_job_that_does_not_run_gitboot_may_push_a_rollout() -> None
     assert "pip" not in str(of_gitlab["gitboot:propose"])
 
 
-# Whose code has the token
+# Code in the job with the token
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -632,7 +632,7 @@ def test_the_hook_prevents_an_invalid_commit(path: str, fleet: Fleet, programs: 
     assert fleet.work.head != before
 
 
-# What is written
+# Written files
 
 
 @pytest.mark.parametrize("path", CI)
@@ -661,7 +661,7 @@ def test_every_step_of_the_workflow_that_is_not_an_action_runs_in_these_tests() 
         *("Folder", "Install", "Validate", "Signatures", "Diff", "Summary"),
         *("Install", "Comment"),
     ]
-    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program of its own
+    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program in itself
 
 
 def test_dot_files_are_not_part_of_a_fleet() -> None:

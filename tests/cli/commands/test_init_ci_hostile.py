@@ -81,7 +81,7 @@ def test_finding_s1_no_symlink_of_a_branch_redirects_the_output_of_the_review(
     assert not spied.exists()
 
 
-# S2: what the job with the token believes
+# S2: input of the job with the token
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -106,7 +106,7 @@ def test_many_records_are_set_by_one_request_that_lists_them_and_needs_yes(rack:
         done = rack.typed("records", "set", "pending", *REASON, *more)
         assert (done.code, shown(rack)) == (Exit.USAGE, before), done
     order = ("records", "set", "pending", "-l", "!role", *REASON)
-    done = rack.typed(*order)  # nobody to ask
+    done = rack.typed(*order)  # no terminal
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "2 servers would be pending: INC-4711" in done.out
@@ -401,7 +401,7 @@ def test_run_once_ends_with_its_worst_result(rack: Rack) -> None:
     assert codes == {"fine": 0, "held": 4, "invalid": 3, "suspended": 7, "source": 6}
 
 
-# State directories that cannot be what was meant
+# Wrong state directories
 
 COMMANDS = (
     "bmc get",
