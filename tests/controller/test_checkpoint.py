@@ -44,7 +44,7 @@ from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, 
 from tests.helpers.instance_in_process import Here, Parts, in_process, note_fetch
 from tests.helpers.running_instance import Repository
 
-SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
+SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # the status of the instance
 NAMES = tuple(f"web{number:02}" for number in range(6))
 SPARE = "52:54:00:00:00:99"
 NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
@@ -208,7 +208,7 @@ class Twins:
         self.commit()
         self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
         self.one.parts.spool.mkdir(exist_ok=True)
-        read_or_create_identity(self.one.parts.spool)  # which is the same for both
+        read_or_create_identity(self.one.parts.spool)  # the same for both
         self.one.end()
         shutil.copytree(self.one.folder, self.other.folder, symlinks=True)
         self._begin()
@@ -307,7 +307,7 @@ class Twins:
         for each in self.both:
             file = each.folder / "output" / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # which other names it had, stands
+            file.unlink(missing_ok=True)  # a file with other hard links stays
             if not is_lost:
                 file.write_bytes(b"{}")
                 os.utime(file, (self.now.timestamp(),) * 2)
@@ -315,7 +315,7 @@ class Twins:
 
 
 # A signed list of records with another number; a file of another date; a commit that takes boots back and came before a
-# start; a machine that had gone and come back since what was kept.
+# start; a machine that left and came back since the checkpoint.
 FOUND = (5, 32, 39, 97)
 
 

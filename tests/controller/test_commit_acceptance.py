@@ -447,7 +447,7 @@ def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
         assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.trouble)
 
 
-# What depends on the time
+# Time
 
 
 def windows(second: str) -> tuple[str, ...]:
@@ -528,12 +528,12 @@ def test_finding_r15_the_warning_about_a_certificate_begins_while_the_instance_r
     assert parts.reconciler.status.problems == ()
 
 
-# Identities that many machines show: no commit with one is accepted, and no machine is looked up by one
+# Placeholder identities: no commit with one is accepted, and no machine is looked up by one
 
 
 AMI = "03000200-0400-0500-0006-000700080009"
 
-# What firmware shows, by FreeBSD's hostid, by GLPI, and by the patterns that people type.
+# Values of firmware, from FreeBSD's hostid, from GLPI, and patterns that people type.
 UUIDS = [
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",

@@ -349,7 +349,7 @@ def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_di
         signed = people["ssh"].commit(work, message=f"Agreed\n\n{said}")
         broken = in_another_form(work, signed, _rewritten(lambda lines: [lines[0], b"AAAA", lines[-1]]))
         turn(parts, 2)
-        assert applied(parts) == broken  # it changes nothing
+        assert applied(parts) == broken  # without an effect
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
         turn(parts, 3)
         assert applied(parts) == broken != newest
@@ -584,7 +584,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
         assert (review.code, "counts once" in review.out) == (4, True)
 
 
-# What a signature covers
+# The signed text
 
 
 def test_the_counted_text_is_the_text_that_the_signature_covers(work: Work, people: dict[str, Person]) -> None:

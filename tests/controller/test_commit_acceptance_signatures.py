@@ -74,7 +74,7 @@ def refusal(parts: Parts) -> str:
     return problem.message
 
 
-# Which commits are accepted
+# Accepted commits
 
 
 @pytest.mark.parametrize("verify", [Verify.HEAD, Verify.RANGE])
@@ -208,7 +208,7 @@ def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[s
         allowed(signers, [f"{name}@example.net {people[name].key}" for name in ("ada", "eve")])
         turn(parts, 2)
         assert applied(parts) == commit
-        signers.unlink()  # nothing is known of keys now: what was accepted goes on, and the next is not taken
+        signers.unlink()  # no keys are known now: the accepted commit stays, and the next is not accepted
         people["ada"].commit(work, {"x": "2"})
         turn(parts, 3)
         assert applied(parts) == commit

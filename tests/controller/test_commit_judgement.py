@@ -86,7 +86,7 @@ def told(host: ForgeHost) -> list[tuple[str, str]]:
 
 
 def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance(host: ForgeHost, token: Path) -> None:
-    host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are taken away
+    host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are removed
     woken = threading.Event()
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
     verdicts.note([verdict(A)])
@@ -100,7 +100,7 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
     verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2
     verdicts.close(patience_s=60)
-    assert len(host.statuses) == 3  # how far it has come is told at the end, at the latest
+    assert len(host.statuses) == 3  # the change number is reported at the end, at the latest
     assert "change 5" in host.statuses[-1]["description"]
 
 
@@ -167,11 +167,11 @@ def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
     verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None)
-    verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
+    verdicts.close(patience_s=60)  # it has failed: the end does not wait for the next try
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
 
 
-# In an instance: a forge of each kind, which tests/controller/test_forge.py knows in all their words
+# In an instance: a forge of each kind; tests/controller/test_forge.py has all their responses
 
 
 @pytest.mark.parametrize("host", ["github"], indirect=True)
@@ -249,7 +249,7 @@ def test_e19_each_of_several_merges_in_one_poll_has_its_own_status(host: ForgeHo
             (each["sha"], says.partition(", acknowledged by")[0])
             for each, says in zip(host.statuses, words, strict=True)
         ]
-        return [each for each in found if each[0] != first]  # what a start says of the commit before
+        return [each for each in found if each[0] != first]  # a start reports the previous commit again
 
     waiting = [
         (harmless, "accepted"),

@@ -186,7 +186,7 @@ def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> 
     assert uuid_of("web02") in commit.machines
 
 
-# Who is due when: an agenda against a plain dictionary
+# Due times: an agenda compared with a plain dictionary
 
 
 MOVES = st.lists(

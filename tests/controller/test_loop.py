@@ -138,7 +138,7 @@ def test_garbage_collection_runs_again_after_a_pause_ends_in_any_way() -> None:
     try:
         with pause_garbage_collection():
             pass
-        assert not gc.isenabled()  # whoever has said so goes on
+        assert not gc.isenabled()  # the operator continues
     finally:
         gc.enable()
 
@@ -151,7 +151,7 @@ def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path:
     said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
     stages = {str(each) for each in Stage} - {"bmc", "evaluate"}  # no server has a BMC; commits are evaluated here
     assert said.keys() == stages
-    # What is said is what was measured before it was said.
+    # The status has the values that were measured before it was written.
     assert {name: sum(each["counts"]) for name, each in said.items()} == {
         **dict.fromkeys(stages, 2),
         "report": 1,
@@ -192,7 +192,7 @@ def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
 
         monkeypatch.setattr("gitboot.controller.loop.SLOW_S", 0)
         monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
-        git(repository.bare, "branch", "other")  # a fetch follows that brings nothing new
+        git(repository.bare, "branch", "other")  # a fetch follows without new commits
         eventually(lambda: not conditions(parts)["SourceReady"])
         (found,) = (each for each in parts.reconciler.status.conditions if each.type == "SourceReady")
         assert found.reason == "SlowFetch"
@@ -224,7 +224,7 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
         rings_late = 5 - asked.count(True)  # commits that were evaluated before the loop waited; the first may be one
         assert 4 <= reconciles(parts) - before <= 4 + rings_late
         before = reconciles(parts)
-        running.fetch_now()  # a person asks for it: a reconcile follows, whether there is a commit or not
+        running.fetch_now()  # an operator requests it: a reconcile follows, with or without a commit
         eventually(lambda: reconciles(parts) > before)
 
 

@@ -255,7 +255,7 @@ class Mail:
 @pytest.fixture
 def mail() -> Iterator[tuple[Mail, int]]:
     taken = Mail()
-    with socket() as free:  # a Controller cannot be told to take one
+    with socket() as free:  # a Controller has no setting for it
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     controller = Controller(taken, hostname="127.0.0.1", port=port)
@@ -307,7 +307,7 @@ def test_a_long_message_is_cut() -> None:
     assert len(long.text) < 12_000 and long.text.endswith("11 more")
 
 
-# The file that names receivers: what it may say, and that nothing of its secrets is said in an error
+# The file of receivers: its settings, and that no error contains its secrets
 
 
 URL = "https://hooks.test/very-secret"

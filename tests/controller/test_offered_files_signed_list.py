@@ -75,7 +75,7 @@ def reconciled(
 
         def reconcile(now: datetime) -> Condition:
             parts.source.fetch()
-            for _ in range(2):  # what was asked for is heard first
+            for _ in range(2):  # earlier requests come first
                 parts.reconciler.reconcile(now)
             return next(each for each in parts.reconciler.status.conditions if each.type == "SignedListCurrent")
 
@@ -198,7 +198,7 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
     with running(repository.bare, tmp_path, *options, records="fresh") as instance:
         until_condition(instance, "SignedListCurrent", status=True, reason="Signed")
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
-        assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint lets nobody list machines
+        assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint does not list machines
         eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed
         eventually(lambda: git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/signed/timestamp.json"))
         listed = {path.name for path in (tmp_path / "output/boot/signed").iterdir() if path.is_file()}
@@ -242,7 +242,7 @@ def test_a_copy_without_its_publisher_reports_a_window_that_has_ended(
         assert "Stale" not in verified(str(copy), "--key", key)[1].values()
 
 
-# Windows end in OUTPUT while an instance that was started has published no plan yet, whatever it waits for
+# Windows end in OUTPUT while a started instance has published no plan yet, for any reason
 
 
 OPEN, OVER = at("20T23:00"), at("21T04:00")

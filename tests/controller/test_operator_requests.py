@@ -280,7 +280,7 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
     assert site.shown == "Once Pxe"
 
 
-# What makes no sense
+# Invalid requests
 
 
 @pytest.mark.parametrize(

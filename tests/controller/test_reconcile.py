@@ -257,7 +257,7 @@ def test_no_bmc_gets_a_request_before_the_boot_files_are_published(tmp_path: Pat
         assert not [each for each in instance.reconciler.status.conditions if each.type == "Bmc/web01"]
         instance.target.full = False
         instance.reconcile(BEFORE)
-        assert instance.condition("Bmc/web01") == (False, "Stalled")  # it has no credentials: it was asked
+        assert instance.condition("Bmc/web01") == (False, "Stalled")  # it has no credentials: a request was tried
 
 
 # Bad commits
@@ -427,7 +427,7 @@ def damage(state: Path, how: str) -> None:
     ("how", "told"),
     [
         ("whole", []),
-        ("deleted", []),  # the fetch before the pass brings what is missing
+        ("deleted", []),  # the fetch before the reconcile brings the missing commits
         ("emptied", ["CloneCorrupt", "CloneRestored"]),
         ("overwritten", []),
     ],
@@ -591,7 +591,7 @@ def test_an_output_tree_of_another_ledger_is_not_touched_and_the_endpoint_serves
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
 
 
-# What is the whole fleet's
+# Outputs for the whole fleet
 
 
 def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_changed(
@@ -630,7 +630,7 @@ def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_chang
         instance.spool,
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
-    assert is_made(8)  # the spool has forgotten what was taken in
+    assert is_made(8)  # the fetch log has deleted the fetches that were read
     assert read_tree_records(instance.output) == instance.reconciler.state.knowledge.records
     assert is_made(9, {"07.yaml": ""})
     assert uuid_of("web02") not in read_tree_records(instance.output)
@@ -673,7 +673,7 @@ def test_a_change_that_was_not_published_completely_and_then_reverted_leaves_no_
     assert verify_tree(instance.output) == ()
 
 
-# What was fetched
+# Fetches
 
 
 def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_published(
@@ -690,7 +690,7 @@ def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_pu
     instance.target.full = True
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
-        given = ServedBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
+        given = ServedBoots(instance.spool).find("web01", plan.offer)  # a new endpoint
         assert given is not None and not given.may_serve_again(BEFORE.replace(minute=minute), read_uptime())
     assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
     instance.target.full = False
@@ -698,7 +698,7 @@ def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_pu
     assert (ServedBoots(instance.spool).find("web01", plan.offer), instance.published) == (None, "disk")
 
 
-# What is offered is known before it is published
+# An offer is stored before it is published
 
 ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
 

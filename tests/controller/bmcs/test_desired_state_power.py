@@ -303,7 +303,7 @@ def test_while_installs_are_stopped_no_machine_is_restarted(hall: Hall) -> None:
 def test_a_machine_that_was_not_read_yet_counts_as_down(hall: Hall) -> None:
     hall.decide(check())
     hall.bench.reconcile()  # all are read, and their overrides set
-    hall.bench.collect()  # and that is known
+    hall.bench.collect()  # and the result is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
     turn = partial(
         update_power_waves, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30)
@@ -383,7 +383,7 @@ def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> 
     assert all(machine.writes for machine in hall.machines.values())
     hall.run(200)
     assert hall.machines["web01"].boots[-1].target == "Pxe"
-    hall.machines["web01"].reset("ForceOff")  # somebody wants it off
+    hall.machines["web01"].reset("ForceOff")  # somebody switches it off
     assert hall.resets_after(1200, step=301) == [1, 1, 0]
 
 
@@ -439,7 +439,7 @@ def test_a_running_machine_is_not_offered_its_installation(hall: Hall) -> None:
         Cause.WAITING_FOR_POWER_OFF
     ] * 3
     assert all(not machine.writes for machine in hall.machines.values())
-    hall.machines["web01"].run_through()  # a restart is none
+    hall.machines["web01"].run_through()  # a restart is not one
     hall.bench.now = hall.machines["web01"].now
     hall.run(31)
     assert hall.machines["web01"].boots[-1].target == "None"

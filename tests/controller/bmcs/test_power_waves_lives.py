@@ -164,7 +164,7 @@ class WaveLife:
     def say(self, machine: Machine, what: str) -> None:
         self.wrong.append(f"{self.now} {machine.name}: {what}")
 
-    # What happens
+    # Events
 
     def live(self) -> None:
         steps = [self.time_passes] * 6 + [self.a_power_button_is_pressed, self.git_changes, self.git_changes]
@@ -203,7 +203,7 @@ class WaveLife:
             )
         )
         if (change.get("most") == "1" or "per" in change) and self.away:
-            return  # who is away is, by the limit of before
+            return  # the machine is away, by the previous limit
         self.push(**change)
         self.reconcile()
 

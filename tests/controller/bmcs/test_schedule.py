@@ -179,7 +179,7 @@ def test_a_server_is_installed_once_from_the_first_reconcile_to_its_disk(site: S
     for _ in range(3):
         assert shown(site.reconcile_after(60)) == INSTALLED
     assert (site.shown, site.patches) == ("Disabled None", 1)
-    assert site.due_in_s is None  # nothing is set, so nothing is read
+    assert site.due_in_s is None  # no override is set, so nothing is read
     assert PASSWORD not in repr(site.bench.events)
 
 
@@ -196,7 +196,7 @@ def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) 
     again = site.bench.reconcile()
     assert shown(again) == TO_INSTALL
     assert plan is not None and again is not None
-    assert again.digest != plan.digest  # by which an endpoint knows what it has given
+    assert again.digest != plan.digest  # an endpoint knows by it what it has served
     site.boot()  # the real one
     site.bench.fetch(again)
     site.bench.reconcile()
@@ -272,12 +272,12 @@ def test_the_end_of_a_window_clears_its_override(site: Site) -> None:
     assert site.patches == 2
 
 
-# What is consumed
+# Consumed overrides
 
 
 @pytest.mark.parametrize(
     ("config_from", "provisioned"),
-    [("None", True), ("SystemUUID", False)],  # the second would have asked for /ignition/<uuid>
+    [("None", True), ("SystemUUID", False)],  # the second fetch would be /ignition/<uuid>
 )
 def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_consumed(
     site: Site, config_from: str, provisioned: bool
@@ -360,7 +360,7 @@ def test_an_override_for_every_boot_is_set_again_after_each_boot(site: Site) -> 
         site.boot()
 
 
-# Nothing is known, nothing is wanted
+# Unverified records, unwanted overrides
 
 
 def test_with_a_new_ledger_that_was_not_begun_no_bmc_gets_a_request(make_site: MakeSite) -> None:
@@ -434,13 +434,13 @@ def test_an_unreachable_bmc_is_contacted_less_and_less_often(site: Site) -> None
         assert len(site.machine.requests) == requests  # not a second before
         site.wait(1)
     assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: nothing new is to be said
+    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: there is no new event
     assert site.condition("Bmc/web01") == (False, "Overdue")
     site.bench.reconcile()
     assert (site.shown, site.bench.condition("Bmc/web01")) == ("Once Pxe", None)
     site.bmc.fault(Drop(applied=False))
     site.reconcile_after(30)
-    assert site.due_in_s == 5  # an answer begins the count anew
+    assert site.due_in_s == 5  # a response resets the count
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_a_fetch_waits_while_its_bmc_does_not_respond_and_counts_in_the_end(site
     assert site.bench.record is not None and site.bench.record.provisioned_at == site.bench.now - timedelta(seconds=15)
 
 
-# Whose machine a BMC shows
+# The machine behind a BMC
 
 
 def another_answers(site: Site) -> None:
@@ -602,7 +602,7 @@ def test_e36_an_override_of_another_instance_stays(site: Site) -> None:
     assert (site.shown, site.patches) == ("Once UefiHttp", 0)
 
 
-# What is left behind
+# Leftovers
 
 
 @pytest.fixture
@@ -668,7 +668,7 @@ def test_a_fetch_by_a_machine_that_left_the_fleet_keeps_no_override_set(site: Si
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
-# What changes while a job is under way
+# Changes while a task runs
 
 
 @dataclass
@@ -710,7 +710,7 @@ def test_an_override_that_was_set_while_the_plan_changed_is_cleared_by_the_next_
         site.decide("Never")
     bench.reconcile(wait=False)
     held.opened.set()
-    for _ in range(3):  # as the end of a job wakes the loop: no time passes
+    for _ in range(3):  # as the end of a task wakes the loop: no time passes
         bench.reconcile()
     assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
     assert [state for state in site.states.values() if state.is_open] == (
@@ -846,7 +846,7 @@ def test_repeated_failures_stop_setting_overrides_but_not_clearing_them_until_a_
     many.bench.reconcile()
     assert (many.bench.condition("BmcsReachable") or ())[:2] == (False, "FailuresInARow")
     many.wait(5)
-    many.bench.reconcile()  # all have something to withdraw, so all are asked
+    many.bench.reconcile()  # each has an override to clear, so each is contacted
     assert many.times_set == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
     assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
 
@@ -957,7 +957,7 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
                 each.reconcile()
 
         site.decide(spec="provision: 0")
-        both()  # a ledger that has begun with nothing to install, or by a file, knows it as one that is as it should be
+        both()  # a ledger that began as fresh or from a file has it as one that is as it should be
         site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
         both()
         for _ in range(2):  # what is due
@@ -1126,7 +1126,7 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         for _ in range(2):
             other.reconcile()
         assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
-        unname(site)  # what stands proves it still
+        unname(site)  # the override that is set still proves it
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
             other.reconcile()

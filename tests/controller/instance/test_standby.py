@@ -52,7 +52,7 @@ from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin, eventually, git
 
 _logger = logging.getLogger(__name__)
-UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
+UNTIL_CERTAIN_S = 600  # an override recorded while the server went down is set a minute later
 
 
 def begun(rack: Rack, hosts: Pair) -> None:
@@ -152,8 +152,8 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
             assert "run the command on elsewhere, with --state /state" in " ".join(refused.err.split())
         assert offers()
         assert [each.exists() for each in words] == [False, False]
-        hosts.one.pause()  # else it publishes this file anew
-        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and nobody takes over from it
+        hosts.one.pause()  # otherwise it publishes this file again
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and no instance takes over from it
         (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
         stopped = typed(*stop)
         assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)

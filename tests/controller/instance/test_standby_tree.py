@@ -84,7 +84,7 @@ def prepared_soon(host: Host) -> PreparedTree | None:
     return None
 
 
-# What the signed list says of one publication: a host writes it when it acts.
+# The signed list has the time of one publication: a host writes it when it is active.
 _LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
 
 
@@ -164,7 +164,7 @@ def test_the_prepared_output_tree_is_updated_with_later_changes(rack: Rack, serv
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
-        assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
+        assert "flatcar-1" in boots_at_host(web, hosts.one)  # the paused instance is outdated by now
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2

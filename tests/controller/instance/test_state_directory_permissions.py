@@ -92,7 +92,7 @@ def test_t7_files_of_an_instance_are_private_with_any_umask(folder: Path, reposi
         spool = folder / "state" / "spool"
         for path in found:
             if path != spool and spool not in path.parents:
-                with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+                with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
                     assert not mode(path) & 0o077, path
         assert mode(folder / "output") == 0o750, "what is published is for the group"
 
@@ -224,7 +224,7 @@ def test_finding_s6_another_user_of_the_host_cannot_read_the_output(
         every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
         gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
         for path in [folder / "output", *every]:
-            with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+            with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
                 assert mode(path) == (0o750 if path.is_dir() else 0o640), path
                 assert path.stat().st_gid == gid, path
         assert closes_output(folder)

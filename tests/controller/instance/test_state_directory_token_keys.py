@@ -116,7 +116,7 @@ def test_t6_another_file_is_rejected_and_not_shown(tmp_path: Path, text: str, wo
     assert (tmp_path / "token-keys").read_text("latin-1") == text
 
 
-# What comes back
+# Observations
 
 KEYS: Final = TokenKeys(bytes(range(32)))
 

@@ -43,7 +43,7 @@ def passes(site: Site, count: int = 2) -> BootPlan | None:
     return planned
 
 
-# Which kind of evidence counts
+# Accepted kinds of evidence
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def passes(site: Site, count: int = 2) -> BootPlan | None:
 def test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence(site: Site, kind: str, bmc: bool) -> None:
     decide(site, kind, bmc=bmc)
     plan = passes(site)
-    site.machine.run_through()  # what it fetches is told below
+    site.machine.run_through()  # its fetches follow below
     site.bench.now = site.machine.now
     for path, proof in ((ENTRY, "Fetched"), (REPORT, "Reported")):
         before = provisioned(site)
@@ -70,7 +70,7 @@ def test_a_report_of_a_maintenance_proves_nothing(site: Site) -> None:
     assert site.bench.told("MaintenanceBooted") == []
     site.bench.fetch(plan)
     passes(site)
-    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as fetched, whatever the Fleet says
+    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as Fetched, for any setting of the Fleet
 
 
 def test_a_report_counts_while_the_override_is_set_and_then_the_override_is_cleared(site: Site) -> None:

@@ -510,7 +510,7 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
-        repository.push(documents(BAD))  # the revert is taken back
+        repository.push(documents(BAD))  # the revert is reverted
         turn(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
         assert instance_tables.read_facts(parts.ledger).withheld is None

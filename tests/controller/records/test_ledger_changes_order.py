@@ -51,7 +51,7 @@ from tests.helpers.instance_in_process import NOON, Bench
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 ASKING = (Phase.NETWORK, Cause.PENDING)
-# Of an endpoint's clock, against the instance's: what is more than 30 s off gives nothing, and a clock may step after.
+# The offset of an endpoint's clock from the instance's: above 30 s nothing is served, and a clock may step later.
 OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(), timedelta(seconds=30), timedelta(hours=2)]
 SAYS = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
 ENCODED = "#cloud-config\nscript: {{ urls.provisioned | b64encode }}\n"
@@ -351,7 +351,7 @@ def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verifi
     assert web01.record is not None and web01.record.runs["wipe"].run == 1  # and is not made again
 
 
-# What comes in
+# Fetches and reports
 
 
 def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_l
     assert web01.record is not None and web01.record.offered == 3
 
 
-# What holds of every run of an instance: what it learned and planned of what changed is what it would have of all
+# A property of every run of an instance: records and plans from changes equal those computed from all
 
 
 RUNS = settings(LAWS, max_examples=examples(30))
@@ -431,7 +431,7 @@ class Run:
     def __init__(self, at: datetime) -> None:
         self.at, self.stop = at, StopScope.NONE
         self._knowledge, self._plans = Knowledge(facts=Facts(identity="mine")), Plans()
-        self._unplanned: set[SystemUuid] = set()  # of whom something was learned since
+        self._unplanned: set[SystemUuid] = set()  # servers with new facts since
 
     def reconcile(self, commit: Commit) -> None:
         learnt = self._learnt(commit)

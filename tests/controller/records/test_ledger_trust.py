@@ -220,7 +220,7 @@ def test_e4_a_clock_that_steps_back_reopens_no_ended_window(tmp_path: Path, back
         assert all(
             turn.in_window is False for turns in bench.rendered["web01"].published.paths.values() for turn in turns
         )
-        bench.request("clock", reason="it was ahead before")  # who says so says that the window is not over
+        bench.request("clock", reason="it was ahead before")  # the operator confirms that the window has not ended
         bench.plan()
         assert phase(bench) is Phase.MAINTENANCE
 
@@ -257,7 +257,7 @@ def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare
         trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
         for _ in range(3):
             now[0] += timedelta(minutes=1)
-            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is nothing new
+            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is no new change
             for tree in trees:
                 tree.refresh()
             assert [tree.clock.offset for tree in trees] == [*offs[:2], None]
@@ -315,7 +315,7 @@ def test_no_override_is_set_while_the_clock_is_unsynchronised_and_normal_operati
     assert trusted(ClockState.UNKEPT)
     assert trusted(ClockState.UNSYNCHRONISED)
     assert trusted(ClockState.SYNCHRONISED)
-    assert not trusted(ClockState.UNSYNCHRONISED)  # that was said of another day
+    assert not trusted(ClockState.UNSYNCHRONISED)  # the acknowledgement is of another day
 
 
 # Older copies
@@ -419,7 +419,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
         with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-            assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+            assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness has a later change
     finally:
         shutil.rmtree(spool)
 
@@ -449,12 +449,12 @@ def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
         instance_tables.add_request(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
         turn(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
-    with in_process(tmp_path, repository.bare) as parts:  # said once
+    with in_process(tmp_path, repository.bare) as parts:  # reported once
         turn(parts, NOON + timedelta(seconds=3))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
 
 
-# What a forge knows
+# The forge as a witness
 
 
 class Witnessed:
@@ -568,7 +568,7 @@ def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(place: Pla
         instance_tables.add_request(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
-    with place.running() as found:  # said once
+    with place.running() as found:  # reported once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
@@ -655,7 +655,7 @@ def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(place: Place) 
         assert found.phases == {"Network": 3}
 
 
-# What was offered long ago
+# Old offers
 
 
 def test_old_rows_are_deleted_once_a_day_by_the_clock_of_the_day_before() -> None:

@@ -60,7 +60,7 @@ INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 
 
-# What a ledger is told
+# The beginning of a ledger
 
 
 def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         assert message.startswith("the ledger is new, and 1 server has provision 1 or more")
         assert "gitboot records begin" in message and "fresh" in message
         bench.plan()
-        assert bench.told() == ["RecordsUnverified"]  # once, not at every pass
+        assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
         assert bench.knowledge.facts.initialised is None
 
 
@@ -79,10 +79,10 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
     ("initial", "provision", "expected"),
     [
         ("fresh", 1, TO_INSTALL),
-        ("fresh", 0, INSTALLED),  # a running fleet is adopted as it stands
+        ("fresh", 0, INSTALLED),  # a running fleet is adopted as it is
         ("adopt", 1, INSTALLED),
         ("adopt", 0, INSTALLED),
-        (None, 0, INSTALLED),  # nothing in the fleet asks the question
+        (None, 0, INSTALLED),  # no server needs an answer
     ],
 )
 def test_the_value_with_which_a_new_ledger_begins_decides_what_is_installed(
@@ -121,7 +121,7 @@ DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at
     ("case", "initial", "expected"),
     [
         ("nothing", None, UNKNOWN),
-        ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
+        ("fresh", "fresh", UNKNOWN),  # allowed for a new ledger only
         ("adopt", "adopt", INSTALLED),
         ("a file that has it", {SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
         ("a file that has it pending", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
@@ -145,7 +145,7 @@ def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
             assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Verified"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         again = shown(bench.decide(*fleet_of(provision=2)).plan())
-        assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
+        assert again == expected or (doubt == "ForeignLedger" and not answered)  # it is found again at each start
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_fetch_before_all_servers_were_adopted_proves_nothing(tmp_path: Path) 
         assert shown(bench.plan()) == INSTALLED
 
 
-# Who is who
+# Identities
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_one_provision_number_declares_only_one_image(bench: Bench) -> None:
     assert shown(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
 
 
-# What this instance cannot see
+# Boots that this instance cannot observe
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_one_provision_number_declares_only_one_image(bench: Bench) -> None:
         ("Fetched", False, True, "Once", "loader", False),
         ("Fetched", False, True, "Once", "direct", True),  # its override is seen to be consumed
         ("Fetched", False, True, "None", "direct", False),
-        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its entry
+        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its boot script
         ("Fetched", True, False, "Once", "direct", True),
         ("Fetched", True, False, "Once", "direct iso", False),  # which no loader boots
         ("Fetched", True, True, "None", "direct iso", False),
@@ -439,7 +439,7 @@ def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
     boot_once(bench, bench.decide(*fleet_of()).plan())
     plan = bench.wait(seconds=seconds).plan()
     assert shown(plan) == expected
-    assert plan is not None and plan.override is None  # but nothing is set
+    assert plan is not None and plan.override is None  # but no override is set
 
 
 @pytest.mark.parametrize(
@@ -512,10 +512,10 @@ def test_a_boot_that_was_served_before_the_ledger_was_unverified_counts_after_it
     with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
         bench.decide(*fleet_of(1, "OnImageChange"))
         boot_once(bench, plan)
-        assert (bench.record, bench.told("Provisioned")) == (None, [])  # nothing is known of the server
+        assert (bench.record, bench.told("Provisioned")) == (None, [])  # the server has no record
         bench.request("begin", how="as-recorded")
         bench.plan()
-        assert shown(bench.plan()) == TO_INSTALL  # for a minute more: its loader may ask again
+        assert shown(bench.plan()) == TO_INSTALL  # for one more minute: its loader may fetch again
         bench.wait(minutes=2)
         assert (shown(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
 
@@ -556,7 +556,7 @@ def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -
     assert bench.record is not None and bench.record.runs == {
         "repair": Run(1, NOON, at("20T14:00"), given=StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
     }
-    assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
+    assert bench.record.evidence == "Adopted"  # a maintenance proves nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (
         "MaintenanceBooted",
@@ -571,7 +571,7 @@ def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -
     [
         (2, (Phase.MAINTENANCE, Cause.MAINTENANCE)),  # another run is another boot
         (1, (Phase.DISK, Cause.MAINTENANCE_DONE)),
-        (0, (Phase.DISK, Cause.MAINTENANCE_DONE)),  # a run that was taken back is none
+        (0, (Phase.DISK, Cause.MAINTENANCE_DONE)),  # a run that was withdrawn does not count
     ],
 )
 def test_a_maintenance_boots_once_for_each_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
@@ -598,7 +598,7 @@ def test_an_override_consumed_without_evidence_waits_half_an_hour_and_then_needs
     lose(bench)
     plan = bench.plan()
     assert shown(plan) == TO_INSTALL
-    assert plan is not None and plan.override is None  # nothing is set from its being consumed to evidence
+    assert plan is not None and plan.override is None  # no override is set between its consumption and evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
     assert shown(bench.wait(minutes=30).plan()) == (Phase.DISK, Cause.CONSUMED)
 

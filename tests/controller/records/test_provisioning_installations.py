@@ -161,7 +161,7 @@ def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web0
     assert (web01.step, web01.boots) == ("Pending", (*OFFERED, "provision/1"))
     again = web01.servers["web01"].plan
     assert first is not None and again is not None
-    assert again.digest != first.digest  # by which an endpoint knows what it has given
+    assert again.digest != first.digest  # an endpoint knows by it what it has served
 
 
 def test_a_clock_that_steps_back_does_not_serve_the_boot_again(web01: Installing) -> None:
@@ -179,12 +179,12 @@ def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(w
     begun = apply_start(offer, given, data)
     assert apply_foreign_fetch(given, entry) == Record()
     assert apply_foreign_fetch(given, StepEvidence(NOON, ENTRY, OTHER_NIC)) == given
-    assert apply_foreign_fetch(begun, entry) == begun  # the disks may be written by now
+    assert apply_foreign_fetch(begun, entry) == begun  # the disks may be written already
     assert apply_foreign_fetch(begun, data) == given
     assert apply_start(offer, Record(), data).attempts[0].boots == (data,)
 
 
-# Who begins it again
+# New attempts
 
 
 def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01: Installing) -> None:
@@ -395,7 +395,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it
     assert shown(web01) == ("Installing", "Started")
     web01.wait(days=3)
     assert shown(web01) == ("Installing", "Started")
-    for provision in (2, 1):  # what Git wants by now says nothing of what is on the disks
+    for provision in (2, 1):  # the wanted image proves nothing about the disks
         web01.install(evidence=evidence, provision=provision)
         assert shown(web01) == ("Installing", "Started")
     looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
@@ -589,7 +589,7 @@ def test_a_diskless_fleet_boots_whatever_the_records_contain(tmp_path: Path) -> 
         assert false == []
 
 
-# The steps of a maintenance's one boot: attempted, started; and what lasts too long
+# The steps of a maintenance's one-time boot: served, started; and steps that take too long
 
 
 WINDOW = "20T11:00 20T16:00"
