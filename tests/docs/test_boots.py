@@ -11,7 +11,7 @@ import pytest
 from tests.boots.page import key_of, rows
 
 ROOT = Path(__file__).parents[2]
-# Programs that are given what a machine is, and loaders whose kernel is never sent.
+# Programs that read the data of a machine, and loaders whose kernel is never sent.
 NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.py")
 
 

@@ -150,7 +150,7 @@ OF_OTHERS: Final = {
     "--lives",
     "--network",
 }  # of other programs
-OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page tells how to leave them
+OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page describes how to leave them
 
 
 def test_each_option_that_a_page_names_alone_exists() -> None:

@@ -25,7 +25,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
 _END: Final = "\x1e"
-# What is another each time, or changes with what is rendered: instants, commits, digests.
+# Text that differs each time, or with the rendered files: times, commits, digests.
 _OTHER: Final = re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?|\b(?:[0-9a-f]{9}|[0-9a-f]{12}|[0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
@@ -73,7 +73,7 @@ def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.Fixtu
     assert _OTHER.sub("…", now) == _OTHER.sub("…", text)
 
 
-# docs/first-server.md, followed to a machine that boots late: nobody who only looks spends its boot
+# docs/first-server.md, followed to a machine that boots late: a fetch by a person does not consume its boot
 
 
 ROOT: Final = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES
 PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
 HEXHYP = MAC.replace(":", "-")
 
-# What is asked of the old system, and what it says there: the arguments are its source's own.
+# The request to the old system, and its response: the arguments are those of its source.
 ASKED = {
     "matchbox": (
         f"/ipxe?uuid={UUID}&mac={HEXHYP}&serial=",

@@ -205,7 +205,7 @@ class Hall:
         self.wait(self.now + timedelta(seconds=90))
         return image
 
-    # What is so
+    # State
 
     def entry(self, mac: str = MAC) -> str:
         """Return the image that the boot script of an address boots now, "disk", or "nothing" without one."""
@@ -243,7 +243,7 @@ class Hall:
         return "" if found.status else f"{found.message}\n{found.remedy}"
 
 
-LEFT = Exit.PARTIAL  # what is asked for by then: this process takes it up when it reconciles
+LEFT = Exit.PARTIAL  # the request waits: this process executes it at its next reconcile
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_
     assert hall.machine.writes == []
 
 
-# What stays behind
+# Leftovers
 
 
 def settled(hall: Hall, reason: str) -> Done:
@@ -430,7 +430,7 @@ def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten
 def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board(hall: Hall, word: str) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
-    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and nobody wrote the old one into it
+    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and the old board has no document
     hall.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
     hall.merge("A new board, and an empty disk")
     found = hall.condition("Bmc/web01")

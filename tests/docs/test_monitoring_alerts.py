@@ -34,7 +34,7 @@ RULES: Final[dict[str, dict[str, Any]]] = {
     rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
 }
 
-# States of conditions for which nobody is woken, and why.
+# States of conditions without an alert, and why.
 SILENT: Final = {
     ("LedgerNamed", "AnotherLedger"): "an instance that stands by says so for as long as it does",
     (BMC, "Waiting"): "a BMC that cannot be asked just now is asked again; where it goes on, it says Overdue",

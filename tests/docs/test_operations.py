@@ -81,7 +81,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: 
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
         install(instance, web)
-        shown = eventually(lambda: _attempted(instance, "web01"))  # once what was noted is published, too
+        shown = eventually(lambda: _attempted(instance, "web01"))  # once the record is published, too
         given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
         assert shown["phase"] == "Network"
         assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
@@ -113,7 +113,7 @@ def test_a_machine_that_was_installed_by_hand_is_not_installed(rack: Rack) -> No
         assert record(rack, web) == (1, "Operator")
 
 
-# The condition says NeedsOperator
+# The condition has the reason NeedsOperator
 
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
@@ -127,7 +127,7 @@ def test_an_operator_is_asked_what_happened_to_an_override(rack: Rack, word: str
         eventually(lambda: condition(instance, "Bmc/web01") == {})
         assert (web.times_set, web.stands) == (times_set, bool(times_set))
         assert rack.bmc_get()["web01"]["next"] == "Leave"
-        assert boots(instance, web) == "flatcar-1"  # either way it may still ask for what it began
+        assert boots(instance, web) == "flatcar-1"  # in both cases it may continue what it began
 
 
 @pytest.mark.parametrize(("word", "entry"), [("provisioned", "disk"), ("pending", "flatcar-1")])
@@ -303,7 +303,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     assert "the published tree has newer records of 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spooling).code == Exit.FINE
-    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
+    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before the beginning
 
 
 def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirmation(rack: Rack) -> None:
@@ -311,7 +311,7 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     rack.named = False
     rack.push()
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
-    asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
+    asked = rack.typed("records", "begin", "fresh")  # there is no terminal
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}} names this one's"
     assert f"the Fleet names no ledger, and nothing is set at BMCs before it does: {line}" in asked.out
@@ -319,7 +319,7 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)
     assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
-    assert "is verified already" in rack.said("records", "begin", "adopt")  # it is said once
+    assert "is verified already" in rack.said("records", "begin", "adopt")  # one event
     rack.named = True
     rack.push()
     rack.once(*rack.spooling)
@@ -426,7 +426,7 @@ def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fix
         assert [blade.times_set for blade in blades] == [1] * 6
 
 
-# An instance must stand back
+# An instance must become a standby
 
 
 def test_an_instance_that_the_fleet_does_not_name_serves_and_publishes_but_sets_nothing(rack: Rack) -> None:

@@ -185,7 +185,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "evaluator/test_evaluation.py::"
         "test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_stays",
     ),
-    # A person who may push other branches, write tags or comment
+    # An attacker who may push other branches, write tags or comment
     "Block a rollout": (
         "cli/commands/test_init.py::test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_its_input",
@@ -205,7 +205,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Replaced packages": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
     ),
-    # A person who may push to the followed branch
+    # An attacker who may push to the followed branch
     "Decide what machines boot": (
         "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays",
@@ -241,7 +241,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request",
     ),
-    # A person who may write commit statuses
+    # An attacker who may write commit statuses
     "Cause a warning": (
         "controller/records/test_ledger_trust.py::"
         "test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified",
@@ -253,7 +253,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/test_commit_judgement.py::test_finding_s12_a_status_by_a_stranger_does_not_make_the_ledger_unverified",
         "controller/test_forge.py::test_a_repeated_old_status_hides_no_newer_one",
     ),
-    # A person who can write STATE, the ledger or the fetch log
+    # An attacker who can write STATE, the ledger or the fetch log
     "Change records and approve commits": (
         "controller/test_operator_requests.py::test_a_record_that_is_set_pending_installs_the_server_once_more",
     ),
@@ -284,7 +284,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/instance/test_state_directory_permissions.py::"
         "test_finding_s6_another_user_of_the_host_cannot_read_the_output",
     ),
-    # A server that gitboot asks
+    # A server to which gitboot connects
     "Withhold boots": (
         "artifacts/test_availability.py::test_only_an_artifact_that_is_certainly_absent_withholds_a_boot",
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
