@@ -555,4 +555,4 @@ def test_a_prometheus_on_another_host_scrapes_with_the_configuration_on_the_page
             return str(found[0]["value"][1]) if found else None
 
         eventually(lambda: read("gitboot_operators_certificate_readable" if by == "https" else "gitboot_ready"))
-        eventually(lambda: read("up") == "1")  # one that took too long is none
+        eventually(lambda: read("up") == "1")  # a response that took too long does not count

@@ -504,7 +504,7 @@ def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chrom
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # what is held, what is ahead, the filters, the table, its heads, a server
+    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # the held commit, the future, the filters, the table, its header, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True

@@ -261,7 +261,7 @@ def test_paths_of_first_scripts_serve_the_first_script(looking: httpx.Client) ->
     script = looking.get("/boot.ipxe").content
     assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
     assert looking.get(f"/ipxe?mac={MAC}").content != script  # although that path was fetched before
-    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: what it fetches lies two levels up.
+    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: the fetched file is two levels up.
     deeper = script.decode().replace("--name entry ", "--name entry ../../")
     assert looking.get("/ipxe/script/auto.ipxe").text == deeper
 

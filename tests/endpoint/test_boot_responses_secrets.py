@@ -395,7 +395,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         assert instance.get(path).text == PLAIN
         eventually(lambda: boots_given(instance)["status"])
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
-        pushed.push({"s/join.age": "hunter2"})  # read beside the commit before, of which nothing else differs
+        pushed.push({"s/join.age": "hunter2"})  # compared with the previous commit, which differs in nothing else
         eventually(lambda: instance.status()["attempted"]["problems"])
         assert {each["code"] for each in instance.status()["attempted"]["problems"]} == {Code.NOT_SEALED}
         assert instance.get(path).text == PLAIN
