@@ -45,7 +45,7 @@ class ArtifactServer:
     files: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)  # instead of what is there
-    led: dict[str, str] = field(default_factory=dict)  # redirects, by path: where to
+    led: dict[str, str] = field(default_factory=dict)  # redirects, by path: the target
     cut: dict[str, int] = field(default_factory=dict)  # after how many bytes a body ends too early
     no_head: bool = False
     no_ranges: bool = False
@@ -112,7 +112,7 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
                 self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if body:
-                with suppress(ConnectionError):  # whoever asked does not want the rest
+                with suppress(ConnectionError):  # the client does not want the rest
                     self.wfile.write(content[:cut])
             if cut is not None or served.no_length:
                 self.close_connection = True
@@ -137,7 +137,7 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
 
 # OCI registries on this machine: Debian's docker-registry, anonymous, with passwords and with tokens, and faulty ones.
 #
-# What lies in them is pushed by the API, as the OCI distribution specification has it.
+# Their content is pushed by the API, as the OCI distribution specification describes.
 
 USER, PASSWORD = "boot", "correct horse"
 BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -351,7 +351,7 @@ def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
         http.server_close()
 
 
-# A sigstore of one's own: an authority that certifies who signs, its log of certificates, and its log of signatures.
+# A private sigstore: an authority that certifies signers, its log of certificates, and its log of signatures.
 #
 # Each bundle has what Fulcio and Rekor put into one, signed by keys of this authority; its trusted root names those
 # keys. After sigstore's "Bundle format" and "Client spec", RFC 6962 and C2SP's signed notes.

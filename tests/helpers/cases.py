@@ -85,7 +85,7 @@ def _took(work: Callable[[int], object], size: int) -> float:
     return process_time() - began
 
 
-# How long tests search for what chance alone finds: `--lives` says it, and each takes its part of that.
+# The length of random searches: `--lives` sets it, and each test takes its part.
 
 USUAL = 6  # lives of a machine at each BMC
 

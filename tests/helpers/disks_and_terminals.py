@@ -20,7 +20,7 @@ from gitboot.cli.terminal import print_event
 from gitboot.standard_streams import guard_stream
 from gitboot.status.conditions import Event
 
-# A real disk that fails: ext4 on a loop device, whose blocks lie on a small tmpfs that can be filled.
+# A real disk that fails: ext4 on a loop device, whose blocks are in a small tmpfs that can be filled.
 
 
 @dataclass(frozen=True)

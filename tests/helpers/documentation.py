@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 MADE: Final = (
     "docs/boots.md",
     "docs/reference/commands.md",
-)  # what machines printed, and what the commands say themselves
+)  # output of machines, and of the commands themselves
 
 _FENCED: Final = re.compile(
     r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
@@ -36,7 +36,7 @@ _INLINE: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 class Block:
     page: str  # below the repository
     line: int  # 1-based, of its first line
-    language: str  # "" where it says none
+    language: str  # "" if it has none
     text: str
     of: str | None = None  # what it is a part of, by a comment above it that no forge shows
 

@@ -69,7 +69,7 @@ ADDRESS = "10.12.0.13"
 
 PROXY: Final = (ip_network("127.0.0.1/32"),)  # named as a trusted proxy, whose X-Forwarded-For tests write
 
-# As tests.helpers.fleets.SEED, with an address, user data, and a file that firmware fetches.
+# Like tests.helpers.fleets.SEED, with an address, user data, and a file that firmware fetches.
 SEED: Final = (
     fleet(),
     server("web01", "role: web").replace('"}]', f'", addresses: [{ADDRESS}, "fd00:12::13"]}}]'),
@@ -85,7 +85,7 @@ TEMPLATES: Final = {"t": '{"ignition": {"version": "3.4.0"}}'}
 
 
 IPXE: Final = "iPXE/1.21.1+ (g988d2)"
-LOADER: Final = {"user-agent": IPXE}  # as machines ask
+LOADER: Final = {"user-agent": IPXE}  # as machines request them
 
 
 def get(url: str, **more: Any) -> httpx.Response:
@@ -158,7 +158,7 @@ class Site:
         commit: str = "c0ffee",
         at: datetime = BEFORE,
         taken: Mapping[str, int] | None = None,
-        giver: str | None = None,  # None: the spool of this site; "": none
+        giver: str | None = None,  # None: the fetch log of this site; "": none
         list_keys: Path | None = None,  # None: the list is unsigned
         listed: datetime | None = None,  # when the list is made; None: it is not
     ) -> PublicationResult:
@@ -293,7 +293,7 @@ def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
     return {name: render_server(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
 
 
-# An endpoint that has something to say by every metric.
+# An endpoint with a value of every metric.
 
 
 def _laps() -> StageTimes:
@@ -360,7 +360,7 @@ def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[s
             yield url
 
 
-# What the operators' API and webhooks send, compared with the OpenAPI document of the endpoint.
+# Responses of the operators' API and webhooks, compared with the OpenAPI document of the endpoint.
 
 
 def _is_instant(value: object) -> bool:

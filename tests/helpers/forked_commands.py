@@ -41,7 +41,7 @@ _NURSERY = "--nursery"  # in place of a command: see tests/helpers/forked_comman
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
-# Whoever has a command
+# Callers of commands
 
 
 class Command:
@@ -118,7 +118,7 @@ def nursery() -> Iterator[None]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         made = Command([_NURSERY], os.environ, given=theirs.fileno())
-    made._connection.close()  # whoever has started it is no parent of it, and will not tell its end
+    made._connection.close()  # the caller is not its parent, and will not report its end
     with ours, forking_by(ours):
         yield
     os.waitpid(made.pid, 0)
@@ -216,7 +216,7 @@ def join(network: int) -> None:
 
 def _tell(connection: socket.socket, pid: int) -> None:
     _, status = os.waitpid(pid, 0)
-    with connection, suppress(OSError):  # perhaps nobody waits for it
+    with connection, suppress(OSError):  # perhaps no process waits for it
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
@@ -418,7 +418,7 @@ def _begin(fds: list[int], numbers: list[int], environment: dict[str, str]) -> N
 
 # Templates are compiled once in a process of tests: thousands of fleets are decided there, by the same few.
 #
-# How a template is read and compiled is said of `gitboot.resolve.templates` itself.
+# Reading and compiling a template is tested in tests of `gitboot.resolve.templates`.
 
 _MOST_TEMPLATES = 1024
 
@@ -431,7 +431,7 @@ def compile_templates_once() -> None:
 
 # New ledgers in one step: tests make a thousand, and each would go through what every version has changed.
 #
-# One of an older version goes through them as ever.
+# One of an older version goes through them as always.
 
 by_migrations: Final = sqlite._migrate
 

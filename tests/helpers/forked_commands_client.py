@@ -12,7 +12,7 @@ import os
 import sys
 
 LONGEST = 1 << 18  # bytes of a command with its environment
-NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
+NETWORK = "/proc/thread-self/ns/net"  # the network of a process, which is not that of the forking process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -438,7 +438,7 @@ class SshServer:
     @contextmanager
     def running(self) -> Iterator[SshServer]:
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts itself in; Debian's service makes it
+            Path("/run/sshd").mkdir(exist_ok=True)  # the chroot of sshd; Debian's service makes it
         sshd = program("sshd", "openssh-server")
         command = [sshd, "-D", "-f", str(self._directory / "sshd_config")]
         with listening(command, self.port, {"PATH": os.environ["PATH"]}):

@@ -29,7 +29,7 @@ post: Final = partial(httpx.post, verify=False, timeout=60)
 request: Final = partial(httpx.request, verify=False, timeout=60)
 
 
-# A TCP server that a stranger controls: it answers with the bytes that a test writes, while a client stays.
+# A TCP server of a stranger: it sends the bytes that a test writes, while the client stays.
 
 _PACE_S = 0.02  # between two pieces of what drips
 

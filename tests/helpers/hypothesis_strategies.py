@@ -49,7 +49,7 @@ from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
 Document: TypeAlias = dict[str, Any]
 Strategy: TypeAlias = st.SearchStrategy[Any]
 
-# What YAML 1.1 or 1.2 would take for something else than text, or cannot say without quotes.
+# Text that YAML 1.1 or 1.2 would read as another type, or cannot write without quotes.
 AWKWARD: Final = (
     *("", " ", "null", "~", "true", "no", "0755", "1_000", "1234E56", "12:30", "52:54:00:12:34:56", "2027-01-31"),
     *(
@@ -194,17 +194,17 @@ def _struct(struct: Any) -> Strategy:
     return strategy.map(_FITTING[struct]) if struct in _FITTING else strategy
 
 
-# What fields ask of each other: each function makes of a mapping one that its structure takes.
+# Dependencies between fields: each function turns a mapping into one that its structure accepts.
 
 
 def _bmc(drawn: Document) -> Document:
-    if drawn["address"].startswith("ipmi:"):  # which has neither paths nor certificates
+    if drawn["address"].startswith("ipmi:"):  # without paths and certificates
         return {name: value for name, value in drawn.items() if name not in ("system", "tls")}
     return drawn | ({"system": f"/{drawn['system']}"} if "system" in drawn else {})
 
 
 def _fleet(drawn: Document) -> Document:
-    if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own, and none for all
+    if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own site, and none for all
         for_all = drawn.get("provisioning", {})
         return drawn | {"provisioning": {name: value for name, value in for_all.items() if name != "ledger"}}
     return drawn
@@ -345,7 +345,7 @@ Write: TypeAlias = Callable[[Document], str]
 STREAM: Final = "flatcar"
 IMAGES: Final = ("flatcar-1", "flatcar-2", "flatcar-3", "flatcar-10")
 TOOLS: Final = ("memtest-7", "bios-2")  # images that write no disk
-SPARE: Final = "spare-1"  # nothing names it
+SPARE: Final = "spare-1"  # no document names it
 PROFILES: Final = ("local", "node", "plain", "rescue", "script", "worker")
 
 # All that a template can look at, each mapping in the order in which it comes.
@@ -423,7 +423,7 @@ def _told_by(record: Record) -> Iterator[datetime]:
         yield made.at + timedelta(minutes=1)
 
 
-# What gitboot makes of a fleet
+# The fleet in gitboot
 
 
 def in_json(document: Document) -> str:
@@ -484,7 +484,7 @@ def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: da
     return files
 
 
-# Selection, told apart from gitboot's own
+# Selection, computed without gitboot
 
 
 def is_selected(select: Any, server: Document) -> bool:
@@ -628,7 +628,7 @@ def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document
     count = draw(st.integers(1, 4))
     priorities = draw(st.permutations(range(-1, count)))
     made: list[Document] = []
-    effective: dict[str, Document] = {}  # by policy, what it says and inherits
+    effective: dict[str, Document] = {}  # by policy, its own and its inherited fields
     childless: list[str] = []
     for number in range(count):
         name, parent = f"pool{number}", draw(st.sampled_from([None, *childless]))

@@ -73,7 +73,7 @@ from gitboot.system_clock import Uptime, read_uptime
 from tests.helpers import fleets
 from tests.helpers.fleets import at, snapshot
 
-# What an instance in this process works with instead of Git, a tree, or a disk that keeps what it is given.
+# Replacements in an instance in this process for Git, a tree, or a disk that loses data.
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 UNLIMITED: Final = Limits(
@@ -106,8 +106,8 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
-        self._decided: Commit | None = None  # the newest, once it was asked for
-        self.ledger: str | None = None  # that a Fleet names which says nothing of it
+        self._decided: Commit | None = None  # the newest, once it was fetched
+        self.ledger: str | None = None  # for a Fleet that does not name one
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
@@ -181,7 +181,7 @@ class Taking:
 
     full: bool = False  # whether its disk is
     is_unchanged: bool = True
-    servers: dict[str, Files | None] = field(default_factory=dict)  # as they were given last
+    servers: dict[str, Files | None] = field(default_factory=dict)  # the last stored ones
     shared: Files | None = None
 
     def publish(
@@ -219,8 +219,8 @@ class Gate:
     """BMCs that a test can put out of reach for a while."""
 
     bmcs: BmcPool
-    takes: bool = True  # whether jobs are taken
-    gives: bool = True  # whether what came of those that have ended is given
+    takes: bool = True  # whether tasks are accepted
+    gives: bool = True  # whether results of ended tasks are returned
 
     def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
@@ -358,7 +358,7 @@ def in_process(
         listen="by the test itself",
         spool=folder / "spool",
         lease_s=lease_s,
-        accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # where tests may lie, as in containers
+        accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # tests may be on such file systems, as in containers
     )
     events: list[Event] = []
 
@@ -393,7 +393,7 @@ def applied(parts: Parts) -> str | None:
 
 # An instance in this process, without Git and without files: its ledger and its jobs at BMCs are real.
 
-Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with: a word, or the records of a file
+Said = str | Mapping[SystemUuid, Record]  # the beginning of a ledger: a word, or the records of a file
 
 
 def beginning(said: Said) -> dict[str, Any]:
@@ -430,7 +430,7 @@ class Bench:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
         check_tables(self.ledger)
-        if named:  # as by a Fleet that says that this instance acts
+        if named:  # as by a Fleet that names this instance
             self.commits.ledger = self.ledger.progress[0]
         if doubt is not None:
             instance_tables.mark_unverified(self.ledger, doubt)
@@ -457,7 +457,7 @@ class Bench:
         self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
             self.request(BEGIN, **beginning(initial))
-        self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
+        self.job_clock: datetime | None = None  # the clock of tasks at BMCs, if it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 

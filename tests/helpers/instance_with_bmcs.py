@@ -106,7 +106,7 @@ class Rack:
     pool: tuple[str, ...] = POOL
     named: bool = True  # whether the Fleet names the ledger of the instance
     blades: dict[str, Blade] = field(default_factory=dict)
-    address: PostgresAddress | None = None  # where the ledger is; None: in STATE
+    address: PostgresAddress | None = None  # the place of the ledger; None: in STATE
     _identity: str = ""  # of the one at an address
     _bmcs: ExitStack = field(default_factory=ExitStack)
 
@@ -230,9 +230,9 @@ def boots(instance: Instance, blade: Blade) -> str:
     return kernels[0].split("/assets/")[1].split("/")[0] if kernels else "disk"
 
 
-# Two hosts with one ledger in a PostgreSQL, of which one acts and one stands by; and what may befall them.
+# Two hosts with one ledger in a PostgreSQL, one active and one standby, and their faults.
 
-LEASE_S: Final = 10  # long enough for a host that is slow; who is killed is not waited for so long
+LEASE_S: Final = 10  # long enough for a slow host; a killed one is not awaited so long
 
 
 LARGE: Final = 100  # servers: so many have checkpoints and prepared trees

@@ -104,13 +104,13 @@ class Mortal(Unsynced):
         super().write_mark(identity, changes)
 
 
-# What Git says of the one server of `tests.helpers.machine_lives`, commit by commit.
+# The commits about the one server of `tests.helpers.machine_lives`.
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
 
 class Way(Enum):
-    ENTRY = "entry"  # DHCP's loader asks for it
+    ENTRY = "entry"  # DHCP's loader requests it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
     MEDIA = "media"  # and its user data in another drive
@@ -147,7 +147,7 @@ class Commit:
     often: str = "Once"
     provision: int = 1
     image: int = 1
-    override: str | None = None  # None: what follows from `often`
+    override: str | None = None  # None: it follows from `often`
     lifecycle: str = "Active"
     here: bool = True  # whether it has a document
     name: str = "web01"
@@ -233,10 +233,10 @@ class Life:
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     netboots: bool = False  # whether its firmware starts from the network by itself
-    delays: bool = False  # whether what is fetched is told later
+    delays: bool = False  # whether fetches are delivered later
     is_unchanged: bool = True  # of what was published
 
-    # What gitboot has at its disposal after a crash
+    # What gitboot has after a crash
     branch: Branch = field(init=False)
     servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
     shared: Files = field(default_factory=dict)
@@ -245,24 +245,24 @@ class Life:
 
     spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
 
-    # How it ends
+    # The end
     fate: Fate = field(default_factory=Fate)
     instance: Process | None = None
 
-    # What is true
-    nobodys: set[str] = field(default_factory=set)  # media of which a ledger that was put back may know nothing
+    # Facts
+    nobodys: set[str] = field(default_factory=set)  # media that a restored ledger may not have
     intruded_at: datetime | None = None
-    unknown: bool = False  # a ledger that nobody may believe
-    strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
-    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator opened everything anew
+    unknown: bool = False  # an untrusted ledger
+    strange: set[str] = field(default_factory=set)  # motherboards without a record
+    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator released everything
     ordered: set[str] = field(default_factory=set)  # UUIDs for which a request waits
     images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
     consumed: set[tuple[Key, int]] = field(default_factory=set)
     delayed: list[Observation] = field(default_factory=list)
-    told: list[Observation] = field(default_factory=list)  # that no pass has come to its end with
-    acknowledged: set[Observation] = field(default_factory=set)  # that a pass has come to its end with
+    told: list[Observation] = field(default_factory=list)  # that no reconcile has ended with
+    acknowledged: set[Observation] = field(default_factory=set)  # that a reconcile has ended with
     made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
-    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # of them, those that gitboot must know of
+    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # those of them that gitboot must know
     offers: dict[str, Offer] = field(default_factory=dict)  # by the digest of a plan
 
     def __post_init__(self) -> None:
@@ -424,7 +424,7 @@ class Life:
                 self._open_anew(uuid)
                 self.strange.discard(uuid)
 
-    # What happens
+    # Events
 
     def push(self, **changes: Any) -> None:
         before = self.commit
@@ -432,7 +432,7 @@ class Life:
         if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
             self.strange.add(self.commit.uuid)
         self.images.setdefault(before.uuid, [])
-        self.own.uuid = self.commit.uuid  # its board is replaced as the document says so
+        self.own.uuid = self.commit.uuid  # its board is replaced, as the document declares
         self.branch.write(self._documents())
 
     def wait(self, seconds: float) -> None:
@@ -461,7 +461,7 @@ class Life:
         self.made.clear()
         self.proven.clear()
         for machine in self.machines:
-            machine.standing = None  # nobody knows any more whose it is
+            machine.standing = None  # its owner is unknown
             self.nobodys |= set(machine.media)
 
     def adopt(self) -> None:
@@ -523,7 +523,7 @@ class Life:
     def _made(self, uuid: str, key: str) -> tuple[Key, int]:
         return Key(uuid, key), self.epochs[uuid]
 
-    # What is true
+    # Facts
 
     def key(self) -> Key | None:
         """Return the key of the boot that the commit wants once; it is set at most once."""

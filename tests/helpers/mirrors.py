@@ -30,7 +30,7 @@ from tests.helpers.endpoints import Site, eventually, planned
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
 
-# A fleet whose tree has a path of each kind that machines, loaders and other systems ask for.
+# A fleet whose tree has a path of each kind that machines, loaders and other systems request.
 
 BASE_PATH: Final = "/some%20base"  # the path of the base URL
 SITE: Final = "/v1"  # that of a site's, which is the name of a folder of the tree, too
@@ -69,7 +69,7 @@ FLEET_OF_EVERY_PATH: Final = planned(
     keys=TokenKeys(b"a key of this test"),
 )
 
-_ORDER: Final = (Role.DATA, Role.MEDIUM, Role.REPORT)  # each ends that the ones before are given
+_ORDER: Final = (Role.DATA, Role.MEDIUM, Role.REPORT)  # each ends those before it
 
 
 def _rank(path: str) -> int:
@@ -77,7 +77,7 @@ def _rank(path: str) -> int:
     return _ORDER.index(kind.role) + 1 if kind is not None and kind.role in _ORDER else 0
 
 
-# In an order in which an endpoint gives them all. It has no signed list, which is for copies.
+# In an order in which an endpoint serves them all. It has no signed list, which is for copies.
 EVERY_PATH: Final = tuple(
     path for path in sorted(FLEET_OF_EVERY_PATH.boot_files, key=_rank) if not f"boot{path}".startswith(SIGNED)
 )
@@ -87,7 +87,7 @@ EVERY_PATH: Final = tuple(
 
 LOOPBACK = "127.0.0.1"
 
-# What root is not bound by: capabilities(7). A command after this may read what its permissions say, as any user.
+# Capabilities by which root ignores permissions: capabilities(7). A later command has the rights of a normal user.
 BOUND = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
@@ -270,8 +270,8 @@ def squid(upstream: str, folder: Path) -> Iterator[str]:
 CACHES: Final[dict[str, Cache]] = {"nginx": nginx_cache, "varnish": varnish, "squid": squid}
 TURN_HEAD_INTO_GET: Final = ("nginx", "varnish")  # by default
 
-# Each answer for ten minutes, whatever its Cache-Control, as many CDNs are set up. Squid cannot be set up like this: it
-# always asks again for an answer with `no-cache`.
+# Each response for ten minutes with any Cache-Control, as many CDNs are set up. Squid cannot be set up like this: it
+# always revalidates a response with `no-cache`.
 KEEP_ANSWERS: Final[dict[str, Cache]] = {
     "nginx": lambda upstream, folder: nginx_cache(
         upstream, folder, "proxy_ignore_headers Cache-Control Expires", "proxy_cache_valid 10m"
@@ -341,13 +341,13 @@ class Store:
         self._server.server_close()
         _backend().reset()  # which all servers in this process have in common
 
-    # As others see it, past what is between
+    # As others see it, past the filter
 
     def make(self, bucket: str) -> None:
         self._client.create_bucket(Bucket=bucket)
 
     def let_anyone_read(self, bucket: str) -> None:
-        actions = ["s3:GetObject", "s3:HeadObject"]  # which only moto knows
+        actions = ["s3:GetObject", "s3:HeadObject"]  # only moto knows it
         said = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": f"arn:aws:s3:::{bucket}/*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [said]})
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
@@ -377,7 +377,7 @@ class Store:
         with self._lock:
             return {path: self.get(bucket, path).content for path in self.paths(bucket, prefix)}
 
-    # What is between
+    # The filter
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

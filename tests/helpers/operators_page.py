@@ -27,7 +27,7 @@ from gitboot.resolve.provisioning_record import Record
 from tests.helpers.endpoints import Fleet, planned, site
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
 
-# A real Chromium without a window, told what to do by pipes: one process for as many pages as are wanted.
+# A real Chromium without a window, controlled by pipes: one process for any number of pages.
 
 browsers = pytest.mark.skipif(
     shutil.which("chromium") is None and "CI" not in os.environ, reason="needs chromium: scripts/install-packages"

@@ -67,7 +67,7 @@ class PostgresServer:
     folder: Path
     settings: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
-    network: str | None = None  # the namespace that it is in, where it has one of its own
+    network: str | None = None  # the namespace of the server, if it has its own
 
     @property
     def port(self) -> str:
@@ -85,7 +85,7 @@ class PostgresServer:
     def make(self, primary: Path | None = None) -> None:
         """Make its folders, and what is in them: of a server of its own, or of a standby of the one at a socket."""
         self.folder.mkdir()
-        self.folder.chmod(0o755)  # whatever the umask is: another user's server has to come in
+        self.folder.chmod(0o755)  # for any umask: the server of another user must come in
         for each in (data := self.folder / "data", self.folder / "socket"):
             each.mkdir()
             each.chmod(0o700 if each is data else 0o755)

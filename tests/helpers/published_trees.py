@@ -21,7 +21,7 @@ from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state_path, state_path
 from gitboot.render.paths import File, Files, parse_request_path
 
-# Trees as they are published: a flat mapping of files, told apart into servers with a state each.
+# Published trees: a flat mapping of files, divided into servers with a state each.
 
 SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
 

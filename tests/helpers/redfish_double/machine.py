@@ -40,7 +40,7 @@ class Bios:
         *,
         uri: str,
         switch: str,
-        by_job: bool,  # which says when it is to be done, and shows nothing else; or Settings show all attributes
+        by_job: bool,  # with the time of the change, and nothing else; or Settings show all attributes
     ) -> None:
         self.path = f"{system.rstrip('/')}/Bios"
         self.settings_path = f"{self.path}/Settings"
@@ -99,7 +99,7 @@ class Bios:
 
 STARTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 POST_S = 60  # from a reset to the boot
-SHUTDOWN_S = 20  # of an operating system that is asked to
+SHUTDOWN_S = 20  # of an operating system that obeys
 
 # ComputerSystem BootProgress.LastState, and which part of POST has passed when it begins.
 _POST = (
@@ -118,7 +118,7 @@ _OFF = ("ForceOff", "GracefulShutdown")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
     machine: str
-    target: str  # "None": whatever its boot order says
+    target: str  # "None": by its boot order
     uri: str | None = None
     medium: str | None = None  # the image in the virtual drive that it boots from
     at: datetime
@@ -163,7 +163,7 @@ class Machine:
         serial: str | None = None,  # SerialNumber; None: one of its own
         sku: str = "8675309",  # of the product, as most vendors have it
         profile: Profile = GENERIC,
-        system: str | None = None,  # Id of its ComputerSystem, where a service has several
+        system: str | None = None,  # Id of its ComputerSystem, if a service has several
         post_s: float = POST_S,
         on_boot: Callable[[Boot], None] | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ class Machine:
         self.state = "OSRunning"
         self.clock_ahead = timedelta()  # of the time
         self.state_time = self.last_reset = self.discovered = self.manager_reset = STARTED - timedelta(days=3)
-        self.obeys = True  # its operating system, when it is asked to shut down
+        self.obeys = True  # its operating system, when it must shut down
         self.resets = 0
         self.boots: list[Boot] = []
         self.requests: list[Request] = []

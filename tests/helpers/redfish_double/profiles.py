@@ -51,11 +51,11 @@ class Drive:
     path: str
     kind: Drives
     types: tuple[str, ...] = ("CD", "DVD")
-    protocols: tuple[str, ...] = ()  # what its action says that it takes; it then has to be told
+    protocols: tuple[str, ...] = ()  # the parameter that its action lists, which is then required
     image: str | None = None
-    shows_late: bool = False  # it takes an image, and shows it when a test says so
+    shows_late: bool = False  # it accepts an image, and shows it when the test says so
     ejected: list[str] = field(default_factory=list)
-    fetches: Callable[[str], str | None] = lambda _: None  # what it is to take; gives why it cannot be had
+    fetches: Callable[[str], str | None] = lambda _: None  # for an image; returns why it is not available
 
     @property
     def shown(self) -> str | None:
@@ -119,7 +119,7 @@ class Drive:
         return None
 
 
-# How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.redfish.quirks`.
+# The behaviour of the BMCs of each vendor, as data. `gitboot.bmc.redfish.quirks` has the source of each fact.
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
@@ -174,7 +174,7 @@ class Profile:
     enabled: tuple[str, ...] = _ENABLED
     mode: Property = Property.WRITABLE
     http_boot_uri: Property = Property.ABSENT
-    sample: str = "systemv1_20"  # what its system looks like, but for what is said here
+    sample: str = "systemv1_20"  # the sample of its system, except for the values here
     settings: str | None = None  # name of the Settings resource below the system
     settings_sample: str = ""
     overrides: Overrides = Overrides.SYSTEM
@@ -189,7 +189,7 @@ class Profile:
     reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
     boot_progress: bool = True
     last_state_time: bool = True
-    marks_move: bool = True  # or stand for ever as they stood first
+    marks_move: bool = True  # or stay for ever at their first value
     manager: bool = True  # its role may read it
     manager_shows_restarts: bool = True  # the Manager's LastResetTime
     hpe_post_state: bool = False
@@ -202,7 +202,7 @@ class Profile:
     bios_switch: str = ""  # the one that has to be Enabled for it
     bios_change_is_a_job: bool = False  # that costs another reboot
     reset_types: tuple[str, ...] = RESET_TYPES
-    reset_info: bool = False  # they stand in an ActionInfo
+    reset_info: bool = False  # they are in an ActionInfo
 
     @property
     def shows_resets(self) -> bool:
@@ -220,7 +220,7 @@ GENERIC = Profile(
     drives=Drives.SYSTEM,
 )
 
-# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: as they stand where nobody has touched them.
+# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: the values without changes.
 DELL_BIOS = (
     ("HttpDev1EnDis", "Disabled"),
     ("HttpDev1Interface", "NIC.Embedded.1-1-1"),
@@ -346,10 +346,10 @@ OPENBMC = Profile(
     reboot_is_a_reset=False,
 )
 
-# As it was before bmcweb showed when BootProgress.LastState began.
+# As before bmcweb showed when BootProgress.LastState began.
 OPENBMC_2021 = replace(OPENBMC, name="openbmc-2021", last_state_time=False)
 
-# NVIDIA's GB200, which says nothing of who made it.
+# NVIDIA's GB200, which does not name its manufacturer.
 GB200 = Profile(
     name="gb200",
     manufacturer="",

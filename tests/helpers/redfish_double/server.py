@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 from tests.helpers.redfish_double.machine import STARTED, Answer, Machine, Request, refusal
 from tests.helpers.redfish_double.profiles import Json, sample
 
-# What can go wrong between a client and its BMC, on demand.
+# Faults between a client and its BMC, on demand.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ Fault: TypeAlias = (
 )
 
 
-# Who may ask what: basic authentication, and sessions that are opened, used, closed and forgotten.
+# Access: basic authentication, and sessions that are opened, used, closed and expired.
 
 SERVICE = "/redfish/v1/SessionService"
 SESSIONS = f"{SERVICE}/Sessions"
@@ -201,7 +201,7 @@ def _body(path: str, user: str | None) -> dict[str, Any]:
     return sample("session") | {"@odata.id": path, "Id": path.rpartition("/")[2], "UserName": user}
 
 
-# What stands above the machines of one Redfish service: its root, its sessions, the collection of systems.
+# The resources above the machines of one Redfish service: its root, its sessions, the collection of systems.
 
 ROOT = "/redfish/v1"
 _SYSTEMS = f"{ROOT}/Systems"
@@ -362,7 +362,7 @@ def _parsed(body: bytes) -> Any:
         return None
 
 
-# A `Service` over real HTTP or HTTPS, with latency, and with faults where a test asks for them.
+# A `Service` over real HTTP or HTTPS, with latency and faults on request.
 
 _HANDSHAKE_S = 60
 _FILLING = b" " * 65536

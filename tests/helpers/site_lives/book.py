@@ -29,15 +29,15 @@ class Ask:
     boots: int = 1  # of one attempt
     attempts: int = 1
     acknowledged: bool = True
-    windows: list[Window] = field(default_factory=list)  # of a maintenance; none: it is wanted until it is made
+    windows: list[Window] = field(default_factory=list)  # of a maintenance; none: it is wanted until it is done
     writes: bool = True
 
-    given: list[datetime] = field(default_factory=list)  # when each of its boots was given first
+    given: list[datetime] = field(default_factory=list)  # when each of its boots was served first
     by_clock: datetime | None = None  # the last of them
     is_over: bool = False  # the last of them: its data was fetched, or its installer reported
     failures: int = 0
     provisioned: bool = False
-    may_be_done: bool = False  # a person has said so, whoever has heard it
+    may_be_done: bool = False  # an operator has reported it, read or not
     switched: int = 0  # times that its machine was, for it
     consumed: int = 0  # overrides
     consumed_at: datetime | None = None  # the last that may have been for it
@@ -67,7 +67,7 @@ class Book:
     asks: dict[str, Ask] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
-    # What is asked for
+    # Requests
 
     def ask(self, label: str, ask: Ask) -> None:
         self.asks[label] = ask
@@ -97,7 +97,7 @@ class Book:
         made = max(len(ask.given), ask.consumed)
         return ask.acknowledged and not ask.provisioned and made < ask.may_be_given
 
-    # What happens
+    # Events
 
     def is_consumed(self, labels: Collection[str], now: datetime) -> None:
         """A machine booted by an override that may have been set for any of these."""

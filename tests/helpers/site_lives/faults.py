@@ -53,7 +53,7 @@ from tests.helpers.site_lives.lives import (
 from tests.helpers.site_lives.processes import Hang, SlowSyncs
 from tests.helpers.site_lives.site import LateCall, SharedSite, Site
 
-# What happens in each search, besides its own faults.
+# Events of each search, besides its own faults.
 _SHARED: Final = (
     "an_installation_is_asked_for",
     "time_passes",

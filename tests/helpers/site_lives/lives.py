@@ -385,7 +385,7 @@ def the_tree_knows_less_than_was_given(site: Site, path: str, again: str, is_res
     _pass(site, 1)
     site.back_up()
     site.boot(path, goes_on=True)
-    site.start_endpoint()  # only of whom is gone the spool forgets anything
+    site.start_endpoint()  # the fetch log only deletes files of writers that are gone
     if is_restored:
         _pass(site, 1)
         site.restore(site.backups[-1], ("output",))

@@ -46,9 +46,9 @@ class Killed(BaseException):
 class Hang:
     """Calls to a PostgreSQL that get no answer until their deadline, which has passed at once here."""
 
-    after: int = 0  # calls that are answered before
+    after: int = 0  # earlier calls that get a response
     calls: int = 10**6  # that get no answer
-    is_done: bool = False  # whether the PostgreSQL does what these calls ask for
+    is_done: bool = False  # whether the PostgreSQL executes these calls
 
     def takes(self) -> bool:
         """Return whether the next call is one of these, and count the call."""
@@ -63,9 +63,9 @@ class HeldCall:
     """One call to a PostgreSQL that lasts until the test ends it."""
 
     def __init__(self, number: int) -> None:
-        self._left = number  # calls that are not held before
+        self._left = number  # earlier calls that are not held
         self._ends: Future[bool] = Future()
-        self.connection: psycopg.Connection[Any] | None = None  # whose call is held, or was
+        self.connection: psycopg.Connection[Any] | None = None  # the process whose call is or was held
         self.on_begin: Callable[[], object] = lambda: None  # called by the thread that calls
 
     @property
@@ -146,7 +146,7 @@ class HeldSyncs:
 
 
 _living: list[Fate] = []  # whose calls are made now: the last
-_held: list[HeldSyncs] = []  # who holds syncs now: the last
+_held: list[HeldSyncs] = []  # the last one that holds syncs
 _unwritable: list[str] = []  # why no ledger can be written now
 
 

@@ -54,7 +54,7 @@ from tests.helpers.site_lives.processes import (
     until_sync,
 )
 
-# The commits of the one server of a life, and a repository in which commits cost nothing.
+# The commits about the one server of a life, and a repository in which commits cost nothing.
 
 _WHO: Final = pygit2.Signature("A", "a@example.net", 0, 0)
 BASE: Final = "http://boot.test"
@@ -68,7 +68,7 @@ class Ways:
     evidence: str = "Fetched"
     attempts: int = 1
     boots: int = 1
-    names_endpoint: bool = True  # who gives what is made once, where mirrors serve files too
+    names_endpoint: bool = True  # the endpoint that serves one-time boots, if mirrors serve files too
     is_guarded: bool = False  # whether each reinstallation has to be acknowledged
 
 
@@ -195,32 +195,32 @@ def ask_of(ways: Ways) -> Ask:
 
 # A site: repository, instance, endpoints, a mirror, machines with BMCs, and clocks that may be wrong.
 #
-# Git, ledger, tree, spool, endpoints and Redfish are the real ones; all of it lives in this process, and can die at
-# any of its system calls. What machines are answered goes into a book that knows nothing of gitboot.
+# Git, ledger, tree, fetch log, endpoints and Redfish are real; all run in this process, and can die at any of their
+# system calls. The boots of machines go into a book that does not use gitboot.
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
 ITSELF, PROXY, MONITOR, CURL, HERE = "10.0.0.7", "10.0.0.3", "10.9.0.5", "10.0.0.99", "127.0.0.1"
 IPXE: Final = "iPXE/1.21.1+ (g988d2)"
 ASSETS: Final = tuple(f"{image}/kernel" for image in ("flatcar-1", "flatcar-2", "wiper-1", "memtest-7"))
-OTHERS: Final = {  # whose fetches never count, by what they say they are
+OTHERS: Final = {  # user agents whose fetches never count
     "check_http/2.3": MONITOR,
     IPXE: MONITOR,
     "curl/8.5.0": CURL,
     "Mozilla/5.0 (X11)": CURL,
     "gitboot-looker": HERE,
 }
-_DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
+_DEADLINE_S: Final = 600.0  # for a fetch to be recorded: a busy machine is not a slow disk
 _LEASE_S: Final = 3600.0  # of a ledger that hosts share: longer than a life takes, so that no thread renews the lease
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
-_ANSWERED_S: Final = 0.2  # real seconds in which an endpoint whose deadline has passed answers, or is given more time
+_ANSWERED_S: Final = 0.2  # real seconds in which an endpoint responds after its deadline, or gets more time
 _MOST_DEADLINES: Final = 20  # one after the other, in one fetch
 
 
 class Boots(NamedTuple):
     path: str
-    goes_on: bool = True  # to what its entry names
+    goes_on: bool = True  # to the file that its boot script names
     ends: str | None = None  # how its installer does: "provisioned", "failed"; None: it is silent
     proxy: bool = False
 
@@ -248,23 +248,23 @@ class RunningSite:
     book: Book = field(default_factory=Book)
     counts: Counter[str] = field(default_factory=Counter)
 
-    # What is true
+    # Facts
     skew: timedelta = timedelta(0)  # of the host's clock, which instance and endpoint go by
     commit: Commit = field(default_factory=Commit)
     asked: Counter[str] = field(default_factory=lambda: Counter(install=1))  # by kind, how many boots of it
     trailers: list[str] = field(default_factory=list)  # of all messages that have acknowledged anything
     seen: set[str] = field(default_factory=set)  # commits that the instance may have accepted
     since: list[Commit] = field(default_factory=list)  # the commits one of which the instance goes by
-    settled: Commit | None = None  # the one, where that is sure
+    settled: Commit | None = None  # the one, if that is certain
     history: list[Commit] = field(default_factory=list)
-    open_as_set: list[str] = field(default_factory=list)  # what the override that stands may be for
+    open_as_set: list[str] = field(default_factory=list)  # the purpose of the present override
     reconciled_at: datetime | None = None
-    stopped: bool = False  # an operator has stopped what writes disks, and the instance knows
+    stopped: bool = False  # an operator has stopped installs, and the instance knows
     stop_asked: bool = False
     loses_assets: bool = False
     slow: SlowSyncs | None = None  # how the endpoint's fetch log syncs
 
-    # Who lives
+    # Processes
     instance: Parts | None = None
     instance_fate: Fate = field(default_factory=Fate)
     serving: Serving | None = None
@@ -415,7 +415,7 @@ class RunningSite:
         with living(self.instance_fate), suppress(Killed):
             try:
                 parts.source.fetch()
-            except GitbootError:  # a restored clone is made anew by the next reconcile
+            except GitbootError:  # the next reconcile replaces a restored clone
                 self.counts["fetches failed"] += 1
                 fetched = False
             for _ in range(_MOST_AT_ONCE):
@@ -476,7 +476,7 @@ class RunningSite:
         answer = self._fetch_from(serving, path, client, agent, more)
         if serving.fate.dead:
             self.counts["endpoint killed"] += 1
-            for each in self.since:  # what it had recorded it has given, for all that anybody knows
+            for each in self.since:  # it may have served everything that it had recorded
                 self.book.asks[each.label].may_be_done = True
             self.stop_endpoint()
         return answer
@@ -508,7 +508,7 @@ class RunningSite:
                 self._come_to_rest(serving)
             except (asyncio.CancelledError, Killed):
                 return None
-            if serving.fate.dies_in is not None:  # it dies before it has answered, with all written down
+            if serving.fate.dies_in is not None:  # it dies before its response, with everything recorded
                 serving.fate.dead = True
                 return None
         if (why := answer.why_not) is not None:

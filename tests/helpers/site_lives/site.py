@@ -63,7 +63,7 @@ from tests.helpers.site_lives.running_site import (
     ask_of,
 )
 
-_ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
+_ASKED_AFTER_S: Final = 31 * 60  # the fate of an override that is gone is awaited, and then an operator is asked
 _WITHDRAWN_WITHIN_S: Final = 3 * 601  # an override that is over: as `tests.helpers.machine_lives` allows
 
 
@@ -237,7 +237,7 @@ class Site(RunningSite):
             with full_ledger():
                 yield
             return
-        if self.instance is not None:  # waits for no lock: whoever holds it keeps it
+        if self.instance is not None:  # waits for no lock: its holder keeps it
             self.instance.ledger.database.execute("PRAGMA busy_timeout = 0")
         with locked_ledger(self.folder / "state"):
             yield
@@ -269,7 +269,7 @@ class Site(RunningSite):
     def set_record(self, *, provisioned: bool) -> None:
         """Set the record as an operator: pending, or installed."""
         if provisioned and self.settled is None:
-            return  # nobody could say of which
+            return  # nobody could know of which
         wanted = self.settled or self.commit
         record = Record()
         if provisioned:
@@ -412,10 +412,10 @@ class Site(RunningSite):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# A site of two hosts with one ledger in a PostgreSQL: one host acts, the other stands by, and both serve.
+# A site of two hosts with one ledger in a PostgreSQL: one host is active, the other a standby, and both serve.
 #
-# The PostgreSQL is a real one. Time passes for leases as the steps of a life want, and never by a clock. A host that
-# was replaced may go on for a while, as one does that was suspended.
+# The PostgreSQL is a real one. The time of leases passes by the steps of a life, and never by a clock. A host that
+# was replaced may continue for a while, as one does that was suspended.
 
 _HOSTS: Final = ("one", "two")
 
@@ -423,7 +423,7 @@ _HOSTS: Final = ("one", "two")
 class LateCall(NamedTuple):
     """A call to the PostgreSQL that hangs while an endpoint serves a fetch."""
 
-    number: int  # calls of that fetch that are answered before
+    number: int  # earlier calls of that fetch that get a response
     meanwhile: str | None = None  # what happens while the call hangs and holds no lock: "reconcile" or "take over"
     expires: bool = True  # whether the endpoint's deadline passes
     is_lost: bool = False  # whether the call never reaches the PostgreSQL
@@ -444,10 +444,10 @@ class SharedSite(Site):
 
     server: PostgresServer = field(kw_only=True)
     acting: int = 0  # the number of the host whose instance acts
-    asked_host: int = 0  # the number of the host whose endpoint machines ask
+    asked_host: int = 0  # the number of the host whose endpoint machines use
     beside: Serving | None = None  # the endpoint of the other host; both serve the tree of the host that acts
     replaced: Replaced | None = None
-    reconciles_in_boots: bool = False  # whether the instance reconciles after the machine has got its entry
+    reconciles_in_boots: bool = False  # whether the instance reconciles after the machine has got its boot script
     late: LateCall | None = None  # what hangs the next time that an endpoint calls the PostgreSQL
     _is_answering: bool = False  # whether an endpoint has not answered a fetch yet
     _is_calm: bool = False
