@@ -156,7 +156,7 @@ def test_is_readable_by_others_checks_the_published_files(root: Path) -> None:
     assert not is_readable_by_others(root), "nobody comes to what lies below"
 
 
-# Which group
+# Groups
 
 
 def test_a_group_is_named_or_numbered() -> None:

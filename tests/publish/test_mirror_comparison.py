@@ -117,7 +117,7 @@ def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[Cop
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                with suppress(OSError):  # whoever asked does not want the rest
+                with suppress(OSError):  # the client does not want the rest
                     self.wfile.write(content)
             self.close_connection = "Content-Length" not in headers
 
@@ -345,7 +345,7 @@ def test_the_table_has_each_finding_with_its_reason_and_a_summary(mirror: CopySe
     assert out.splitlines()[-1].endswith("files: 1 missing, 1 stale")
 
 
-# As a folder
+# Folders
 
 
 def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Verify) -> None:
@@ -425,7 +425,7 @@ def test_a_folder_without_a_tree_is_rejected(tmp_path: Path) -> None:
     assert (code, "expected an output tree" in err) == (8, True)
 
 
-# What is judged
+# Findings
 
 
 def test_an_absent_path_is_absent_with_any_error_status() -> None:

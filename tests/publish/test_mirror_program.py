@@ -292,7 +292,7 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
             ],
             id="also if the publisher is gone",
         ),
-        # A mirror cannot know what was decided since.
+        # A mirror cannot have later decisions.
         pytest.param([Step(BEFORE, fleet=window(BEFORE)), Step(INSIDE)], id="only the publisher opens windows"),
         pytest.param([Step(ENDS + timedelta(days=30))], id="an expired list still ends windows"),
         pytest.param(
@@ -383,7 +383,7 @@ def test_a_folder_with_other_files_is_not_changed(host: MirrorHost, capsys: pyte
     assert {path.name for path in host.served.iterdir()} == {"index.html"}
 
 
-# What a state file may have become.
+# Possible contents of a state file.
 DAMAGED_STATES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "no JSON": lambda _: "{",
     "nested without end": lambda _: "[" * 100_000,
@@ -470,7 +470,7 @@ def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHos
                 connection.close()
 
 
-# What is not served
+# Files that are not served
 
 
 def test_an_artifact_that_does_not_match_its_path_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:

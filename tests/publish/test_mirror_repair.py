@@ -203,7 +203,7 @@ def test_wrong_arguments_are_named(copy: Path, output: Path, tmp_path: Path) -> 
     assert done.stdout.splitlines()[-1].endswith("files: 1 repaired")
 
 
-# What happens during a repair
+# Events during a repair
 
 
 class WatchedStore(FolderStore):
@@ -371,7 +371,7 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
     assert_refused(copy, "correct the clock", publisher, lambda: behind)
 
 
-# Who publishes to a mirror
+# Publishers of a mirror
 
 
 def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTarget:

@@ -117,7 +117,7 @@ def folders(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
 
 
-# What is published
+# Published files
 
 
 def test_the_manifest_is_json_and_digests_in_its_head_lead_to_every_file(root: Path) -> None:
@@ -183,7 +183,7 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
     assert all((mode == 0o755) == path.is_dir() for path, mode in modes.items())
 
 
-# What a pass costs
+# Cost
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -318,7 +318,7 @@ def test_a_boot_script_always_refers_to_existing_content_through_200_commits(
     assert complaints == ""
 
 
-# What leaves the tree
+# Removed files
 
 
 def test_files_that_are_no_longer_planned_are_removed_with_empty_folders(root: Path) -> None:
@@ -395,7 +395,7 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
     assert on_disk(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
 
 
-# What is not gitboot's
+# Foreign files
 
 
 def test_files_that_gitboot_did_not_write_are_not_changed(root: Path) -> None:
@@ -524,7 +524,7 @@ def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
     assert (root.parent / "outside").read_text() == "mine"
 
 
-# Whose it is
+# Owners of a tree
 
 
 def test_a_tree_of_another_ledger_is_not_changed(root: Path) -> None:
@@ -760,7 +760,7 @@ def test_a_dry_run_returns_the_result_of_a_publication_and_writes_nothing(root: 
     )
 
 
-# Where writing fails
+# Write errors
 
 
 PUBLISH_AS_NOBODY = """

@@ -724,7 +724,7 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
     assert missed == []
 
 
-# A tree where there was none
+# A new tree
 
 
 def assert_begun_or_not(root: Path, version: int) -> None:

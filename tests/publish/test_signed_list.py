@@ -467,7 +467,7 @@ def test_a_folder_of_keys_that_lacks_a_file_is_rejected(keys: Path, missing: str
         read_list_keys(keys)
 
 
-# What a file of the folder may have become, each as its content.
+# Possible states of a file of the folder, each as its content.
 DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
     "an empty key": ("publication.key", b""),
     "a key that is cut short": ("publication.key", b"-----BEGIN PRIVATE KEY-----\n"),
@@ -508,7 +508,7 @@ def test_a_key_that_the_newest_root_does_not_name_is_rejected(tmp_path: Path, ke
         read_list_keys(keys)
 
 
-# Whatever happens
+# Random events
 
 NAMES = ("web01", "web02", "web03", "db01")
 STEPS = st.lists(

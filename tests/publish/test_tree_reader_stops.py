@@ -60,7 +60,7 @@ def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path)
     assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o644
 
 
-# What an endpoint makes of it
+# The effect at an endpoint
 
 
 def looked(url: str) -> None:

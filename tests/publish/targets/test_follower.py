@@ -52,7 +52,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-# What --target says
+# The value of --target
 
 
 @for_each(
@@ -141,7 +141,7 @@ def test_an_instance_and_the_repair_of_a_mirror_start_without_an_extra(extra: st
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-# What a plain file server may serve
+# Files that a plain file server may serve
 
 HERE = "boot/v1/boot/52-54-00-00-00-01"
 IPXE = f"{HERE}/boot.ipxe"
@@ -211,7 +211,7 @@ def test_objects_have_the_media_type_and_lifetime_of_the_mirror_configurations(
     assert (find_content_type(path), find_delivery(path).cache_control) == (content_type, cache_control)
 
 
-# What is decided
+# Decisions
 
 
 def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
@@ -286,7 +286,7 @@ def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
     assert FollowedTree(tmp_path).read_summary() is None
 
 
-# Who brings it up
+# Threads
 
 
 @dataclass
@@ -343,7 +343,7 @@ def test_a_target_is_updated_at_the_start_and_with_each_publication(out: Path) -
         assert one.following == TargetStatus(name="shelf", commit="c0ffee")
         assert woken.wait(60)
         servers = len(shelf.steps)
-        assert servers == 4  # three, and what is nobody's
+        assert servers == 4  # three, and one without a server
         publish(out, fleet(1, (0, 1)), AT + DAY, commit="beef")
         followers.publish()
         assert one.following.behind_since == AT

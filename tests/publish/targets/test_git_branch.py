@@ -107,7 +107,7 @@ def test_a_branch_is_pushed_to_a_daemon_and_an_interrupted_push_is_completed(bar
         site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
         site.bring(fleet(1))
         site.publish(fleet(2), AT + DAY)
-        for passes in (1, 300, 600):  # of what the server says; at last it has taken the push, and nobody hears of it
+        for passes in (1, 300, 600):  # bytes of the response; at last the push is accepted, and the response is lost
             with Relay(url, passes=passes, then="hangs up") as relay:
                 cut = Site(tmp_path, Remote(url=f"{relay.url}/boots.git", timeout_s=5))
                 with suppress(SourceError):
@@ -154,7 +154,7 @@ def test_each_commit_has_complete_chains_also_for_a_client_that_read_the_one_bef
             if path.startswith("boot/v1/"):
                 named = content.decode().split()[1]
                 assert named in before
-                assert named in tree  # who has read the entry, and then what is checked out next
+                assert named in tree  # a client that has read the boot script, and then the next checkout
 
 
 def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Path) -> None:
