@@ -196,7 +196,7 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_even_without_its_publisher(
             publisher.now = START
             publisher.publish(fleet_of, at=START)
             with mirrors(publisher.root, tmp_path) as urls:
-                # Nothing is published from here on. Only the clock of the endpoint goes on.
+                # Nothing is published from here on. Only the clock of the endpoint runs.
                 inside = {boots(url, path) for url in urls for path in ALL_LOADERS}
                 publisher.now = END
                 after = {boots(url, path) for url in urls for path in ALL_LOADERS}
@@ -280,13 +280,13 @@ OUTPUTS: Final = "outputs: [ipxe, grub, pxelinux]"
         # A maintenance that boots the disk ends, too; and the disk before and after it needs no answer.
         (HTTP, (*LIVE, *TO_DISK), ("asks live", "asks live", "asks live")),
         (HTTP, (*LIVE[:-1], policy("live", boots="live", often="Never"), *TO_DISK), ("disk", "disk", "disk")),
-        # A policy that installs boots the disk where a maintenance is not answered.
+        # A policy that installs boots the disk if there is no response for a maintenance.
         (
             HTTP,
             (*LIVE[:-1], image("flatcar-1"), profile("web", "flatcar-1"), policy("web"), WINDOW),
             ("asks disk",) * 3,
         ),
-        # Outside of a window nothing is asked.
+        # Outside a window there is no request.
         (HTTP, LIVE, ("live", "live", "live")),
     ],
 )
@@ -315,7 +315,7 @@ MADE: Final = {"web01": Record(runs={"repair": Run(1, at("20T22:05"), at("21T04:
         ((*LIVE, *TO_DISK), START),
         ((*LIVE, maintenance("repair", "20T22:00 -")), START),
         ((*LIVE, TO_DISK[0], maintenance("park", "20T22:00 -", boots="disk")), START),
-        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was made, and is given again for a minute
+        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was used, and is served again for a minute
         ((*LIVE, ONE_RUN), at("20T22:10")),  # its boot was made, and the disk boots until the window ends
         ((*LIVE[:-1], *INSTALLING, *TO_DISK), START),
     ],
@@ -409,7 +409,7 @@ def dashed_mac(name: str) -> str:
 def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
     accepted: str, expected: str | None
 ) -> None:
-    # The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down.
+    # The endpoint sends a 404 for such a server, which a boot script cannot distinguish from an endpoint that is down.
     settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
     found = in_tree(fleet(settings), *LIVE, *TO_DISK)
     assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
@@ -429,9 +429,9 @@ OFFER: Final = f"/httpboot/{uuid_of('web01')}.json"
 @pytest.mark.parametrize(
     ("settings", "http_boot", "expected"),
     [
-        (HTTP, "uki", "live"),  # firmware fetches one file, and asks nothing
+        (HTTP, "uki", "live"),  # firmware fetches one file, and sends no other request
         (f"{HTTP}, serving: {{lateEnds: Accept}}", "uki", "memtest"),
-        (HTTP, "loader", "memtest"),  # the loader asks by its boot script
+        (HTTP, "loader", "memtest"),  # the loader asks with its boot script
     ],
 )
 def test_a_file_that_firmware_fetches_itself_is_omitted_during_a_maintenance(
@@ -565,7 +565,7 @@ LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.BOOT_SC
 LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.requested_by for kind in LOOKUPS if kind.requested_by is not None}))
 UNKNOWN: Final = ("LocalDisk", "NotFound", "{profile: look}")
 
-# Each state: what the Fleet and the Server document say, how often the policy boots, a maintenance.
+# Each state: the Fleet and the Server document, how often the policy boots, a maintenance.
 STATES: Final = {
     "it boots from the network": ("", "", "Always", ()),
     "it is to be installed": ("", "provision: 1", "Once", ()),

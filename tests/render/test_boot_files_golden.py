@@ -61,7 +61,7 @@ class Scenario:
     files: tuple[tuple[str, str], ...] = ()
     instant: datetime = NOON
     record: Record | None = None
-    lies: bool = False  # as its files lie in the tree, where somebody is named who gives what is made once
+    lies: bool = False  # as its files are in the tree, if an endpoint for one-time boots is named
 
     def decisions(self) -> Decisions:
         return example() if self.documents is None else decided(*self.documents, files=dict(self.files))

@@ -235,7 +235,7 @@ def test_a_placeholder_or_invalid_serial_number_finds_no_server(serial: str) -> 
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
-WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader can say it
+WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader supports it
 
 
 def test_a_machine_is_looked_up_by_its_most_specific_identity_first() -> None:

@@ -200,7 +200,7 @@ def test_a_name_that_is_not_a_host_name_is_omitted() -> None:
     assert {each["hostname"] for each in elements(found["kea-dhcp4-reservations.json"])} == given
 
 
-# What each kind of machine is given, by what IANA calls it.
+# The file for each kind of machine, by its name at IANA.
 
 
 def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_an_interface_that_may_not_boot_belongs_to_the_server_and_its_script_say
         assert "may not boot from this interface" in found.published.contents[turn.content]
         assert (turn.since, turn.digest, turn.writes) == (None, None, None)
         assert path not in found.evidence_digests
-    assert found.published.paths[ENTRY][0].writes is not None  # what its other interface is given
+    assert found.published.paths[ENTRY][0].writes is not None  # the file for its other interface
     assert "boot/v1/boot/52-54-00-99-99-99/grub.cfg" not in found.files
     assert found.is_current(decisions.servers["web01"], record, NOON, about)
     assert not found.is_current(decisions.servers["web01"], record, NOON, ServerDetails())
@@ -337,7 +337,7 @@ def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
     return {listing_name(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
 
-# What is listed
+# Listings
 
 
 @for_each("documents", [(OUTPUTS, *SEED[1:]), (OUTPUTS, *SEED[1:], ONE), (*CONFIGURED, ONE)])
@@ -445,9 +445,9 @@ def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_started(
 @pytest.mark.parametrize(
     ("writes", "now", "since"),
     [
-        ("false", "20T22:05", "21T04:00"),  # its boot was given, and is given again for a minute
-        ("false", "20T22:10", "21T04:00"),  # the disk boots, and the system may ask for its user data for two hours
-        ("true", "20T22:05", "20T22:06"),  # a boot that writes the disk is taken back after the minute
+        ("false", "20T22:05", "21T04:00"),  # its boot was served, and is served again for a minute
+        ("false", "20T22:10", "21T04:00"),  # the disk boots, and the system may fetch its user data for two hours
+        ("true", "20T22:05", "20T22:06"),  # a boot that writes the disk is withdrawn after the minute
         ("true", "20T22:10", "21T04:00"),
     ],
 )
@@ -493,7 +493,7 @@ def test_the_data_of_a_boot_after_a_window_exists_before_the_end() -> None:
     assert named and named <= found.files.keys()
 
 
-# A person who looks for one server's files
+# An operator who looks for one server's files
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -109,7 +109,7 @@ ENCODINGS: Final = {
 
 @pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
 def test_t6_a_template_may_encode_a_token_in_base64(written: str) -> None:
-    # What is told is what the template would have made of the published path itself.
+    # The file is what the template would have made of the published path itself.
     text = f"#cloud-config\n- {written} and {written}\n"
     path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
     assert told(text) == told(text.replace("urls.provisioned", f"'{path}{NAME}'"))
@@ -133,11 +133,11 @@ def test_t6_a_token_in_base64_is_replaced_at_any_offset(
     assert names.rename_files({"boot/x": File(written(token))})["boot/x"].content == written(find_token(path) or "")
 
 
-# Whose it is
+# Owners
 
 
 def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
-    # Whoever computes it from what Git says is answered as for any other path that does not exist.
+    # A client that computes it from Git gets the 404 of a missing path.
     with site(made(SAID)) as there, there.serve() as url:
         script = get(url + ENTRY).text
         (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
@@ -213,14 +213,14 @@ def test_t6_a_server_is_rendered_again_when_an_earlier_key_ends() -> None:
         planned(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
         for now in (BEFORE - timedelta(minutes=1), BEFORE, START)
     ]
-    # The boot that was given is given again for a minute, and its data for two hours.
+    # The served boot is served again for a minute, and its data for two hours.
     assert [each.refresh_at for each in turns] == [BEFORE, START, None]
     assert all(each.transition is not None and each.transition <= (each.refresh_at or AFTER) for each in turns[:2])
     resting = planned(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
     assert resting.servers["web01"].transition == START
 
 
-# Found by what anybody knows of a machine
+# Found by public identities of a machine
 
 
 BY_UUID: Final = {

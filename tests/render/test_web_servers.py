@@ -100,7 +100,7 @@ def test_the_page_describes_what_to_set_in_each_configuration(output: Path) -> N
     assert site.count("# set: ") == 5 and "set its five lines" in page
 
 
-# Who is answered
+# Clients
 
 
 def test_the_list_of_all_machines_is_for_clients_on_the_same_host(output: Path, mirror: Mirror) -> None:
@@ -133,7 +133,7 @@ def test_the_monitors_of_the_fleet_may_read_the_list_of_all_machines_too(tmp_pat
                 assert client.get("/signed/timestamp.json").status_code == expected, address
 
 
-# What is answered
+# Responses
 
 
 SAME = ("content-type", "content-length", "cache-control")
@@ -150,7 +150,7 @@ def is_report(path: str) -> bool:
 
 def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.Client, client: httpx.Client) -> None:
     for spooled in (output.parent / "spool").glob("*.jsonl"):
-        spooled.unlink()  # as once a tree is published that knows what was given
+        spooled.unlink()  # as after the publication of a tree with the served boot
     paths = [path for path in FLEET.boot_files if not path.startswith("/signed/")]  # which only copies need
     assert len([path for path in paths if is_report(path)]) == 2
     for path in paths:
@@ -160,7 +160,7 @@ def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.C
         if is_report(path):
             assert (ours.status_code, theirs.status_code) == (204, 200)
             assert ours.headers["cache-control"] == theirs.headers["cache-control"]
-        elif is_entry(path):  # whether it writes a disk a mirror cannot tell
+        elif is_entry(path):  # a mirror does not know whether it writes a disk
             assert _same(ours)[:-1] == _same(theirs)[:-1], path
             assert theirs.headers["cache-control"] == "no-store"
         else:
@@ -412,7 +412,7 @@ def test_a_path_outside_the_base_url_is_absent(below: Mirror, base: str) -> None
     assert http_peers.get(f"{below.url}{base}/boot.ipxe").status_code == 404
 
 
-# What is logged
+# Logs
 
 
 @pytest.fixture
@@ -466,7 +466,7 @@ def test_an_interrupted_fetch_is_detected(
 ) -> None:
     entry = f"/v1/boot/{NOBODY}/boot.ipxe"
     (output / f"boot{entry}").parent.mkdir()
-    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # entries themselves fit into any buffer
+    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # boot scripts themselves fit into any buffer
     try:
         with connect(mirror.url, receive_buffer=4096) as client:
             client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
