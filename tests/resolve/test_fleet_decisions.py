@@ -366,7 +366,7 @@ AGAIN = Record(provision=1, image="flatcar-0", provisioned_at=NOON)
         ("the boot that was made stays for the grace", ONCE, 1, FETCHED, 0, Cause.PENDING, "provision/1", False),
         ("to its end", ONCE, 1, FETCHED, 59, Cause.PENDING, "provision/1", False),
         ("and no longer", ONCE, 1, FETCHED, 60, Cause.PROVISIONED, None, False),
-        # An endpoint refuses this boot, and none with another key, after the machine has fetched its data.
+        # An endpoint withholds this boot, and no boot with another key, after the machine has fetched its data.
         (
             "by the key of the boot that was made",
             *(ONCE, 1, given_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
@@ -473,7 +473,7 @@ def test_r6_image_and_method_must_match(
         ("Combustion", {"t": "#!/bin/bash\n# combustion: network\n"}, []),
         ("Combustion", {"t": "echo\n"}, ["GB4010"]),
         ("Generic", {"t": "anything at all\n"}, []),
-        # What lies beside user data is NoCloud's.
+        # The other files beside user data are NoCloud's.
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "version: 2\nethernets: {}\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "network:\n  version: 1\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "ethernets: {}\n"}, ["GB4011"]),
@@ -526,7 +526,7 @@ def test_r7_user_data_may_use_the_arguments_and_arguments_may_use_its_url() -> N
     assert boot.kernel_arguments == (f"ds=x;s={boot.user_data.url}",)  # the author has set it
 
 
-# What speaks against a commit
+# Invalid commits
 
 
 def skew(mode: str, minimum: str) -> tuple[str, ...]:
@@ -664,7 +664,7 @@ def test_a_fault_in_a_templated_argument_is_reported_at_the_argument() -> None:
     assert documents[4].splitlines()[3][problem.column - 1 :].startswith("'{{ nothing }}'")
 
 
-# What is decided
+# Decisions
 
 
 @for_each(
@@ -708,7 +708,7 @@ def test_a_plan_has_the_override_that_it_needs(
         ((WINDOW,), "20T12:00", "20T22:00"),
         ((WINDOW,), "20T22:00", "21T04:00"),
         ((WINDOW,), "21T04:00", None),
-        # An instant that changes nothing is no transition.
+        # A time at which nothing changes is no transition.
         ((WINDOW, maintenance("over", "20T23:00 21T01:00", "priority: -1")), "20T22:00", "21T04:00"),
     ],
 )

@@ -54,7 +54,7 @@ from tests.helpers.hypothesis_strategies import (
     tree,
 )
 
-# Whole fleets take a while to draw, which says nothing about a law, and much longer to explain.
+# Whole fleets take a while to draw, which does not matter for a property, and much longer to explain.
 LAWS = settings(
     max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow],
@@ -63,7 +63,7 @@ LAWS = settings(
 PROCESSES = settings(LAWS, max_examples=2)
 
 
-# Order: what a fleet says counts, not how it is laid out
+# Order: the content of a fleet counts, not its layout
 
 
 @LAWS
@@ -166,7 +166,7 @@ def test_r8_plans_with_one_digest_are_equal(fleet: GeneratedFleet) -> None:
 
 
 def test_r8_plans_that_want_different_overrides_have_different_digests() -> None:
-    # Always sets anew after each reset that consumed the override, Once does not.
+    # Always sets an override again after each reset that consumed it; Once does not.
     always, once = (
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
@@ -256,7 +256,7 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
     assert (planned.boot.profile if planned.boot else None) == (spec["profile"] if goes_on else None)
 
 
-# What is never installed
+# Installations that never happen
 
 
 def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:

@@ -160,7 +160,7 @@ def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carr
     assert why in found.why
 
 
-# What a maintenance leaves
+# Leftovers of a maintenance
 
 
 def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
@@ -299,7 +299,7 @@ def test_e20_deleted_servers_that_come_back_are_held() -> None:
     assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
 
 
-# What a reviewer is told
+# Reviews
 
 
 def own(spec: str, name: str = "fra1-web01") -> Files:

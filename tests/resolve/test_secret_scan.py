@@ -41,7 +41,7 @@ JWT = ".".join(
     (*(encoded(json.dumps(each)).rstrip("=") for each in ({"alg": "HS256"}, {"sub": "node", "aud": "x"})), made(43))
 )
 
-# Of each kind what a person or a tool writes, and where it would stand.
+# Secrets of each kind as a person or a tool writes them, and their place.
 KINDS: Final = {
     "a TLS key": PEM,
     "an OpenSSH key": PEM.replace("PRIVATE", "OPENSSH PRIVATE"),
@@ -77,7 +77,7 @@ KINDS: Final = {
     "a token of k3s": f"token: K10{made(64, '0123456789abcdef')}::server:{made(32, '0123456789abcdef')}",
 }
 
-# What stands where a password would, and is none.
+# Text at the place of a password that is none.
 HARMLESS: Final = (
     *("'!'", "'!!'", "'*'", "'!*'", "xxxx", "'*LK*'", "''", "null", "$6$salt$hash", "'!$6$salt$hash'", "'$2y$10$abc'"),
     *(
@@ -275,7 +275,7 @@ def test_t8_every_match_of_a_rule_contains_one_of_its_words(rule: TokenRule, dat
     assert any(word in found.lower() for word in rule.words)
 
 
-# At file and line, and what is let pass
+# File and line, and accepted findings
 
 
 def test_t8_a_finding_has_its_file_and_line_once_for_all_servers() -> None:

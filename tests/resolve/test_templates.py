@@ -466,7 +466,7 @@ def test_no_expression_grows_without_bounds() -> None:
     by_code = {name: (code, message) for name, (code, message, _) in ends.items()}
     assert {name: by_code[name] for name in UNBOUNDED if by_code[name][0] != "TEMPLATE_BOUNDS"} == {}
     assert {name: by_code[name] for name in EXPENSIVE_SYNTAX if by_code[name][0] == "rendered"} == {}
-    # Neither Python's stack nor the memory is what bounds them, for those differ from machine to machine.
+    # The bounds do not depend on Python's stack or the memory, which differ between machines.
     assert {name: message for name, (_, message) in by_code.items() if "a value is too large" in message} == {}
     # Each takes less than a second of a processor that is neither slow nor shared.
     assert {name: seconds for name, (_, _, seconds) in ends.items() if seconds > 20} == {}
@@ -641,14 +641,14 @@ def test_an_unusual_template_renders_or_fails_as_expected(
 
 
 def test_a_slice_of_a_number_is_a_fault_in_the_words_of_a_template() -> None:
-    # Not a warning of Python's compiler on stderr, where an instance's events stand.
+    # No warning of Python's compiler goes to stderr, which has the events of an instance.
     with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
         render_template("{{ 1[1:] }}", {})
 
 
 @for_each("name", sorted(FILTERS))
 def test_t4_no_filter_has_an_argument_that_lets_it_grow(name: str) -> None:
-    # 0.1.0 indented by four thousand million columns where a template asked it to.
+    # 0.1.0 indented by four thousand million columns if a template requested it.
     arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
     values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was ever used is what is used now: proc(5)
