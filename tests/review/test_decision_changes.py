@@ -194,7 +194,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
                 made = render_server_files(commit.decisions, decision, planned)
                 files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
         state = build_server_state(commit.decisions, decision, None, min(fleet.instants(None)))
-        found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
+        found[name] = files | {state_path(name): state.files[state_path(name)]}  # it shows the whole decision
     unused = {
         path: file
         for name, host in commit.decisions.networks.items()

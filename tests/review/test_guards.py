@@ -124,7 +124,7 @@ def test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_o
     [
         ({"servers/fra1-web01.yaml": server("fra1-web01", "role: web, site: fra1", "provision: 2")}, "maxReinstalls"),
         ({"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}, "maxUnknownChanges"),
-        ({"images/bios.yaml": image("bios-2", "kernelArguments: [debug]")}, None),  # nothing boots it
+        ({"images/bios.yaml": image("bios-2", "kernelArguments: [debug]")}, None),  # no server boots it
         ({"images/1.yaml": image("flatcar-1", "userData: CloudInit, kernelArguments: [a]")}, "mutatedImages"),
         (dict.fromkeys(path for path in FLEET if path.startswith("servers/")), "allowEmpty"),
     ],

@@ -439,7 +439,7 @@ def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
     assert compared({path: FLEET[path]}, gone).unknown_claims == ()
 
 
-# Who may fetch
+# Allowed clients
 
 
 def spec(

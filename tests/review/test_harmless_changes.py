@@ -377,7 +377,7 @@ def held(new: Files, old: Files) -> dict[str, int]:
 
 ALL = "20T22:00 21T04:00"
 WIPE = maintenance("m", ALL, "networkBoot: Once", boots="bios")  # writes disks, on all 22 servers
-RESCUE = maintenance("m", ALL)  # writes none
+RESCUE = maintenance("m", ALL)  # it writes none
 ALWAYS = policy("web", "{matchLabels: {role: web}}")  # installs at each boot
 ONCE = policy("web", "{matchLabels: {role: web}}", often="Once")
 NEVER = policy("web", "{matchLabels: {role: web}}", often="Never")

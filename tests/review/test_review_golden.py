@@ -61,7 +61,7 @@ def board(number: str, bmc: str) -> str:
     return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))
 
 
-# What the commit changes, what it changes it in, and what becomes of it.
+# The change of the commit, the fleet that it changes, and the outcome.
 SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
     "image-bump": (stream("current: flatcar-2"), FLEET, ReviewOutcome.HELD),
     "canary-10-to-50": (canary(50), {**FLEET, **canary(10)}, ReviewOutcome.FINE),

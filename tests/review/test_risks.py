@@ -316,7 +316,7 @@ def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_requested_before(
     assert (Risk.REINSTALL in found[NAME].risks if NAME in found else False) == bool(expected)
 
 
-# Who is who
+# Identities
 
 
 def machine(name: str, uuid: str, mac: str = "", serial: str = "", bmc: str = "") -> Files:
@@ -465,7 +465,7 @@ def test_the_bmc_of_a_new_server_is_part_of_the_digest() -> None:
     assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
 
 
-# What DHCP is told is in no decision
+# The DHCP configuration is in no decision
 
 DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
 
@@ -503,7 +503,7 @@ def test_a_site_counts_if_dhcp_is_an_output() -> None:
         ((1, 2), (UnknownReason(UnknownCause.MOVED, "fra1"),)),
         ((1, 1), ()),  # one instance acts for both
         ((None, None), ()),
-        ((None, 2), ()),  # who acted for the first is not said
+        ((None, 2), ()),  # it is unknown which instance acted for the first
     ],
 )
 def test_a_server_that_moves_to_a_site_with_its_own_instance_is_unverified_there(

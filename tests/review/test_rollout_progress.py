@@ -42,7 +42,7 @@ NOON = at("20T12:00")
 NAMES = sorted(
     (f"web{number:02}" for number in range(12)), key=lambda name: joining_percentage("stable", identity(name))
 )
-FIRST = sorted(NAMES[:4])  # whom the present step reaches
+FIRST = sorted(NAMES[:4])  # the servers that the present step reaches
 PERCENT = joining_percentage("stable", identity(NAMES[3]))
 
 
