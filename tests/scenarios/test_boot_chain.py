@@ -56,7 +56,7 @@ def follow(fetch: Callable[[str], str | None]) -> str | None:
     """Follow the chain of a boot script; return the image of the whole chain, or its fault."""
     entry = fetch(ENTRY)
     if entry is None:
-        return None  # an entry is missing only before the first publication
+        return None  # a boot script is missing only before the first publication
     (named,) = re.findall(r"/assets/([^/]+)/kernel", entry)
     (folder,) = re.findall(r"/(o/[0-9a-f]{64})/", entry)
     user_data = fetch(f"{folder}/user-data")
@@ -74,7 +74,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
     def read(kind: str, fetch: Callable[[str], str | None]) -> None:
         while not done.is_set():
             seen[kind][follow(fetch)] += 1
-            time.sleep(0.005)  # the passes want some of this process, too
+            time.sleep(0.005)  # the reconciles need some of this process, too
 
     with in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
@@ -118,7 +118,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
         assert len(chains) > 2 * lives, f"{kind} saw only {len(chains)} versions"
 
 
-# The seed problem at every lookup: at one instant there is one answer, whenever passes happen to run
+# The seed problem at every lookup: at one time there is one response, whenever reconciles run
 
 
 USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
@@ -195,13 +195,13 @@ def test_all_lookups_change_together_at_the_transition_whenever_reconciles_run(t
         instance = parts.reconciler
         instance.reconcile(clock.now)
         for _ in range(5 * lives):
-            clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
+            clock.now = START - timedelta(days=2)  # it is set back, and an operator confirms it
             instance_tables.add_request(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
             with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
                     clock.now = now
-                    if order.random() < 0.3:  # a pass may come at any time, or not at all
+                    if order.random() < 0.3:  # a reconcile may come at any time, or not at all
                         instance.reconcile(now)
                     asked += len(LOOKUPS)
                     assert answers(client) == expected(now), now

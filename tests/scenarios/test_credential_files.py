@@ -234,7 +234,7 @@ def test_finding_p1_a_receiver_whose_secret_is_missing_is_a_condition(repository
         secret = next(path for path in tmp_path.glob("*") if path.is_file() and SECRET in path.read_text())
         with running(repository.bare, tmp_path, "--notify", str(file), "--poll", "1", records="fresh") as instance:
             secret.unlink()
-            repository.push({"broken.yaml": "kind: [\n"})  # an event that receivers are told of
+            repository.push({"broken.yaml": "kind: [\n"})  # an event for receivers
             found = until(instance, "NotificationsSent", status=False)
             assert found["reason"] == "UsageError" and str(secret) in found["message"]
             write_private(secret, SECRET)

@@ -28,9 +28,9 @@ from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
 MOST_PACKS = 51  # of the clone; more are made one
-MOST_BYTES = 768  # a commit: of one that were held there would be more
+MOST_BYTES = 768  # a commit: if commits were kept, there would be more
 ONCE = 32 * 1024  # of what is only made once it is needed, a little in each part
-FULL = 64  # commits until what is kept of the newest ones takes no more memory
+FULL = 64  # commits until the bounded memory of the newest ones stops growing
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def of_modules() -> Iterator[object]:
                 yield from (getattr(each, "__func__", each) for each in vars(value).values())
 
 
-# What one answer takes
+# The cost of one response
 
 
 @dataclass

@@ -29,7 +29,7 @@ from tests.helpers.instance_with_bmcs import Rack
 from tests.helpers.running_instance import begin
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
-# What a file may be called: a slash would begin another folder.
+# Possible names of files: a slash would begin another folder.
 NAMES = (
     "::error file=x::owned.yaml",
     "##[add-mask]owned.yaml",

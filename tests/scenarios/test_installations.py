@@ -65,7 +65,7 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
 BOARD = uuid_of("a new board")
 
 
-# What a maintenance leaves
+# Leftovers of a maintenance
 
 
 @pytest.mark.parametrize("often", ["networkBoot: Once", "networkBoot: Always"])
@@ -220,7 +220,7 @@ def test_e17_a_run_counts_for_the_window_of_its_time(bench: Bench) -> None:
     assert bench.record.runs["repair"].end == at("20T18:00")
 
 
-# What a commit brings, and takes away: over a real repository, with the guards that an instance has by itself
+# Commits that add and remove servers: with a real repository and the default guards
 
 IMAGES = (image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false"))
 PROFILES = (profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7"))
@@ -594,7 +594,7 @@ def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanti
         assert again.condition("InstallsAllowed") == (True, "Allowed")
 
 
-SOLES = '{"fra1":"0123"}'  # the host's spool, by site
+SOLES = '{"fra1":"0123"}'  # the fetch log of the host, by site
 CLAIMS = {
     "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 alone"),
     "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 alone"),
@@ -724,7 +724,7 @@ def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path)
         ("20T10:00 -", "21T13:00", "disk"),
         ("20T12:30 -", "20T12:40", "memtest-7"),
         ("20T12:30 -", "20T13:15", "disk"),
-        ("20T13:30 -", "20T14:00", "disk"),  # it would be opened by nobody who is alive
+        ("20T13:30 -", "20T14:00", "disk"),  # no living process would open it
     ],
 )
 def test_e14_a_maintenance_without_an_end_ends_without_its_instance(

@@ -300,7 +300,7 @@ def test_a_failure_without_a_log_may_be_reported_by_get(site: Site, client: http
 
 
 def test_a_log_without_an_end_is_not_read_to_its_end(site: Site, client: httpx.Client) -> None:
-    with suppress(httpx.TransportError):  # it may not be heard, as it is still talking
+    with suppress(httpx.TransportError):  # the client may not read it, because it still sends
         assert client.post(FAILED.removeprefix("boot"), content=b"x" * 1_200_000).status_code == 413
     assert site.observed() == []
 

@@ -129,7 +129,7 @@ def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_
         assert (boot / name).read_bytes() == content
 
 
-# A server that changes its site, while whoever hands it over is killed: at most one of two sites ever installs it
+# A server that changes its site while the process that hands it over is killed: at most one site ever installs it
 
 
 WEB01: Final = SystemUuid(uuid_of("web01"))
@@ -340,7 +340,7 @@ class Watched(Machine):
 
     victim = Victim()
     provision = 1
-    standing: int | None = None  # the number that stands
+    standing: int | None = None  # the number that is set
     sets = 0
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:

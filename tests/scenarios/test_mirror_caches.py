@@ -130,7 +130,7 @@ def test_finding_m9_each_kind_of_path_has_its_headers_and_downloads_of_kernels_r
         assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
 
 
-# A mirror whose answers caches may keep
+# A mirror whose responses may be cached
 
 UNCONFIGURED = {"no Cache-Control": (), "a Cache-Control of its own, as Git hosts have": ("expires 5m",)}
 
@@ -186,7 +186,7 @@ def test_finding_m1_a_maintenance_ends_on_each_kind_of_copy_even_without_the_pub
             publisher.now = INSIDE
             publisher.publish(planned(fleet(settings), *LIVE, maintenance("repair", window), now=INSIDE), at=INSIDE)
             url = ways.enter_context(WAYS[way](publisher.root, tmp_path)).url
-            # Nothing is published from here on. Only the clock of the endpoint goes on.
+            # Nothing is published from here on. Only the clock of the endpoint runs.
             inside = {boots(url, path) for path in ALL_LOADERS}
             publisher.now = AFTER
             after = {boots(url, path) for path in ALL_LOADERS}

@@ -35,7 +35,7 @@ class Client:
 
     name: str
     url: str
-    address: str | None = None  # that a proxy in front of the endpoint says it has
+    address: str | None = None  # the header of a proxy in front of the endpoint
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         if self.address is None:
@@ -91,7 +91,7 @@ def steps(instance: Instance) -> dict[str, int]:
     return found
 
 
-# E7: entries are given, and what they name is nowhere
+# E7: boot scripts are served, and the files that they name are missing
 
 
 def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Path) -> None:

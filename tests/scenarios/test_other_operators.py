@@ -110,7 +110,7 @@ REQUESTED: Final = uuid_of("the machine that asks")
 TEMPLATE: Final = {"node.ign": '{"ignition": {"version": "3.4.0"}, "boots": "{{ image.name }}"}'}
 LOCAL_DISK: Final = "the local disk, as an unknown machine"
 
-# What the notes of cases ask of gitboot.
+# Better behaviour from the notes of cases.
 BETTER: Final = {
     "BOS-001": LOCAL_DISK,
     "BOS-003": LOCAL_DISK,
@@ -161,7 +161,7 @@ def _selected(given: Case) -> str:
     assert planned.boot is not None
     served = boot_files(decisions, found, planned)
     assert {path.split("/")[1] for path in served} >= {"v1", "ipxe", "ignition"}
-    for path, content in served.items():  # whatever a machine asks by, it is the same configuration
+    for path, content in served.items():  # for each identity of a machine, it is the same configuration
         assert _names_in(given, [content]) == {planned.boot.profile}, path
     return planned.boot.profile
 
@@ -239,7 +239,7 @@ def _owned(given: Case, owner: str) -> list[str]:
     ]
 
 
-# boot_method: the first boot from the network, later ones as the policy says
+# boot_method: the first boot from the network, later ones as the policy states
 
 DEFAULT_POLICY: Final = CASES["MOB-001"]["expect"]["effectivePolicy"]
 BOOTS: Final = {"Pxe": "", "UefiHttp": "httpBoot: uki"}
@@ -283,7 +283,7 @@ def boot_method(case: Case) -> None:
             method_of(make_plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING))
             == expected["method"]
         )
-    else:  # a maintenance or a discovery: one boot of its own, whatever has become of the workload's
+    else:  # a maintenance or a discovery: one boot of its own, whatever happened to the workload's
         once = maintenance("repair", OPEN, "networkBoot: Once")
         found = decision("web01", *workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
         for known in (INSTALLED, PENDING):
@@ -389,7 +389,7 @@ EVENTS: Final[dict[str, Callable[[Lifetime], None]]] = {
     "claim created": Lifetime.claim,
     "SBC Ready": _nothing,
     "first boot succeeded": Lifetime.boot,
-    "provisioned claim deleted": _nothing,  # what is known of the machine stays known
+    "provisioned claim deleted": _nothing,  # the record of the machine stays
     "new claim on the same server": Lifetime.claim,
     "CAPI pivot moves the SBC with annotations": _move,
     "existing SBC from before the feature, no annotation": _nothing,  # a server without `provision`
@@ -431,14 +431,14 @@ def lifecycle(case: Case, folder: Path) -> None:
         assert told[key] == expected[key], key
 
 
-# validation_gate: image and method agree, or the commit is refused and nothing is planned
+# validation_gate: image and method must match, or the commit is rejected and nothing is planned
 
 ARTIFACTS: Final = {"UKI": "uki", "UKI only": "uki", "kernel+initramfs only": "kernel, initrd"}
 
 
 def validation_gate(case: Case) -> None:
     given, method = case["given"], case["given"]["policyMethod"]
-    # Under UEFI gitboot's entries boot a UKI by Pxe, too; metal-operator's Pxe is one of kernels.
+    # Under UEFI gitboot's boot scripts boot a UKI by Pxe, too; metal-operator's Pxe is one of kernels.
     documents = (
         fleet(),
         server("web01", firmware="BIOS" if method == "Pxe" else "UEFI"),
@@ -460,7 +460,7 @@ def validation_gate(case: Case) -> None:
     assert planned.override.http_boot_uri == answer["UKIURL"] == "http://boot.test/assets/a-1/uki"
 
 
-# What a BMC is asked for
+# Requests to a BMC
 
 
 def wanted_by(planned: BootPlan | None) -> WantedOverride | None:
@@ -556,7 +556,7 @@ def observed(machine: Machine) -> BmcObservation:
     return build_observation(system, settings)
 
 
-# power_on: what a machine boots whose firmware stops where nobody told it otherwise
+# power_on: the boot of a machine whose firmware stops without a setting
 
 
 def power_on(case: Case) -> None:
@@ -617,7 +617,7 @@ def reconcile(case: Case) -> None:
             rack.machine.reset("ForceOff")
         try:
             planned = make_plan(decision("web01", *documents), NOON, known)
-        except InvalidRepository:  # nothing is accepted; each later pass looks again
+        except InvalidRepository:  # no commit is accepted; each later reconcile tries again
             planned = None
         rack.ask(wanted_by(planned))
         assert rack.override == expected.get("override")
@@ -653,7 +653,7 @@ def override_payload(case: Case) -> None:
         seen = observed(machine)
         fitted = adapt_override(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
-            assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
+            assert fitted is None, vendor  # HPE's mode is read-only, so an operator must act
             continue
         assert fitted is not None
         patch = build_boot_patch(fitted, seen)
@@ -669,7 +669,7 @@ def _profile(vendor: str, mode: str | None) -> Profile:
     return fitting[0] if fitting else replace(found, mode=Property.ABSENT)
 
 
-# list_systems: a system without overrides is none that gitboot could use
+# list_systems: gitboot cannot use a system without overrides
 
 
 def list_systems(case: Case) -> None:
@@ -781,7 +781,7 @@ def history(case: Case) -> None:
 def park(case: Case) -> None:
     given, expected = case["given"], case["expect"]
     operation = given.get("op", "")
-    if operation == "<unknown>":  # the operation is the field `lifecycle`, and a word that it does not know an error
+    if operation == "<unknown>":  # the operation is the field `lifecycle`, and an unknown value is an error
         with pytest.raises(InvalidRepository) as refused:
             decided(*_reserved("<unknown>"))
         assert [problem.code for problem in refused.value.problems] == [Code.CHOICE]
@@ -801,7 +801,7 @@ def park(case: Case) -> None:
 
 def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
     """Parking clears gitboot's own override, once; later changes of the machine stay."""
-    window = maintenance("repair", OPEN, boots="web")  # what could ask for a reset
+    window = maintenance("repair", OPEN, boots="web")  # possible causes of a reset
     parked = decided(*_reserved("Parked"), window)
     planned = make_plan(parked.servers["web01"], NOON, PENDING)
     assert (_state(parked), planned) == ("Parked", None)

@@ -250,11 +250,11 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
 
             eventually(lambda: override() == ("Once", "Pxe"))
             eventually(lambda: event("OverrideConfirmed"))
-            # Somebody else's fetch does not count: the override still stands.
+            # A fetch by another client does not count: the override is still set.
             instance.get(ENTRY)
             eventually(lambda: event("FetchIgnored"))
             assert images_in(instance.get(ENTRY).text) == "flatcar-1"
-            # The machine resets, boots from the network once and fetches its entry.
+            # The machine resets, boots from the network once and fetches its boot script.
             machine.reset()
             machine.run_through()
             assert override()[0] == "Disabled"
@@ -264,7 +264,7 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             repository.push({"note.txt": "not YAML, and no change to any server"})
             eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
             passed = passes(instance)
-            for number in range(1, 3):  # two passes, each of which would have had it set
+            for number in range(1, 3):  # two reconciles, each of which would have set it
                 instance.process.send_signal(signal.SIGUSR1)
                 eventually(lambda number=number: passes(instance) >= passed + number)  # type: ignore[misc]
         assert len(machine.writes) == writes

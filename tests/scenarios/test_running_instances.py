@@ -76,7 +76,7 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             assert re.search(why, failures(instance)[-1])
         until_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: new.stands)
-        eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or within its grace
+        eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or in its minute of grace
         eventually(lambda: instance.status()["records"] == {"Pending": 1, "Provisioned": 1})
         assert (web.times_set, new.times_set) == (1, 1)
 

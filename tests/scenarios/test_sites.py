@@ -376,7 +376,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         world = country.instances[new]
         instance_tables.add_request(
             world.parts.ledger, world.now, "ada", RECORDS, given
-        )  # and whoever gave it is killed
+        )  # and the process that gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
@@ -567,7 +567,7 @@ def problems(*documents: str) -> list[str]:
     return []
 
 
-# What holds of every commit
+# Properties of every commit
 
 
 @LAWS

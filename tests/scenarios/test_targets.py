@@ -105,7 +105,7 @@ def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path
         published = {
             str(each.relative_to(output)): each.read_bytes() for each in output.glob("boot/**/*") if each.is_file()
         }
-        eventually(lambda: contents(store, "boots") == published)  # an entry is put before those that are alike
+        eventually(lambda: contents(store, "boots") == published)  # a boot script is put before those that are equal
         eventually(lambda: files_with_times(folder) == files_with_times(output))
         assert {S_IMODE(each.stat().st_mode) for each in (folder / "boot").rglob("*")} == {0o750, 0o640}
         listed = git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/").splitlines()
@@ -144,7 +144,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         repository.bare, tmp_path, *configured(max_reinstalls=9), "--target", str(folder), "--target", bucket
     ) as instance:
         eventually(lambda: holds_all(1))
-        for mirror in (folder / "boot", bucket):  # the head says so after the files are there
+        for mirror in (folder / "boot", bucket):  # the head has it after the files exist
             eventually(lambda: repair(mirror, output).returncode == 0)  # noqa: B023 - it ends here
         right = (folder / "boot" / ENTRY).read_bytes()
 
@@ -225,7 +225,7 @@ def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_tar
         assert "is damaged" in found["message"]
 
 
-# A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
+# A fault of gitboot: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os
 from gitboot.publish.targets.sync_steps import StoreTarget

@@ -196,7 +196,7 @@ def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgr
     eventually(starts_again)
 
 
-# Pass by pass
+# Reconcile by reconcile
 
 
 @contextmanager
@@ -702,7 +702,7 @@ def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypa
             parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=parts.events.append
         )
         thread = Thread(target=running.run)
-        with parts.ledger._lock:  # as by a database that gives no answer
+        with parts.ledger._lock:  # as with a database that does not respond
             thread.start()
             eventually(lambda: (tmp_path / "state/status.json").exists() and conditions().get("Reconciling") is False)
         monkeypatch.setattr(instance_loop, "STALLED_S", 3600.0)  # longer than a stage takes on any machine

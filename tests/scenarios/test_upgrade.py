@@ -111,14 +111,14 @@ def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_p
         found = json.loads((left / "state/status.json").read_bytes())["conditions"]
         return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
 
-    for _ in range(2):  # a restart knows it, too
+    for _ in range(2):  # a restart has it, too
         once(left)
         found = condition()
         assert found is not None
         assert (found["status"], found["reason"]) == (False, "OutputWithoutEndpoint")
         assert "of 1 server from OUTPUT" in found["message"] and ": web02." in found["message"]
         assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
-        for text in (found["message"], found["remedy"]):  # a log in an older format does not show who fetches
+        for text in (found["message"], found["remedy"]):  # a log in an older format does not show the clients
             assert "the new ops/serve/nginx.conf" in text and "Caddyfile" in text
     name_endpoint(left)
     once(left, *NAMING)
