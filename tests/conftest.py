@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _HERE: Final = Path(__file__).parent
 
-os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
+os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # tests may be there, as in containers
 
-os.environ.pop("COLUMNS", None)  # which xdist sets: tables are as wide as where nobody looks
+os.environ.pop("COLUMNS", None)  # xdist sets it: tables have the width without a terminal
 
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
@@ -52,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
             _HERE / "data" / "nobody.pem"
-        )  # to read whom this machine trusts takes 40 ms each time
+        )  # reading the trusted certificates of this machine takes 40 ms each time
     if "TMPDIR" not in os.environ and not reaches_out and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
-        tempfile.tempdir = None  # is found anew
+        tempfile.tempdir = None  # is computed again
 
 
 def _has_room(folder: Path) -> bool:
@@ -79,12 +79,12 @@ def pytest_collection(session: pytest.Session) -> None:
     modules = sorted(_name_of(path) for path in paths)
     first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for module in (*modules[first:], *modules[:first]):
-        with suppress(Exception):  # the collection says so where it comes to it
+        with suppress(Exception):  # the collection reports it later
             import_module(f"tests.{module.replace('/', '.')}")
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # it is not looked at again and again
+    gc.freeze()  # it is not checked again
     gc.enable()
 
 
@@ -141,7 +141,7 @@ _FIRST: Final = (
     "render/test_web_servers",
     "evaluator/test_evaluation",
 )
-# What a folder's tests need, which is left out without the option of its name.
+# The needs of the tests of a folder, which are skipped without the option of its name.
 _LEFT_OUT: Final = {
     "boots": "boots real firmware, for which `make test-boot` installs what is needed",
     "packages": "builds packages and installs them, for which `make test-packages` installs what is needed",

@@ -26,12 +26,12 @@ GITBOOT = Path(background_threads.__file__).parent
 PLAIN_THREADS = {
     "background_threads.py",
     "child_processes.py",  # it waits for a process to end, which cannot fail
-    "http_client.py",  # a name is looked up once
+    "http_client.py",  # a name is resolved once
     "controller/notifications.py",  # a notice is sent once, and the caller raises the error
-    "endpoint/server.py",  # where it ends, the process does
+    "endpoint/server.py",  # its end ends the process
     "publish/targets/s3.py",  # it lists once, and the caller raises the error
 }
-# Who may speak HTTP: the client, and sushy's transport. The names of errors and statuses are no transport.
+# Modules that may speak HTTP: the client, and sushy's transport. Names of errors and statuses do not count.
 HTTP_MODULES = {"http_client.py", "bmc/redfish/transport.py", "bmc/redfish/client.py"}
 HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.request|http\.client)\b"
 

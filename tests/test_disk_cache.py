@@ -139,7 +139,7 @@ def test_a_file_that_exceeds_the_limit_is_created_again(filled: Path) -> None:
     assert filled.stat().st_size < 2**20
 
 
-# Damage of entries
+# Damage of rows
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_a_read_only_disk_is_read(tmp_path: Path) -> None:
         disk.chmod(0o700)
         path = disk / "cache.sqlite"
         with DiskCache(path, pytest.fail) as cache:
-            for number in range(20):  # so that what is read is old, and would be noted as used
+            for number in range(20):  # so that the rows that are read are old, and would be marked as used
                 cache.insert_many("kind", ROWS if number == 0 else {b"later %d" % number: b"x"})
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with DiskCache(path, said.append) as cache:

@@ -81,7 +81,7 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-# What a branch can plant
+# Attacks by a branch
 
 
 PLANTED = {
@@ -174,7 +174,7 @@ def test_finding_s1_no_module_of_the_branch_is_imported(
     assert (done.returncode, list(ran.iterdir())) == (Exit.FINE, []), done.stderr
 
 
-# What the caller of gitboot opened
+# Descriptors that the caller opened
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_descriptor_that_the_caller_did_not_open_is_rejected(tmp_path: Path) -
     assert (tmp_path / "ours").read_bytes() == b""
 
 
-# What is replaced, and how
+# Replaced files
 
 
 def mode_of(path: Path) -> int:
@@ -409,7 +409,7 @@ def test_e37_a_fetch_log_on_volatile_storage_counts_as_none(volatile: tuple[str,
     check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
     check_fetch_log_folder(
         folder, (), warned.append, state=folder
-    )  # what is lost together with the ledger misleads nobody
+    )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
     assert f"is on {kind}: the ledger goes with it" in warned[0]
@@ -433,7 +433,7 @@ def test_e37_a_volatile_output_tree_is_only_a_warning(volatile: tuple[str, Path]
     check_output_directory(folder, (kind,), warned.append, state=tmp_path)
     check_output_directory(
         folder, (), warned.append, state=folder
-    )  # what is lost together with the ledger misleads nobody
+    )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
     assert f"is on {kind}: the tree goes with it, and the ledger is in doubt then" in warned[0]
@@ -502,7 +502,7 @@ def test_e37_after_a_failed_sync_a_ledger_counts_only_what_is_read_back(disk: Fa
         ledger.read_back()
         assert not ledger.is_suspect
         found = server_tables.read_records(ledger)[WEB01].provision
-        assert found in (failed - 1, failed)  # that one may stand, or not
+        assert found in (failed - 1, failed)  # that one may exist, or not
         write(1000)
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger)[WEB01].provision == 1000
@@ -613,7 +613,7 @@ def test_e37_a_tree_on_a_failing_disk_is_not_reported_as_published(disk: Failing
         disk.fail()
         version = next(each for each in range(1, 200) if not stands(each))
         disk.heal()
-        assert any(stands(version) for _ in range(5))  # the kernel tells each who asks of what it has lost
+        assert any(stands(version) for _ in range(5))  # the kernel reports lost data once to each reader
     assert_complete(disk.path / "output", version, servers=50)
 
 
@@ -629,7 +629,7 @@ def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp
             if not parts.reconciler.status.condition("LedgerWritable"):
                 break
         assert not parts.reconciler.status.condition("LedgerWritable")
-        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # what was known is planned
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # known servers are planned
         disk.heal()
         for day in (1, 2):
             turn(parts, NOON + timedelta(days=day))

@@ -23,7 +23,7 @@ from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_
 from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
 from tests.helpers.instance_with_bmcs import typed
 
-SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
+SHORT_S = 0.4  # a deadline: anything that takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"
 TOKEN = {"Authorization": "Bearer very-secret"}
 TOO_SLOW = r"its answer was not complete after 0\.4 s"

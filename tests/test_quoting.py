@@ -179,7 +179,7 @@ NOWHERE = [
     "a=\xa0b", "a=é", "a=à", "a=\u2028", "a=\U0001f600",
 ]  # fmt: skip
 ONLY_SOME = {
-    # what it is: (the argument, who refuses it, why)
+    # the case: (the argument, the loader that rejects it, why)
     "two spaces": ("a=b  c", {"iPXE"}, "one space between words"),
     "a setting of iPXE's": ("a=${net0/mac}", {"iPXE"}, "replace"),
     "a setting in a setting": ("a=${${x}}", {"iPXE"}, "replace"),

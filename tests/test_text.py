@@ -21,7 +21,7 @@ from gitboot.text import (
 )
 from tests.helpers.cases import for_each
 
-# What a stranger would write: beginnings of commands, white space of every kind, and characters without a glyph.
+# Text of a stranger: beginnings of commands, white space of every kind, and characters without a glyph.
 HOSTILE = st.text() | st.lists(
     st.sampled_from(
         [

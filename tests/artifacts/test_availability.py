@@ -114,7 +114,7 @@ THERE = Sighting(presence=Presence.FOUND)
 class Told:
     sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)
     wanted: Collection[BootFile] = ()
-    late: Mapping[BootFile, Sighting] | None = None  # what is seen only by who waits for it
+    late: Mapping[BootFile, Sighting] | None = None  # a fault that only its waiters see
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         self.wanted = files
@@ -297,7 +297,7 @@ def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: T
     assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
     planned = bench.wait(seconds=60).reconcile()
     assert planned is not None and planned.boot is None
-    assert planned.cause is not Cause.FILE_MISSING  # what was begun is told as what it is
+    assert planned.cause is not Cause.FILE_MISSING  # the boot that was started keeps its name
 
 
 def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
@@ -382,7 +382,7 @@ def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_
 
 
 def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) -> None:
-    # The machine has reset by it, and is on its way to its entry.
+    # The machine has reset with it, and is about to fetch its boot script.
     site = make_site()
     told = Told()
     site.restart(artifacts=told)
@@ -496,7 +496,7 @@ def test_a_watch_notices_a_missing_artifact_and_its_appearance(
     web.put("/missing", KERNEL_BYTES)
     eventually(lambda: lookout.get_sightings()[missing].is_there)
     eventually(lambda: len(woken) >= 2)
-    assert len(woken) == 2  # who is woken is woken for a reason
+    assert len(woken) == 2  # each wakeup has a reason
     del web.files["/there"]
     eventually(lambda: lookout.get_sightings()[there].is_absent)
 
@@ -587,7 +587,7 @@ def test_files_that_this_host_serves_are_read_and_others_only_if_configured(
 def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
-    # A site is asked itself; where nobody answers there, it will have what stands here.
+    # A site has its own artifacts; if its server does not respond, the local results count for it.
     path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
     bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
@@ -614,7 +614,7 @@ def test_artifact_checks_can_be_switched_off(tmp_path: Path, ledger: Store) -> N
 
 
 def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, web: ArtifactServer) -> None:
-    # A kernel that is not at its server, and one that is not in --assets: neither offered nor set until they
+    # A kernel that is missing on its server, and one that is missing in --assets: neither offered nor set until they
     # come.
     assets = tmp_path / "assets"
     (assets / "own-1").mkdir(parents=True)

@@ -88,7 +88,7 @@ def test_an_interrupted_read_from_nginx_continues_at_its_offset(published: tuple
     with WebFetcher().read(f"{url}/disc.iso", 100) as content:
         assert (content.offset, content.head.size) == (100, len(KERNEL))
         assert b"".join(content.chunks) == KERNEL[100:]
-    with WebFetcher().read(f"{url}/disc.iso", len(KERNEL)) as content:  # nothing is left: 416
+    with WebFetcher().read(f"{url}/disc.iso", len(KERNEL)) as content:  # no bytes are left: 416
         assert (content.offset, b"".join(content.chunks)) == (0, KERNEL)
 
 
@@ -151,7 +151,7 @@ def test_a_file_is_not_read_again_while_its_version_is_the_same(server: Artifact
         Presence.VERIFIED,
         1,
     )
-    server.no_version = True  # nothing says any more that it is the same
+    server.no_version = True  # no header shows any more that it is the same
     check_artifact(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2
 
@@ -355,7 +355,7 @@ def test_a_range_other_than_the_requested_one_is_rejected() -> None:
         server.answers[path] = 416, {}, b"no"
         with pytest.raises(HostUnreachable, match="416"), fetcher(server.url).read(url(server.host), 3):
             pass
-        server.answers[path] = 200, {}, b"kernel"  # a server that knows no ranges
+        server.answers[path] = 200, {}, b"kernel"  # a server without ranges
         with fetcher(server.url).read(url(server.host), 3) as content:
             assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
 

@@ -38,7 +38,7 @@ from tests.helpers.forked_commands import Command, captured, nursery
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.running_instance import Repository, alive, evaluators, eventually, running
 
-MANY = 3000  # servers: more memory than what is given here
+MANY = 3000  # servers: more memory than the limit here
 FEW = 300  # but an evaluator is at it a while
 
 
@@ -467,7 +467,7 @@ def test_a_killed_evaluator_is_started_again(repository: Repository, source: Sou
         os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None))
         assert len(found.commit.decisions.servers) == FEW + 1
-        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
+        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it is idle
         base = found.commit
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
@@ -566,7 +566,7 @@ def test_an_instance_continues_while_it_rejects_commits_that_exceed_the_limits(
             assert instance.get("/readyz").status_code == 200
             return [event for event in instance.events if event["type"] == "Rejected"]
 
-        (refused,) = eventually(refusals)  # an evaluator waits for whoever is not nice
+        (refused,) = eventually(refusals)  # an evaluator waits for processes with a higher priority
         assert Code.LIMITS in refused["message"]
         commit = repository.push(
             {**dict.fromkeys(more_than_a_second(), ""), "web02.yaml": server("web02", "role: web")}

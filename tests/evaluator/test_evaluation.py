@@ -300,7 +300,7 @@ HOSTILE = {
 }
 
 
-PATIENCE_S = 300  # whoever holds the interpreter of an endpoint holds it longer
+PATIENCE_S = 300  # a thread that holds the interpreter of an endpoint holds it longer
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def path_of(document: Document) -> str:
     return f"{document['kind']}/{name_of(document)}.yaml".lower()
 
 
-# Edits: each gives another tree, which may be no fleet
+# Edits: each gives another tree, which may not be a valid fleet
 
 Edit = Callable[[Tree, GeneratedFleet, random.Random], Tree]
 
@@ -229,7 +229,7 @@ EDITS: tuple[Edit, ...] = (
 )
 
 
-# What both ways have to agree on
+# Values that both ways must agree on
 
 
 def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[object, ...]:

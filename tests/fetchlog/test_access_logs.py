@@ -170,11 +170,11 @@ def test_a_line_in_no_published_format_is_ignored(line: bytes) -> None:
     assert parse_line(line) == IgnoreReason.FORMAT
 
 
-# Whose requests
+# Clients
 
 
 IGNITION = f"/ignition/{UUID}"
-WHO = f"uuid={UUID}&serial="  # as the first script asks, of a machine without a serial number
+WHO = f"uuid={UUID}&serial="  # as the first script sends it for a machine without a serial number
 
 
 EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"

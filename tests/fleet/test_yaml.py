@@ -586,7 +586,7 @@ for path in sys.argv[1:]:
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{('*' + a + ', ') * 8}]\n" for a, b in pairwise("abcdefghi"))
 
 
-# libyaml refuses braces itself from 0.2.6 on, before it says of a key what it is.
+# libyaml rejects braces itself from 0.2.6 on, before it names the key.
 DEEP_BRACES: Final = "INVALID_KEY TOO_DEEP" if get_version() < (0, 2, 6) else "TOO_DEEP"
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "100 MiB": (lambda: b"a: b\n" * (20 * MIB), "FILE_TOO_LARGE"),

@@ -45,7 +45,7 @@ def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
     return snapshot.read(snapshot.blobs[path]).decode()
 
 
-# What is fetched
+# Fetches
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_symlinks_and_submodules_are_reported(work: Work, state: Path) -> None:
     assert source.snapshot(source.fetch()).irregular == expected
 
 
-# What was accepted
+# The accepted commit
 
 
 def test_the_accepted_commit_survives_a_restart(work: Work, state: Path, source: Source) -> None:
@@ -309,7 +309,7 @@ def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
     assert (first, source.fetch()) == (work.git("rev-parse", "HEAD~1"), second)
 
 
-# What is watched
+# Watched files
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     assert done.returncode == (1 if os.getpid() != 1 else 0)
 
 
-# What is said
+# Messages
 
 
 PATHS = st.builds(Path, st.text(st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1))
@@ -493,7 +493,7 @@ def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
             return Source(Remote(url=f"{url}/fleet", max_bytes=size_bytes), state, started)
 
         first = source(1 << 20).fetch()
-        assert source(1).fetch() == first  # there is nothing new
+        assert source(1).fetch() == first  # there is no new commit
         work.commit({"one": os.urandom(NOISE).hex()})
         with pytest.raises(SourceTooLarge):
             source(1).fetch()

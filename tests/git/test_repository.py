@@ -375,7 +375,7 @@ def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Pa
         follow(source)
         commit_malformed(origin, MALFORMED[fault])
         follow(source)
-        assert follow(source) == origin.head  # nothing is new
+        assert follow(source) == origin.head  # there is no new commit
         assert follow(source) != commit_by_git(origin, {"images/new.yaml": image("new-1")})
         assert follow(source) == origin.head
         assert not (tmp_path / "state" / "repository.whole").exists()

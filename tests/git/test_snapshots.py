@@ -40,7 +40,7 @@ def contents(snapshot: Snapshot) -> dict[str, str]:
     return {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
 
 
-# Which revision
+# Revisions
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
         open_snapshot(tmp_path / "link", None)
 
 
-# A few bytes of a pack can be gigabytes: their sizes are asked first. In a process that has no room for them.
+# A few bytes of a pack can be gigabytes: their sizes are read first, in a process without room for them.
 BOUNDED = """
 import resource, sys
 from pathlib import Path

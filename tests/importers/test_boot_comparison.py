@@ -264,7 +264,7 @@ def test_each_system_has_its_own_paths(shape: str, url: str) -> None:
     assert WEB01.list_script_urls("http://old/", shape) == (f"http://old/{url}",)
 
 
-# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without what is never come to.
+# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without unreachable parts.
 IRONIC = """\
 #!ipxe
 set i:int32 0

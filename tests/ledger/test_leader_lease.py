@@ -243,7 +243,7 @@ def test_an_action_that_only_ends_something_needs_the_last_confirmed_lease(
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
-        for _ in range(2):  # the second time the keeper knows that the server does not answer
+        for _ in range(2):  # the second time the keeper knows that the server does not respond
             keeper.check_ending()
             with pytest.raises(LeaseLost, match="the database does not confirm"):
                 keeper.check()
@@ -351,7 +351,7 @@ def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(p
             clock.passes(ONE.seconds / 2)
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
-        with ledger.writing() as tx:  # the lease was not taken in the meantime
+        with ledger.writing() as tx:  # the lease was not taken meanwhile
             instance_tables.write_facts(tx, accepted="c0ffee")
         lease.check()
 

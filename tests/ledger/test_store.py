@@ -658,7 +658,7 @@ def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
         )
         put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
         assert server_tables.read_pending(ledger) == [other]
-        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a spool may be read twice
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a fetch log may be read twice
 
 
 @BOTH

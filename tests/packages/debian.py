@@ -12,7 +12,7 @@ from typing import Final
 from tests.helpers.git_repositories import program
 
 RELEASE: Final = "bookworm"
-# All of it in a namespace: nothing is left mounted.
+# All of it runs in a namespace: no mount is left.
 _ENTER: Final = """
 set -eu
 root=$1 mode=$2; shift 2

@@ -160,7 +160,7 @@ def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path:
     image.debian.run("gitboot", "init", "/mnt", user=image.user, volumes=inside)
     fleet = inside["/mnt"]
     for path in (fleet, *fleet.rglob("*")):
-        os.chown(path, 0, 0)  # git commits nothing in folders of others
+        os.chown(path, 0, 0)  # git rejects folders of other users
     Work(fleet).commit(message="Begin")
     image.debian.run("chown", "--recursive", image.user, "/mnt", volumes=inside)
     run = (*image.settings["Entrypoint"], "run", "/mnt", *HERE)

@@ -52,7 +52,7 @@ CANARY: Final = b"canary-in-a-coal-mine"  # in a file beside the tree
 _SOUND: Final = "---\n".join(SEED).encode()
 
 
-# What is pushed
+# Commits
 
 
 def document(data: bytes) -> None:
@@ -121,7 +121,7 @@ def _keys() -> AgeKeys:
     return keys
 
 
-# What is written down by others
+# Files of others
 
 
 def access_log(data: bytes) -> None:
@@ -164,7 +164,7 @@ def published(data: bytes) -> None:
             parse(data)
 
 
-# What answers, and what asks
+# Servers and clients
 
 
 def redfish(data: bytes) -> None:
@@ -266,7 +266,7 @@ def _assets(folder: Path) -> Path:
     return assets
 
 
-# What a registry answers
+# Responses of a registry
 
 
 def manifest(data: bytes) -> None:
@@ -310,7 +310,7 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     )
 }
 
-# What edits are made of: words on which the readers of these bytes turn.
+# Parts of edits: words that the readers of these bytes treat specially.
 WORDS: Final[tuple[bytes, ...]] = tuple(
     word.encode()
     for word in (

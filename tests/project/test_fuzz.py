@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.helpers.cases import for_each
 from tests.project.fuzz_targets import TARGETS, WORDS, seeds
 
-# Those that ask over a socket are slower.
+# Those that use a socket are slower.
 _EXAMPLES = {"redfish": 15, "head": 30, "document": 30, "fleet": 20, "ignored": 20}
 
 ALL = [pytest.param(name, seed, id=f"{name}-{seed.name}") for name in TARGETS for seed in seeds(name)]

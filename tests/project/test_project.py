@@ -20,7 +20,7 @@ from tests.helpers.cases import for_each
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))
 
-# Where home directories and CI checkouts lie. Paths that are the same everywhere, like /var/lib, are fine.
+# Folders of home directories and CI checkouts. Paths that are the same everywhere, like /var/lib, are fine.
 BUILD_MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace|builds)/\w")
 
 

@@ -178,7 +178,7 @@ def test_the_target_that_supermicro_lists_as_cd_boots_nothing() -> None:
     assert targets == ["None", "UsbCd"]
 
 
-# profile, where it is written (the system or its Settings), what, the answer
+# profile, the resource that is written (the system or its Settings), the content, the response
 REFUSALS = [
     pytest.param(GENERIC, "system", {"BootSourceOverrideTarget": "Tape"}, "400 PropertyValueNotInList"),
     pytest.param(GENERIC, "system", {"Color": "red"}, "400 PropertyValueNotInList"),
@@ -567,7 +567,7 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
     ]
 
 
-# Who the machine is, and the Manager's clock
+# The identity of the machine, and the Manager's clock
 
 
 def _manager(client: httpx.Client, machine: Machine) -> Any:

@@ -26,7 +26,7 @@ from tests.helpers.running_instance import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter
-_PATIENCE_S = 300  # until a wait for an event is given up
+_PATIENCE_S = 300  # until a wait for an event ends
 _LAST_LINE = "Ctrl-C ends it. The page: "
 _COLUMNS = 80
 
@@ -45,7 +45,7 @@ class Run:
             try:
                 if self.mark.encode() in path.read_bytes():
                     found.append(int(path.parent.name))
-            except OSError:  # it has ended meanwhile, or is somebody else's
+            except OSError:  # it has ended meanwhile, or belongs to somebody else
                 continue
         return sorted(found)
 
@@ -136,7 +136,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield lambda *command: stack.enter_context(running(tmp_path, *command))
 
 
-# What the banner promises
+# Promises of the banner
 
 
 class Shell:
@@ -224,7 +224,7 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     does("begin")
     sees("who will be installed", row("fra1-w09", "Network", "at its next boot"))
     (hold,) = (each / "hold" for each in run.scratch.iterdir())
-    hold.touch()  # so that the installation cannot end before the page was looked at
+    hold.touch()  # so that the installation cannot end before the page was read
     does("install")
     run.wait_for_line(r"^\S+ Started +fra1-w09: ")
     sees("an installation", row("fra1-w09", "Installing since", "installer started"))
@@ -351,7 +351,7 @@ def test_the_banner_comes_last_and_repeated_interrupts_do_no_harm(visited: Visit
     assert visited.end == (0, [], [])
 
 
-# How it ends
+# Ends
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])

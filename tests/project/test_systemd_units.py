@@ -24,7 +24,7 @@ FOLDER: Final = Path(__file__).parents[2] / "packaging" / "systemd"
 UNITS: Final = ("gitboot.service", "gitboot-serve.service")
 MOST_EXPOSED: Final = 20  # 2.0, of 10
 
-# What MemoryDenyWriteExecute= asks of the kernel, for a program and all that it starts: prctl(2), since Linux 6.3.
+# The settings of MemoryDenyWriteExecute= for a program and its children: prctl(2), since Linux 6.3.
 RESTRICTED: Final = """
 import ctypes, os, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0:

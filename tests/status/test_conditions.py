@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 REMEDIES = {(each.name, reason): line for each in CONDITIONS.values() for reason, line in each.remedies.items()}
 
 
-# What states there are
+# Existing states
 
 
 def _nodes(path: Path) -> Iterator[ast.AST]:
@@ -90,7 +90,7 @@ def _states() -> set[tuple[str, str]]:
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/endpoint/served_files.py", "_set_condition"):
         found |= {("OutputTreeReadable", each) for each in _texts(call.args[1]) if each != "Read"}
-    return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
+    return found | {(STATUS_CURRENT, "Stale")}  # of the reader of the status
 
 
 def _errors(kind: type[GitbootError] = GitbootError) -> set[str]:

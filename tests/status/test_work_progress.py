@@ -66,7 +66,7 @@ def test_short_work_is_not_reported_and_long_work_is_reported_at_intervals() -> 
     clock.now_s = FIRST_S - 0.1
     note(10, 100)
     note(100, 100)
-    assert told == []  # nothing to take back, either
+    assert told == []  # nothing to withdraw, either
     note(0, 100)
     for done in range(1, 100):
         clock.now_s += 1
