@@ -44,11 +44,11 @@ INSTALLS_S = 20  # long enough to be seen on the page
 LAST_LINE = "Ctrl-C ends it. The page: {}/"
 JUDGED = "--judged"  # how the hook of the fleet's repository calls this script
 
-PATIENCE_S = 5  # with what is asked to end, before it is killed
+PATIENCE_S = 5  # for the requested end, before it is killed
 QUIET_S = 1.5  # without a line, and what can be done is shown
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-# Becomes a command that is killed when its parent ends, however that ends, and that no signal is kept from.
+# A command that is killed when its parent ends, in any way, and from which no signal is withheld.
 LAUNCH = f"""\
 import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
@@ -75,7 +75,7 @@ def main() -> int:
             with _undisturbed():
                 for number in ENDING:
                     signal.signal(number, _end)
-                # Were make killed, nobody would be left to end this.
+                # If make were killed, no process would be left to end this.
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
                 if os.getppid() != PARENT:  # it ended before the kernel watched it
                     raise Ended
@@ -254,7 +254,7 @@ def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.P
 def _end_group(process: subprocess.Popen[str]) -> None:
     """Ask a process to end; kill what it started, and itself where it takes too long."""
     _ignore_signals()
-    if process.returncode is None:  # until it is waited for, its number and its group's are nobody else's
+    if process.returncode is None:  # until it is reaped, its number and its group's are not reused
         os.kill(process.pid, signal.SIGTERM)
         until = time.monotonic() + PATIENCE_S
         while not _has_ended(process.pid) and time.monotonic() < until:
@@ -281,7 +281,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         folder.mkdir(parents=True)
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
-    # What the instance says itself: who may be sent them, and that the fleet's own authority proves who that is.
+    # Facts of the instance: the hosts for its credentials, and the fleet's own authority that proves them.
     (scratch / "credentials" / "access.toml").write_text(
         'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
     )
@@ -349,7 +349,7 @@ def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     while time.monotonic() < until and not _has_ended(gitboot.pid):
         try:
             urllib.request.urlopen(f"{base}/readyz", timeout=2)
-            time.sleep(0.2)  # a gitboot that finds its port taken by another has ended by now
+            time.sleep(0.2)  # a gitboot whose port another process has taken has ended by now
             return not _has_ended(gitboot.pid)
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
