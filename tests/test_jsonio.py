@@ -60,7 +60,7 @@ class Outer:
         pytest.param(
             Outer(max_small_group=3),
             {"maxSmallGroup": 3, "inner": [{"baseURL": "http://boot"}]},
-            id="dataclasses in camelCase, by other names, without what is left out",
+            id="dataclasses in camelCase, by other names, without omitted fields",
         ),
     ],
 )

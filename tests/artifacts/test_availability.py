@@ -158,13 +158,13 @@ OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
 @pytest.mark.parametrize(
     ("case", "seen", "name", "expected"),
     [
-        ("nothing is known of it", None, KERNEL, OFFERED),
-        ("nobody answers", SILENT, KERNEL, OFFERED),
+        ("no result of it", None, KERNEL, OFFERED),
+        ("no server responds", SILENT, KERNEL, OFFERED),
         ("it is there", THERE, KERNEL, OFFERED),
-        ("there is none", ABSENT, KERNEL, DISK),
-        ("it is another", WRONG, KERNEL, DISK),
+        ("there is no file", ABSENT, KERNEL, DISK),
+        ("a file with another digest", WRONG, KERNEL, DISK),
         ("an initrd of it", ABSENT, "flatcar-1/initrd", DISK),
-        ("another image's file", ABSENT, "memtest-7/kernel", OFFERED),
+        ("a file of another image", ABSENT, "memtest-7/kernel", OFFERED),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )

@@ -274,8 +274,8 @@ def test_a_program_with_a_certificate_table_is_signed(magic: int, signed: bool) 
         ("no table of certificates at all", program(signed=True, directories=4), False),
         ("a compressed kernel", b"\x1f\x8b" + b"\0" * 100, None),
         ("an old program of DOS", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"NE" * 40, None),
-        ("one whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
-        ("one that ends too early", program(signed=True)[:200], None),
+        ("a program whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
+        ("a program that ends too early", program(signed=True)[:200], None),
         ("nothing", b"", None),
     ],
 )

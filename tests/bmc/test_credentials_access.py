@@ -241,7 +241,7 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
 @pytest.mark.parametrize(
     ("case", "text", "access", "refused"),
     [
-        ("nothing is said", "", bmc(), "lists no networks, and this BMC is not in the ledger"),
+        ("without settings", "", bmc(), "lists no networks, and this BMC is not in the ledger"),
         ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "allows other hosts only"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
@@ -256,11 +256,11 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
         ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "allows other hosts only"),
         ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "allows other hosts only"),
         ("unencrypted", 'networks = ["10.0.0.0/24"]', bmc("http://10.0.0.1"), "http = true"),
-        ("unencrypted, as said", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
+        ("unencrypted, as configured", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
         ("unverified", 'networks = ["10.0.0.0/24"]', bmc(verify=False), "unverified = true"),
-        ("unverified, as said", 'networks = ["10.0.0.0/24"]\nunverified = true', bmc(verify=False), None),
+        ("unverified, as configured", 'networks = ["10.0.0.0/24"]\nunverified = true', bmc(verify=False), None),
         ("an authority of Git", 'networks = ["10.0.0.0/24"]', bmc(ca="PEM"), "repository-authorities = true"),
-        ("as said", 'networks = ["10.0.0.0/24"]\nrepository-authorities = true', bmc(ca="PEM"), None),
+        ("as configured", 'networks = ["10.0.0.0/24"]\nrepository-authorities = true', bmc(ca="PEM"), None),
     ],
 )
 def test_t2_the_access_file_states_which_bmcs_get_the_credentials(

@@ -256,10 +256,10 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
             structs.replace(SHOWS_BOTH, uuid=OTHER),
             "IdentityChanged",
         ),
-        ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "SameMachine"),
+        ("to the values of the document", SHOWS_OTHER, SHOWS_BOTH, "SameMachine"),
         ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "SameMachine"),
         ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "SameMachine"),
-        ("nothing is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
+        ("no identity is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
         ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
 )

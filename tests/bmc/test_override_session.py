@@ -81,7 +81,7 @@ def test_a_clearing_is_recorded_before_it_is_done(rack: Rack) -> None:
             "412",
         ),
         (
-            "someone set another meanwhile",
+            "somebody set another override meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
             Outcome.WAITING,
             OverrideState.UNSENT,
@@ -89,8 +89,8 @@ def test_a_clearing_is_recorded_before_it_is_done(rack: Rack) -> None:
         ),
         ("not a value it takes", Status(status=400), Outcome.STALLED, OverrideState.CLEARED, "400"),
         ("not allowed", Status(status=403), Outcome.STALLED, OverrideState.CLEARED, "403"),
-        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
-        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no response, and not applied", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no response, but applied", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
         ("undone right after", Reverted(), Outcome.WAITING, OverrideState.RECORDED, "a moment ago"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -189,7 +189,7 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     ("case", "times_set", "wanted", "said"),
     [
         ("to be set", False, ONCE, "Once"),
-        ("to be withdrawn", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
+        ("to be cleared", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
         ("as it should be", True, ONCE, "the BMC shows Once Pxe"),
     ],
 )

@@ -583,7 +583,7 @@ XCC = frozenset({"Once", "Disabled"})
         pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
         pytest.param(HTTP, structs.replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
         pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
-        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset()), HTTP, id="no mode"),
         pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
         pytest.param(HTTP, structs.replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
         pytest.param(
@@ -617,7 +617,7 @@ def test_an_override_is_adapted_to_its_bmc(wanted: Override, bmc: BmcObservation
 @for_each(
     ("override", "seen", "standing"),
     [
-        pytest.param(NO_OVERRIDE, structs.replace(NO_OVERRIDE, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(NO_OVERRIDE, structs.replace(NO_OVERRIDE, target="Pxe"), True, id="off, with any target"),
         pytest.param(NO_OVERRIDE, ONCE, False, id="on"),
         pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
         pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),

@@ -221,7 +221,7 @@ def _hide_manager(rack: Rack) -> None:
         ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         # BMCs also show this if there never was an override.
-        ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
+        ("its clock is in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
         ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), OverrideState.LOST),
         ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
     ],
@@ -330,7 +330,7 @@ def test_an_override_that_was_set_while_the_system_boots_is_cleared(coming_up: R
     )
 
 
-@pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else"])
+@pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else's"])
 def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rack: Rack, is_booted: bool) -> None:
     profile = replace(GENERIC, reboot_is_a_reset=False)
     rack.machine.profile = profile
@@ -504,7 +504,7 @@ GONE = MediumState.EJECTED
     ("case", "events", "lies", "ejected", "medium", "state"),
     [
         (
-            "its boot was given, and it was switched off",
+            "its boot was served, and it was switched off",
             (WANT, Rack.boot, GIVEN, _switch_off, GIVEN),
             None,
             [ISO],
@@ -520,7 +520,7 @@ GONE = MediumState.EJECTED
             GONE,
             OverrideState.CONSUMED,
         ),
-        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
+        ("somebody inserted another", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
         (
             "it lay there before, and is not ours to eject",
             (_swap(ISO), WANT, END),
@@ -530,7 +530,7 @@ GONE = MediumState.EJECTED
             OverrideState.CLEARED,
         ),
         (
-            "somebody ejects it while its override stands",
+            "somebody ejects it while its override is set",
             (WANT, _swap(None), WANT),
             ISO,
             [],
@@ -607,7 +607,7 @@ def test_a_consumed_boot_inserts_no_medium_again(inserted: Rack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["told nothing", "told the protocol"]
+    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["no protocol", "with the protocol"]
 )
 def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
     make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
@@ -669,7 +669,7 @@ def test_a_bmc_with_only_one_drive_is_unsupported_and_nothing_is_inserted(rack: 
     assert (rack.written, rack.machine.writes) == ([], [])
 
 
-@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
+@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the boot medium"])
 def test_a_medium_of_somebody_else_in_either_drive_stays_and_the_other_drive_stays_empty(
     rack: Rack, taken: int
 ) -> None:

@@ -39,7 +39,7 @@ def _last_reset(time: str) -> Marks:
         ("not an instant, and moved", SET, _last_reset("now"), Reset.UNKNOWN),
         ("one of two is later", SET, structs.replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
         ("the Manager restarted", SET, structs.replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
-        ("so it did, and nothing moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        ("so it did, and no mark moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
         (
             "its restart is worked out",
             SET,
@@ -59,13 +59,13 @@ def _last_reset(time: str) -> Marks:
             structs.replace(RESET, last_reset_time="2026-11-10"),
             Reset.UNKNOWN,
         ),
-        ("nothing moved", SET, SET, Reset.RULED_OUT),
-        ("nothing moved, but it was in POST", structs.replace(SET, settled=False), SET, Reset.UNKNOWN),
+        ("no mark moved", SET, SET, Reset.RULED_OUT),
+        ("no mark moved, but it was in POST", structs.replace(SET, settled=False), SET, Reset.UNKNOWN),
         ("it was in POST, and moved", structs.replace(SET, settled=False), RESET, Reset.SEEN),
         ("no mark is shown any more", NO_CLOCK, NO_MARKS, Reset.UNKNOWN),
-        ("none was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
-        ("none was ever shown", structs.replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
-        ("one of two was shown", structs.replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
+        ("no mark was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
+        ("no mark was ever shown", structs.replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
+        ("one of two marks was shown", structs.replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
     ],
 )
 def test_marks_and_their_clock_show_whether_a_machine_was_reset(

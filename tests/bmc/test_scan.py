@@ -45,7 +45,7 @@ from tests.helpers.redfish_double.server import Redirect
         (["bmc7.example.net", "bmc7.example.net"], [443], ["https://bmc7.example.net"]),
         (["http://10.0.0.7:8000/", "10.0.0.7"], [443], ["http://10.0.0.7:8000", "https://10.0.0.7"]),
     ],
-    ids=["network", "one of it", "ports", "IPv6", "twice", "URL"],
+    ids=["network", "one address of it", "ports", "IPv6", "twice", "URL"],
 )
 def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: list[int], meant: list[str]) -> None:
     assert list_addresses(places, ports) == tuple(meant)
@@ -112,7 +112,7 @@ WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
         pytest.param([_found("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"),
         pytest.param([], [WEB01], [], [("Missing", "web01", A)], id="missing"),
         pytest.param([], [WEB01], [A], [], id="not read"),
-        pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="not asked"),
+        pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="no request"),
         pytest.param([_found("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
         pytest.param(
             [_found("new", A)], [WEB01], [], [("Missing", "web01", A), ("Unknown", None, A)], id="unknown in its place"

@@ -243,7 +243,7 @@ def test_if_latency_doubles_the_limit_is_halved_and_then_grows_by_steps() -> Non
 
 @pytest.mark.parametrize(
     ("case", "first_s", "then_s"),
-    [("of a slow way", 0.3, 0.65), ("of a fast one, by what nobody notices", 0.002, 0.09)],
+    [("of a slow way", 0.3, 0.65), ("of a fast network, by a small amount", 0.002, 0.09)],
 )
 def test_a_small_increase_of_latency_does_not_reduce_the_limit(case: str, first_s: float, then_s: float) -> None:
     assert rounds(ConcurrencyLimit.start(1000), first_s, then_s).limit == INITIAL_LIMIT * 4, case

@@ -50,10 +50,10 @@ def token(tmp_path: Path) -> Path:
             (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
         ),
         ("invalid", structs.replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
-        ("nothing was tried", structs.replace(FINE, attempted=None), None),
+        ("no commit was tried", structs.replace(FINE, attempted=None), None),
         ("it is not clear yet", structs.replace(FINE, accepted=A), None),
         (
-            "another instance acts",
+            "another instance is active",
             structs.replace(
                 FINE,
                 conditions=(

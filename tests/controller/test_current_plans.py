@@ -51,7 +51,7 @@ def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
     [
         ("nothing", documents(), set()),
         ("one server", documents(web02="kernelArguments: [quiet]"), {"web02"}),
-        ("where a BMC is", documents(web02=BMC), {"web02"}),
+        ("the address of a BMC", documents(web02=BMC), {"web02"}),
         ("one is gone", documents(web02="gone"), {"web02"}),
         ("which site a server is of", documents(SITES), {"web02"}),
         ("all", [*documents()[:-1], policy("web", often="Never")], set(NAMES)),

@@ -420,7 +420,7 @@ def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_i
 
 
 @pytest.mark.parametrize("is_prolonged", [False, True], ids=["", "the new commit prolongs the window"])
-@pytest.mark.parametrize("has_waited", [False, True], ids=["in the first pass", "in a later pass"])
+@pytest.mark.parametrize("has_waited", [False, True], ids=["in the first reconcile", "in a later reconcile"])
 def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, has_waited: bool, is_prolonged: bool
 ) -> None:

@@ -77,7 +77,7 @@ def test_an_unknown_machine_is_stored_once_and_reported_once(site: Site) -> None
 @pytest.mark.parametrize(
     ("headers", "method"),
     [({"user-agent": "curl/8.5"}, "GET"), (LOADER, "HEAD")],
-    ids=["a person who looks", "who only looks"],
+    ids=["a person with curl", "a HEAD request"],
 )
 def test_a_client_that_is_no_boot_loader_or_sends_head_is_not_an_unknown_machine(
     site: Site, headers: dict[str, str], method: str

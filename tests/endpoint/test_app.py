@@ -527,7 +527,7 @@ def test_an_internal_error_is_a_500_without_a_script(
         pytest.param(True, "10.9.0.7", PROXY, 404, id="anyone, through a proxy on an operator's machine"),
         pytest.param(True, "10.8.0.7", PROXY, 200, id="an operator, through a proxy"),
         pytest.param(True, "unknown", PROXY, 404, id="someone that a proxy does not name"),
-        pytest.param(False, "10.8.0.7", (), 404, id="someone who is no proxy, and names an operator"),
+        pytest.param(False, "10.8.0.7", (), 404, id="a client that is no proxy, and names an operator"),
     ],
 )
 def test_pages_for_operators_are_served_to_operators_only(

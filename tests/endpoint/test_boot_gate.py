@@ -150,9 +150,7 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
         pytest.param(
             *(2, planned(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), GIVEN), id="a higher number"
         ),
-        pytest.param(
-            2, planned(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="a person says that it is pending"
-        ),
+        pytest.param(2, planned(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="an operator sets it pending"),
     ],
 )
 def test_e31_only_a_new_number_or_an_operator_makes_another_boot_of_a_served_one(
@@ -477,7 +475,7 @@ def asked_by_dhcp(url: str) -> list[int]:
 @pytest.mark.parametrize(
     ("fleet", "expected"),
     [
-        pytest.param(direct("uki"), 404, id="nothing would show that it was booted"),
+        pytest.param(direct("uki"), 404, id="no later fetch would show that it was booted"),
         pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
         pytest.param(SYSTEM_UUID, 200, id="its data shows it"),
     ],
@@ -508,10 +506,10 @@ def test_a_fetch_of_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None
 @pytest.mark.parametrize(
     ("agent", "client", "counts"),
     [
-        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool by which the machine asks"),
+        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool of the machine"),
         pytest.param("", ADDRESS, True, id="the machine, without a name"),
-        pytest.param("a system", "10.12.0.99", True, id="a system of another address"),
-        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person who looks"),
+        pytest.param("a system", "10.12.0.99", True, id="a system with another address"),
+        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person with a browser"),
         pytest.param("", "10.12.0.99", False, id="a monitor without a name"),
     ],
 )
@@ -580,7 +578,7 @@ def test_the_data_of_a_direct_boot_gets_a_503_while_the_fetch_cannot_be_recorded
 @pytest.mark.parametrize(
     ("agent", "from_elsewhere", "counts"),
     [
-        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy that does not say for whom"),
+        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy without a client header"),
         pytest.param("GRUB 2.12", False, True, id="GRUB"),
         pytest.param("UefiHttpBoot/1.0", True, True, id="firmware"),
         pytest.param("Syslinux/6.04", True, True, id="PXELINUX"),
@@ -588,10 +586,10 @@ def test_the_data_of_a_direct_boot_gets_a_503_while_the_fetch_cannot_be_recorded
         pytest.param("Wget/1.21", True, False, id="wget"),
         pytest.param("Mozilla/5.0 (X11; Linux x86_64)", True, False, id="a browser"),
         pytest.param("Prometheus/2.50", True, False, id="a monitor"),
-        pytest.param("my-loader 1", True, False, id="a loader that nobody knows, or a monitor"),
-        pytest.param("", True, False, id="one that says nothing"),
+        pytest.param("my-loader 1", True, False, id="an unknown loader, or a monitor"),
+        pytest.param("", True, False, id="a client without a user agent"),
         pytest.param("my-loader 1", False, False, id="the same on this host"),
-        pytest.param("", False, False, id="who says nothing, on this host"),
+        pytest.param("", False, False, id="no user agent, on this host"),
     ],
 )
 def test_e6_a_client_that_is_not_a_loader_gets_the_fallback_and_consumes_nothing(
@@ -611,7 +609,7 @@ def test_e6_a_client_that_is_not_a_loader_gets_the_fallback_and_consumes_nothing
     [
         pytest.param("my-loader 1", "", False, id="nothing"),
         pytest.param("my-loader 1", f"?uuid={UUID}", False, id="a UUID alone, which a path may need"),
-        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="what the first script sends"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="the query of the first script"),
         pytest.param("", f"?uuid={UUID}&serial=ABC1234", True, id="the same without a name"),
         pytest.param("my-loader 1", f"?uuid={UUID}&serial=", True, id="a machine without a serial number"),
         pytest.param("curl/8.5.0", f"?uuid={UUID}&serial=ABC1234", False, id="the same by a tool"),
@@ -691,12 +689,12 @@ def test_addresses_of_this_host_are_detected() -> None:
     ("query", "given"),
     [
         pytest.param("", True, id="nothing"),
-        pytest.param("?uuid=&serial=", True, id="what is not set"),
+        pytest.param("?uuid=&serial=", True, id="an unset variable"),
         pytest.param(f"?uuid={UUID}&serial=Other", True, id="its UUID"),
         pytest.param(f"?uuid={UUID.upper()}", True, id="its UUID in upper case"),
         pytest.param(f"?uuid={'0' * 8}-0000-0000-0000-{'0' * 12}&serial=None", True, id="placeholders"),
         pytest.param("?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732", False, id="another UUID"),
-        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number where the document has none"),
+        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number that the document lacks"),
     ],
 )
 def test_e25_another_machine_gets_the_fallback(here: Site, query: str, given: bool, url: str) -> None:

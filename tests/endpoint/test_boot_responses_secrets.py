@@ -183,7 +183,7 @@ def test_another_endpoint_gives_another_url(sealed: Sealed) -> None:
         (USER_DATA.replace("s/join.age", "t"), "", r"expected an encrypted file, \*\.age"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
-    ids=["a file whose name does not say that it is encrypted", "secret as a function"],
+    ids=["a file whose name does not end like an encrypted one", "secret as a function"],
 )
 def test_a_wrong_reference_to_a_secret_is_rejected_with_the_right_form(
     sealed: Sealed, user_data: str, template: str, word: str

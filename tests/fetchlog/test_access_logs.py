@@ -508,7 +508,7 @@ def head(url: str, agent: str) -> None:
 # An endpoint
 
 
-@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
+@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading boot scripts"])
 def test_finding_m3_a_check_through_a_cache_uses_up_no_boot_of_an_endpoint(
     site: Site, tmp_path: Path, cache: str, more: tuple[str, ...]
 ) -> None:
@@ -545,7 +545,7 @@ def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     return found, {**summary["ignored"], "unclear": summary["unclear"]}
 
 
-@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
+@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading boot scripts"])
 def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirror(
     site: Site, mirror: Mirror, tmp_path: Path, cache: str, more: tuple[str, ...]
 ) -> None:

@@ -28,13 +28,13 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
 @for_each(
     ("case", "new", "what"),
     [
-        ("nothing in common", NEW, None),
+        ("no common identity", NEW, None),
         ("its name", structs.replace(NEW, name="web01"), ("name", "web01")),
-        ("one of its MACs", structs.replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
+        ("one of its MAC addresses", structs.replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
         ("its serial", structs.replace(NEW, serial="S1A"), ("serial", "S1A")),
         ("its BMC", structs.replace(NEW, bmc=structs.replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
         (
-            "its BMC, spelt otherwise",
+            "its BMC, in another spelling",
             structs.replace(NEW, bmc=structs.replace(BMC, address=f"{BMC.address}:443/")),
             ("BMC", BMC.address),
         ),
@@ -43,7 +43,7 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
             structs.replace(NEW, bmc=structs.replace(BMC, system="/redfish/v1/Systems/2")),
             None,
         ),
-        ("no serial, as it has none", structs.replace(NEW, serial=None), None),
+        ("no serial number in the document", structs.replace(NEW, serial=None), None),
         ("its own UUID", structs.replace(OLD, name="web09"), None),
     ],
 )

@@ -133,7 +133,7 @@ def test_the_time_for_a_file_of_patterns_grows_linearly_with_its_size() -> None:
     ("case", "data", "expected"),
     [
         ("empty lines and comments are passed over", b"\n#a\nb\n\n", [(3, b"b")]),
-        ("a byte order mark is none of the text", b"\xef\xbb\xbfa\n", [(1, b"a")]),
+        ("a byte order mark is not part of the text", b"\xef\xbb\xbfa\n", [(1, b"a")]),
         ("CR before LF ends a line, alone it does not", b"a\r\nb\rc\r\n", [(1, b"a"), (2, b"b\rc")]),
         ("only LF ends a line", b"a\x0bb\xe2\x80\xa8c", [(1, b"a\x0bb\xe2\x80\xa8c")]),
         ("spaces at the end do not count, others do", b" a b  \n   ", [(1, b" a b")]),

@@ -183,7 +183,7 @@ ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
         ("a serial in another case", "serial: s1a", 1),
         ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
         ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
-        ("the BMC, of which one says no system", f"{BMC}}}", 1),
+        ("the BMC, one of them without a system", f"{BMC}}}", 1),
         (
             "the BMC in capitals, with its port",
             ONE.replace("serial: S1A, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),

@@ -87,7 +87,7 @@ def test_keys_are_text_in_their_written_order() -> None:
     ("case", "text", "places"),
     [
         ("none", "", []),
-        ("nothing but a comment", "# nothing\n", []),
+        ("only a comment", "# nothing\n", []),
         ("a comment above the first", "# licence\n\n---\na: b", [(0, 4, 1)]),
         ("no line for the first", "a: b\n---\nc: d\n", [(0, 1, 1), (1, 3, 1)]),
         ("empty ones do not count", "---\n---\n#\n---\na: b\n---\n---\nc: d\n---\n", [(0, 5, 1), (1, 8, 1)]),
@@ -115,7 +115,7 @@ def test_each_document_of_a_file_is_located(case: str, text: str, places: list[t
         ("anchor on the first key", "&a b: c", "ANCHOR 1:1"),
         ("tags", "a: !!str b\nc: !d e\nf: !<g> h", "TAG 1:4, TAG 2:4, TAG 3:4"),
         ("tags on collections", "a: !!map {b: c}\nd: !e\n- f", "TAG 1:4, TAG 2:4"),
-        ("tags on nothing", "a: !!str\nb: !", "TAG 1:4, TAG 2:4"),
+        ("tags without a value", "a: !!str\nb: !", "TAG 1:4, TAG 2:4"),
         ("the tag !", "a: ! b\nc: ! 'd'\ne: ! [f]", "TAG 1:4, TAG 2:4, TAG 3:4"),
         ("tag with a handle of its own", "a: !b!c d", "TAG 1:4"),
         ("tags that are broken", "a: !<> b\n---\nc: !d{e", "TAG 1:6, TAG 3:6"),

@@ -372,7 +372,7 @@ def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterat
         yield by_url
 
 
-@pytest.mark.parametrize("passes", [10, 100_000], ids=["the first answer drips", "the pack drips"])
+@pytest.mark.parametrize("passes", [10, 100_000], ids=["the first response comes slowly", "the pack drips"])
 def test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next(
     served: Callable[..., Remote], work: Work, state: Path, started: FetchProcess, passes: int
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_commit_has_its_author_date_and_message(work: Work) -> None:
         pytest.param(
             b"E\x1b[2J <e@x> 1 +0000", b"\x1b]0;x\x07y", (r"E\u001b[2J <e@x>", r"\u001b]0;x\u0007y", 1970), id="escapes"
         ),
-        pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="nobody, nothing"),
+        pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="no name and no address"),
         pytest.param(b"E <e@x> 1 +0000", b"\n\n 'quoted'\nx", ("E <e@x>", "'quoted'", 1970), id="late subject"),
     ],
 )

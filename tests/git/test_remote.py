@@ -533,15 +533,15 @@ def hashed(name: str) -> str:
         pytest.param(f"git.example.ne? {ED}", {ED}, id="a single character"),
         pytest.param(f"*.example.net,!git.example.net {ED}", set(), id="excluded"),
         pytest.param(f"!git.example.net,*.example.net {ED}", set(), id="excluded first"),
-        pytest.param(f"!other.example.net {ED}", set(), id="nothing but an exclusion"),
+        pytest.param(f"!other.example.net {ED}", set(), id="only an exclusion"),
         pytest.param(f"{hashed('git.example.net')} {ED}", {ED}, id="hashed"),
         pytest.param(f"{hashed('other.example.net')} {ED}", set(), id="another host, hashed"),
-        pytest.param(f"|1|nonsense {ED}", set(), id="a hash that is none"),
+        pytest.param(f"|1|nonsense {ED}", set(), id="an invalid hash"),
         pytest.param(f"[git.example.net]:2222 {ED}", set(), id="another port"),
         pytest.param(f"@revoked git.example.net {ED}\n* {ED}\n* {RSA}", {RSA}, id="revoked"),
         pytest.param(f"* {ED}\n@revoked {hashed('git.example.net')} {ED}", set(), id="revoked later, hashed"),
         pytest.param(f"@cert-authority *.example.net {ED}", set(), id="an authority is no key"),
-        pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="nothing of use"),
+        pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="no usable key"),
     ],
 )
 def test_known_hosts_are_read_as_openssh_reads_them(lines: str, keys: set[str]) -> None:

@@ -125,7 +125,9 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
         pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
         pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
-        pytest.param("unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param(
+            "unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of a missing branch"
+        ),
         pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
     ],
 )

@@ -176,7 +176,7 @@ def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old: 
         (b"another", ["--contents"], {"kernel"}),
         (None, ["--contents"], {"kernel"}),
     ],
-    ids=["the same", "nobody looks", "another", "not there"],
+    ids=["the same", "no caller waits", "another", "not there"],
 )
 def test_files_at_other_paths_are_compared_by_content(
     fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
@@ -230,7 +230,7 @@ WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
             "http://old/osie/vmlinuz-x86_64",
             ("http://old/osie/initramfs",),
             (f"worker={MAC}", "console=tty0"),
-            id="variables and a line that goes on",
+            id="variables and a continued line",
         ),
         pytest.param(
             ":web01\nkernel /images/d/vmlinuz   initrd=initrd.magic\ninitrd /images/d/initrd\nboot\n",

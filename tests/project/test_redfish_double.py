@@ -252,7 +252,7 @@ def test_ami_shows_in_the_system_the_result_of_the_last_boot(serve: Serve) -> No
     [
         pytest.param(GENERIC, "200 Success", True, id="generic takes it"),
         pytest.param(IDRAC9, "200 Success", False, id="iDRAC 9 loses it"),
-        pytest.param(ILO6, "400 UnableToModifyDuringSystemPOST", False, id="iLO refuses it"),
+        pytest.param(ILO6, "400 UnableToModifyDuringSystemPOST", False, id="iLO rejects it"),
         pytest.param(AMI, "503 ServiceTemporarilyUnavailable", False, id="AMI has no time"),
     ],
 )

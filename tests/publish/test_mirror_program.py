@@ -282,7 +282,7 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
     [
         pytest.param(
             [Step(INSIDE, True), Step(ENDS), Step(INSIDE), Step(ENDS - SECOND), Step(EPOCH)],
-            id="a window that has ended stays ended though the clock goes back",
+            id="a window that has ended stays ended even if the clock goes back",
         ),
         pytest.param(
             [
@@ -297,7 +297,7 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
         pytest.param([Step(ENDS + timedelta(days=30))], id="an expired list still ends windows"),
         pytest.param(
             [Step(INSIDE, True), Step(ENDS), Step(ENDS + timedelta(hours=1), fleet=window())],
-            id="the window of a list has ended, whoever has published the list",
+            id="the window of a list has ended, for any publisher",
         ),
         pytest.param(
             [

@@ -267,7 +267,7 @@ def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last
 @pytest.mark.parametrize(
     ("at", "expected"),
     [
-        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the pass's instant"),
+        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the time of the reconcile"),
         pytest.param(AT + timedelta(seconds=5, microseconds=900_000), AT + timedelta(seconds=5), id="whole seconds"),
         pytest.param(AT, AT + SECOND, id="the next second, within the same"),
         pytest.param(AT - DAY, AT + SECOND, id="the next second, when the clock jumped back"),
@@ -349,8 +349,8 @@ UNNAMED: Files = {ENTRY: File(b"entry")}
         pytest.param([(0, NAMED), (9, UNNAMED)], True, id="however old it is"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (30, NAMED)], True, id="named again"),
         pytest.param([(0, NAMED), (1, UNNAMED), (8, NAMED)], True, id="named again at the last instant"),
-        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted anew"),
-        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted anew, the old time over"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted again"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted again, the old time over"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (13, UNNAMED)], False, id="and then gone"),
         pytest.param([(0, NAMED), (1, UNNAMED), (1, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="in one second"),
         pytest.param([(9, NAMED), (9, UNNAMED), (1, UNNAMED), (15, UNNAMED)], True, id="the clock jumped back"),
@@ -438,13 +438,15 @@ def a_symlink_to_the_same_content(path: Path) -> None:
         pytest.param(Path.mkdir, ENTRY, id="a folder where a file is planned"),
         pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
         pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
-        pytest.param(a_file, "boot/v1", id="a file where a folder has to be"),
-        pytest.param(a_symlink, "boot/v1/boot", id="a symlink to nothing where a folder has to be"),
-        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder has to be"),
-        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder has to be"),
+        pytest.param(a_file, "boot/v1", id="a file where a folder must be"),
+        pytest.param(a_symlink, "boot/v1/boot", id="a dangling symlink where a folder must be"),
+        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder must be"),
+        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder must be"),
     ],
 )
-@pytest.mark.parametrize("before", [pytest.param({}, id="first pass"), pytest.param(tree(1), id="later pass")])
+@pytest.mark.parametrize(
+    "before", [pytest.param({}, id="first reconcile"), pytest.param(tree(1), id="later reconcile")]
+)
 def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
     root: Path, put: Callable[[Path], None], path: str, before: Files
 ) -> None:

@@ -804,7 +804,7 @@ def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path)
         (False, ["boot", "fresh", "boot", "index", "manifest", "servers", "manifest.json"]),
         (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "index", "manifest", "servers", "manifest.json"]),
     ],
-    ids=["in an empty folder", "beside what operators have placed"],
+    ids=["in an empty folder", "beside files of operators"],
 )
 def test_a_new_tree_has_no_temporary_name(root: Path, is_placed: bool, renamed: list[str]) -> None:
     found: list[str] = []

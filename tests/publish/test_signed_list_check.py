@@ -369,8 +369,8 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
         pytest.param((DISK, WINDOW), _answer("e" * 64), MirrorFault.WRONG, False, id="another content then"),
         pytest.param((None,), _answer(None, 404), None, False, id="a path that is to be absent"),
         pytest.param((None,), _answer(DISK.sha256), MirrorFault.EXTRA, False, id="a path that is there and is to go"),
-        pytest.param((None, DISK), _answer(DISK.sha256), None, True, id="a path that goes now"),
-        pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that comes now"),
+        pytest.param((None, DISK), _answer(DISK.sha256), None, True, id="a path that is removed now"),
+        pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that is added now"),
     ],
 )  # fmt: skip
 def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(

@@ -156,13 +156,13 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
     ("documents", "once", "instead"),
     [
         pytest.param(SEED, False, "disk", id="an installation at each boot"),
-        pytest.param(DISKLESS, False, None, id="Always, of what writes no disk"),
+        pytest.param(DISKLESS, False, None, id="Always, of an image that writes no disk"),
         pytest.param(ONCE, True, "disk", id="Once"),
         pytest.param(
             (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")),
             False,
             None,
-            id="Once, of what writes no disk",
+            id="Once, of an image that writes no disk",
         ),
         pytest.param(
             (*SEED, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),

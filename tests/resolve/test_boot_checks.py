@@ -142,7 +142,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             (*ALWAYS, WINDOW),
             [f"Maintenance/repair: {unable('PXELINUX')} (web01)"],
         ),
-        ("where it is all there is", f"{HTTPS}, outputs: [ipxe], serving: {{ipxeHttps: true}}", (*ALWAYS, WINDOW), []),
+        ("if there is no other", f"{HTTPS}, outputs: [ipxe], serving: {{ipxeHttps: true}}", (*ALWAYS, WINDOW), []),
         ("late by https", f"{HTTPS}, serving: {{lateEnds: Accept}}", (*ALWAYS, WINDOW), []),
         (
             "firmware that fetches one file",

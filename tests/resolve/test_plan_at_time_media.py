@@ -53,17 +53,17 @@ HOURS = DATA_GRACE - timedelta(seconds=1)
 @for_each(
     ("case", "record", "after", "medium"),
     [
-        ("nothing is known of it", None, timedelta(), None),
+        ("no record of it", None, timedelta(), None),
         ("pending", FRESH, timedelta(), ISO),
         ("begun", BEGUN, HOURS, ISO),
-        ("begun long ago", BEGUN, DATA_GRACE, None),
+        ("started long ago", BEGUN, DATA_GRACE, None),
         ("proven by its override alone", replace(BEGUN, evidence="Consumed"), HOURS, ISO),
-        ("its installer says that it is done", replace(BEGUN, evidence="Reported"), timedelta(), None),
-        ("an operator says so", replace(BEGUN, evidence="Operator"), timedelta(), None),
+        ("its installer reports the end", replace(BEGUN, evidence="Reported"), timedelta(), None),
+        ("an operator reports the end", replace(BEGUN, evidence="Operator"), timedelta(), None),
         ("consumed", Record(consumed_at=NOON, consumed_key="provision/1"), CONSUMED_GRACE, ISO),
         ("consumed long ago", Record(consumed_at=NOON, consumed_key="provision/1"), DATA_GRACE, None),
         ("given", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), FETCH_GRACE, ISO),
-        ("given long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
+        ("served long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
     ],
 )
 def test_a_medium_stays_while_its_system_may_run(

@@ -612,7 +612,7 @@ def test_the_hash_seed_changes_nothing() -> None:
     ("case", "source", "context", "expected"),
     [
         (
-            "a macro made anew in a loop",
+            "a macro that is defined again in a loop",
             "{% for a in [1, 2] %}{% macro m() %}x{% endmacro %}{{ m() }}{% endfor %}",
             {},
             "xx",
@@ -624,7 +624,7 @@ def test_the_hash_seed_changes_nothing() -> None:
             "yy",
         ),
         ("a number as a number", "{{ 3 | int }}", {}, "3"),
-        ("what is no value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
+        ("not a value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
         ("a number that Python does not read", "{{ " + "1" * 5000 + " }}", {}, Code.TEMPLATE_BOUNDS),
         ("more blocks than Python nests", "{% for a in [1] %}" * 22 + "{% endfor %}" * 22, {}, Code.TEMPLATE_BOUNDS),
     ],

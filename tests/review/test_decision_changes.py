@@ -115,8 +115,8 @@ def test_a_server_is_added_and_removed() -> None:
 @pytest.mark.parametrize(
     ("case", "more"),
     [
-        ("an image that nobody boots", image("spare-1")),
-        ("a stream that nobody follows", document("ImageStream", "s", "current: flatcar-1")),
+        ("an unused image", image("spare-1")),
+        ("an unused stream", document("ImageStream", "s", "current: flatcar-1")),
     ],
 )
 def test_a_change_of_no_decision_has_no_effect(case: str, more: str) -> None:

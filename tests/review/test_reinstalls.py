@@ -45,11 +45,11 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
 @for_each(
     ("case", "old", "new", "counts"),
     [
-        ("it comes", (), (check(),), True),
-        ("it comes, gracefully", (), (check("power: GracefulRestart"),), True),
-        ("it comes, and switches on", (), (check("networkBoot: Once, power: On"),), False),
-        ("it comes, and switches nothing", (), (check("networkBoot: Once"),), False),
-        ("it is told to", (check("networkBoot: Once"),), (check(),), True),
+        ("it is added", (), (check(),), True),
+        ("it is added, gracefully", (), (check("power: GracefulRestart"),), True),
+        ("it is added, and switches on", (), (check("networkBoot: Once, power: On"),), False),
+        ("it is added, and switches nothing", (), (check("networkBoot: Once"),), False),
+        ("it gets power", (check("networkBoot: Once"),), (check(),), True),
         ("it did switch on", (check("networkBoot: Once, power: On"),), (check(),), True),
         ("it asks first now", (check(),), (check("networkBoot: Once, power: GracefulRestart"),), False),
         ("its run is raised", (check(),), (check(f"{RESTART}, run: 2"),), True),
@@ -58,7 +58,7 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
         ("it begins earlier", (check(),), (check(window="20T09:00 21T04:00"),), False),
         ("it is a window later", (check(),), (check(window="21T04:00 21T09:00"),), True),
         ("more at a time", (check(),), (check(f"{RESTART}, maxUnavailable: 9"),), False),
-        ("it goes", (check(),), (), False),
+        ("it is removed", (check(),), (), False),
     ],
 )
 def test_resets_by_a_maintenance_are_counted(

@@ -129,7 +129,7 @@ def test_without_a_report_to_expect_there_is_no_report_path(found: Decisions, re
     ("found", "record"),
     [
         pytest.param(decisions(), INSTALLED, id="provisioned"),
-        pytest.param(decisions(), None, id="nothing is known"),
+        pytest.param(decisions(), None, id="no record"),
         pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
         pytest.param(decisions(), CONSUMED, id="consumed for longer than evidence may take"),
     ],
@@ -319,8 +319,8 @@ def test_a_log_is_too_large_in_any_number_of_chunks(sizes: tuple[int, ...]) -> N
 @pytest.mark.parametrize(
     ("giver", "records"),
     [
-        pytest.param(None, False, id="the endpoint has no spool"),
-        pytest.param("0" * 32, True, id="the tree's instance reads another spool"),
+        pytest.param(None, False, id="the endpoint has no fetch log"),
+        pytest.param("0" * 32, True, id="the tree's instance reads another fetch log"),
     ],
 )
 @pytest.mark.parametrize("path", [ASKED, FAILED.removeprefix("boot")])

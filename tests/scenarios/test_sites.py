@@ -429,7 +429,7 @@ def test_another_site_with_the_same_state_directory_is_rejected_at_once(
 
 
 GONE: Final = (
-    ("its servers go to another site", {"web01": "ams2", "web02": "ams2"}),
+    ("its servers move to another site", {"web01": "ams2", "web02": "ams2"}),
     ("its servers go with it", {"web01": "ams2"}),
 )
 
@@ -714,7 +714,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
         assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["its servers go to another site", "its servers go with it"])
+@pytest.mark.parametrize("stays", [True, False], ids=["its servers move to another site", "its servers go with it"])
 def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_first_look(
     tmp_path: Path, stays: bool
 ) -> None:

@@ -182,7 +182,7 @@ def test_only_differing_settings_are_sent(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("profile", "sent"),
     [
-        pytest.param(GENERIC, "Cd", id="what differs"),
+        pytest.param(GENERIC, "Cd", id="differences only"),
         pytest.param(SUPERMICRO_X10, "Once UsbCd", id="and Enabled"),
         pytest.param(SUPERMICRO_X11, "Once UsbCd UEFI", id="and Enabled and Mode"),
         pytest.param(AMI, "Once Cd UEFI", id="and all of it"),

@@ -71,7 +71,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
 
 
 @pytest.mark.parametrize(
-    "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not its turn"]
+    "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not allowed yet"]
 )
 def test_no_uri_is_written_if_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)

@@ -146,7 +146,7 @@ def test_a_maintenance_restarts_its_servers_one_after_another(hall: Hall) -> Non
     [
         ("as many as may be down", check("maxUnavailable: 67%"), [1, 1, 0]),
         ("each group has its own limit", check("maxUnavailablePer: rack"), [1, 0, 1]),
-        ("nobody wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
+        ("no policy wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
     ],
 )
 def test_a_maintenance_restarts_as_many_servers_as_may_be_down(

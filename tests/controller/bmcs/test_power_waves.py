@@ -35,10 +35,10 @@ def group(count: int, **more: Any) -> list[Member]:
         ("nobody", [], ""),
         ("by name, one", [member("b"), member("a")], "a"),
         ("by name, two", [member(name, limit="2") for name in "cba"], "a b"),
-        ("whoever is ready", [member("a", ready=False), member("b")], "b"),
-        ("nobody while one is away", [away("a"), member("b")], ""),
+        ("every ready server", [member("a", ready=False), member("b")], "b"),
+        ("none while one is away", [away("a"), member("b")], ""),
         ("one beside one that is away", [away("a", limit="2"), *(member(name, limit="2") for name in "bc")], "b"),
-        ("nobody while another is down", [member("a", ready=False, down=True), member("b")], ""),
+        ("none while another is down", [member("a", ready=False, down=True), member("b")], ""),
         ("more than one is down", [*(member(name, ready=False, down=True) for name in "ab"), member("c")], ""),
         ("half of five, rounded down", group(5, limit="50%"), "web1 web2"),
         ("a hundredth of five is one", group(5, limit="1%"), "web1"),
@@ -49,7 +49,7 @@ def group(count: int, **more: Any) -> list[Member]:
         ("none of the maintenance after one that is not back", [away("a", 30, group="x"), member("b", group="y")], ""),
         ("nor with room for more", [away("a", 30, limit="9"), member("b", limit="9")], ""),
         ("a moment before it is", [away("a", 29, limit="9"), member("b", limit="9")], "b"),
-        ("but of another", [away("a", 30), member("b", maintenance="n")], "b"),
+        ("but one of another maintenance", [away("a", 30), member("b", maintenance="n")], "b"),
     ],
 )
 def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[Member], go: str) -> None:

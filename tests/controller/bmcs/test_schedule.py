@@ -446,7 +446,7 @@ def test_an_unreachable_bmc_is_contacted_less_and_less_often(site: Site) -> None
 @pytest.mark.parametrize(
     ("asked", "due_in_s"),
     [
-        pytest.param("120", 120, id="as long as it asks"),
+        pytest.param("120", 120, id="as long as the BMC requires"),
         pytest.param("1", 5, id="no sooner than any other failure"),
         pytest.param("3600", 600, id="no longer than the longest wait"),
     ],

@@ -248,8 +248,8 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
     [
         ("the old version", ENTRY, OLD, 1),
         ("the current version", ENTRY, NEW, 2),
-        ("a version that nobody published", ENTRY, OLD + 1, None),
-        ("a file that nobody published", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
+        ("an unpublished version", ENTRY, OLD + 1, None),
+        ("an unpublished file", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
     ],
 )
 def test_the_date_in_the_log_of_a_mirror_identifies_the_plan_that_it_sent(

@@ -65,7 +65,7 @@ def phase(bench: Bench) -> Phase | None:
 @pytest.mark.parametrize(
     ("path", "is_once", "trusted"),
     [("boot.ipxe", True, False), ("boot.ipxe", False, True), ("data/0/user-data", True, True)],
-    ids=["a boot given once", "one given each time", "data, which is asked for long after"],
+    ids=["a one-time boot", "a boot at every start", "data, which is fetched long after"],
 )
 def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     bench: Bench, path: str, is_once: bool, trusted: bool
@@ -284,7 +284,7 @@ def test_an_operator_accepts_the_present_clock(bench: Bench) -> None:
     [
         ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, ClockState.SYNCHRONISED),
         ("the same, seen from a container", 0x2001, 12345, 500, False, ClockState.SYNCHRONISED),
-        ("a machine that has just booted, and its service waits for an answer", 0x40, 0, 16_000_000, True, None),
+        ("a machine that has just booted, and whose service waits for a response", 0x40, 0, 16_000_000, True, None),
         ("a service that has lost its servers", 0x40, 12345, 500, False, None),
         ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.UNKEPT),
     ],
@@ -616,14 +616,16 @@ def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_
         assert found.parts.reconciler.status.applied == commit
 
 
-@pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
+@pytest.mark.parametrize(
+    "case", ["it has no status", "it has an earlier change", "it is away", "another ledger reported it"]
+)
 def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_change(place: Place, case: str) -> None:
     host, told = place.host, place.host.statuses[-1]
-    if case == "it knows nothing":
+    if case == "it has no status":
         host.statuses.clear()
-    elif case == "it knows less":
+    elif case == "it has an earlier change":
         told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
-    elif case == "another ledger told it":
+    elif case == "another ledger reported it":
         told["description"] = told["description"].replace("ledger ", "ledger x")
     with place.running() as found:
         if case == "it is away":

@@ -251,7 +251,7 @@ MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
         ("its MAC", "web09", "web01", "", UNKNOWN),
         ("its serial", "web09", "other", ", serial: S1A", UNKNOWN),
         ("its BMC", "web09", "other", ", bmc: {address: 'https://10.0.0.9', credentials: c}", UNKNOWN),
-        ("nothing of it", "web09", "other", "", TO_INSTALL),
+        ("without a declaration of it", "web09", "other", "", TO_INSTALL),
     ],
 )
 @pytest.mark.parametrize("gap", [False, True], ids=["at once", "removed before"])
@@ -313,7 +313,7 @@ def declared(number: int | None, provision: int = 1, often: str = "Once", boots:
 @pytest.mark.parametrize(
     ("case", "commits", "expected"),
     [
-        ("nothing is declared", [(None, 1)], TO_INSTALL),
+        ("no declaration", [(None, 1)], TO_INSTALL),
         ("the number that is wanted", [(None, 1), (1, 1)], INSTALLED),
         ("an earlier number", [(None, 1), (1, 2)], TO_INSTALL),
         ("a later number", [(None, 1), (3, 2)], INSTALLED),

@@ -165,7 +165,7 @@ ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
         pytest.param(IPXE, entry(ONCE._replace(once=False)), False, id="a boot of each time"),
         pytest.param(IPXE, entry(ONCE), True, id="a one-time boot"),
         pytest.param(IPXE, entry(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"),
-        pytest.param(IPXE, entry(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint for it"),
+        pytest.param(IPXE, entry(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint"),
         pytest.param(HTTPBOOT, entry(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
         pytest.param(IGNITION, entry(ONCE, Role.DATA), False, id="data of a one-time boot"),
     ],
