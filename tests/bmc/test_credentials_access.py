@@ -85,7 +85,7 @@ def stranger() -> Iterator[Collector]:
         yield listening
 
 
-def said(rack: Rack, trust: str) -> None:
+def write_access_file(rack: Rack, trust: str) -> None:
     """The access file of the credentials; "": no file."""
     file = rack.credentials / "access.toml"
     file.write_text(trust)
@@ -114,7 +114,7 @@ ELSEWHERE = {
 def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_path: Path, stranger: Collector) -> None:
     with Rack(tmp_path) as rack:
         blades = [rack.add(f"web{number}", provision=1) for number in range(len(ELSEWHERE))]
-        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
+        write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
         rack.push()
         rack.once(*rack.spooling, records="fresh")
         assert all(blade.stands for blade in blades), "BMCs in the network are asked"
@@ -132,7 +132,7 @@ def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_pa
 def test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         blade = rack.add("web01", provision=1)
-        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+        write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
         rack.push()
         rack.once(*rack.spooling, records="fresh")
         assert blade.stands
@@ -150,7 +150,7 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Pa
     """Without an access file, only BMCs in the ledger get credentials, even if a pull request adds others."""
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
-        said(rack, "http = true\n")
+        write_access_file(rack, "http = true\n")
         rack.push()
         with rack.running(*rack.spooling, ready=False) as instance:
             first = eventually(lambda: instance.status()["attempted"].get("held"))
@@ -183,7 +183,7 @@ def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_p
         web01 = rack.add("web01", provision=1)
         rack.push()
         rack.once(*rack.spooling, records="fresh")
-        said(rack, "http = true\n")
+        write_access_file(rack, "http = true\n")
         assert rack.bmc_get()["web01"]["next"] == "no access", "it was asked by the word, and that is gone"
         with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
             ledger.execute(  # as the ledger's upgrade does
@@ -205,12 +205,12 @@ def test_t2_the_access_file_that_an_upgrade_needs_is_printed(tmp_path: Path) -> 
         rack.add("web02")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
-        said(rack, "")
+        write_access_file(rack, "")
         assert rack.bmc_get()["web01"]["next"] == "no access"
         printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
         assert printed.startswith(f"# {rack.credentials / 'rack' / 'access.toml'}: 2 BMCs\n")
         assert "Not known yet, look at them first: web01, web02" in printed
-        said(rack, printed)
+        write_access_file(rack, printed)
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
 
 
@@ -527,7 +527,7 @@ def test_t2_bmcs_that_are_not_allowed_do_not_delay_other_bmcs(tmp_path: Path) ->
             text = (rack.repository.work / "fleet.yaml").read_text()
             for number in range(6):
                 text = text.replace(rack.blades[f"new{number}"].bmc.url, f"http://127.0.0.{number + 10}:1")
-            said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+            write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
             rack.repository.push({"fleet.yaml": text})
             instance.process.send_signal(1)
             until_condition(instance, "Bmc/new0", status=False, reason="Stalled")

@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def says(folder: Path, script: str, *arguments: str) -> None:
+def write_password_command(folder: Path, script: str, *arguments: str) -> None:
     program = folder / "say"
     program.write_text(f"#!/bin/sh\necho >> {folder}/runs\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -101,12 +101,12 @@ def runs(folder: Path) -> int:
 
 
 def test_a_command_prints_the_password_for_a_name_and_no_shell_runs(folder: Path) -> None:
-    says(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
+    write_password_command(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
     assert CredentialDirectory(folder).read("rack").credentials.password == "secret of rack; $(id) *"
 
 
 def test_a_command_runs_once_for_many_waiting_readers_and_not_to_detect_a_change(folder: Path) -> None:
-    says(folder, "echo secret")
+    write_password_command(folder, "echo secret")
     directory = CredentialDirectory(folder)
     assert (directory.fingerprint("rack"), runs(folder)) == (None, 0)
     with ThreadPoolExecutor(8) as threads:
@@ -118,7 +118,7 @@ def test_a_command_runs_once_for_many_waiting_readers_and_not_to_detect_a_change
 def test_a_command_runs_again_after_a_while_and_soon_after_a_rejected_password(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(folder, f"wc -l < {folder}/runs | tr -d ' '")
+    write_password_command(folder, f"wc -l < {folder}/runs | tr -d ' '")
     monkeypatch.setattr(credentials, "_CACHE_S", 0)
     directory = CredentialDirectory(folder)
     assert [directory.read("rack").credentials.password for _ in range(2)] == ["1", "1"]
@@ -142,7 +142,7 @@ def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
     rack = make_rack()
     (rack.folder / "rack" / "password").unlink()
     said = rack.folder / "said"
-    says(rack.folder, f"cat {said}")
+    write_password_command(rack.folder, f"cat {said}")
     with rack.fleet() as fleet:
         found = []
         for text in ("wrong", PASSWORD, "not asked for again"):
@@ -160,7 +160,7 @@ def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
 
 
 def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
-    says(folder, "echo said")
+    write_password_command(folder, "echo said")
     (folder / "rack" / "password").write_text("written\n")
     assert (CredentialDirectory(folder).read("rack").credentials.password, runs(folder)) == ("written", 0)
 
@@ -185,7 +185,7 @@ def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere
 ) -> None:
     if "sleep" in script:
         monkeypatch.setattr(credentials, "_COMMAND_TIMEOUT_S", 0.4)
-    says(folder, script)
+    write_password_command(folder, script)
     directory = CredentialDirectory(folder)
     for _ in range(3):
         with pytest.raises(UsageError) as raised:

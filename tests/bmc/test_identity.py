@@ -51,7 +51,7 @@ SHOWS_OTHER = ReportedIdentity(uuid=OTHER, serial="X6DCP93")
 SHOWS_NOTHING = ReportedIdentity(serial="To be filled by O.E.M.", sku="Default string")
 
 
-def _word(identified: IdentityResult) -> str:
+def _name_result(identified: IdentityResult) -> str:
     return type(identified).__name__
 
 
@@ -109,7 +109,7 @@ CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
 def test_the_uuid_and_the_serial_number_decide_whether_it_is_the_described_machine(
     described: DocumentIdentity, shown: ReportedIdentity, whose: str
 ) -> None:
-    assert _word(identify(described, shown)) == whose
+    assert _name_result(identify(described, shown)) == whose
 
 
 def test_both_identities_are_named_with_the_line_to_add() -> None:
@@ -266,7 +266,7 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
 def test_a_changed_identity_holds_the_server(
     case: str, before: ReportedIdentity, now: ReportedIdentity, whose: str
 ) -> None:
-    assert _word(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
+    assert _name_result(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
 
 
 def test_the_message_names_the_change_of_an_identity() -> None:
@@ -351,7 +351,7 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
     return Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None)
 
 
-def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+def compute_shared_values(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     """Values that BMCs at two places report, and that no document has."""
     shown = [(value, each.place) for each in pins for value in list_pinned_values(each)]
     places = {value: {place for each, place in shown if each == value} for value, _ in shown}
@@ -368,7 +368,9 @@ def test_shared_values_after_any_readings_equal_the_values_computed_from_scratch
     for number, (come, gone) in enumerate(steps):
         pins, machines = apply_changes(pins, come, gone), documents[number % 2]
         sharing = sharing.update(pins, machines)
-        assert sharing.values == found_anew(pins.values(), {uuid: each.serial for uuid, each in machines.items()})
+        assert sharing.values == compute_shared_values(
+            pins.values(), {uuid: each.serial for uuid, each in machines.items()}
+        )
 
 
 class Unwalked(dict[SystemUuid, PinnedIdentity]):

@@ -50,12 +50,12 @@ ON = WantedPowerChange(
 )
 
 
-def seen(**more: Any) -> BmcObservation:
+def make_observation(**more: Any) -> BmcObservation:
     given = {"override": PXE, "marks": RAN, "power": "On", "runs_os": True, "reset_types": ALL, **more}
     return BmcObservation(system="/redfish/v1/Systems/1", **given)
 
 
-OFF = seen(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
+OFF = make_observation(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
 GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
@@ -83,52 +83,58 @@ def kind(step: PowerChangeStep) -> str:
 
 
 RECORDED, ASKED, DONE = PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE
-BLIND = seen(marks=Marks())
+BLIND = make_observation(marks=Marks())
 GENTLY = ResetType.GRACEFUL_RESTART
 
 
 @for_each(
     ("case", "wanted", "record", "observed", "step"),
     [
-        ("it runs, its override is set, and it is allowed", RESTART, None, seen(), "ask ForceRestart"),
-        ("the same, gracefully", GRACEFUL, None, seen(), "ask GracefulRestart"),
+        ("it runs, its override is set, and it is allowed", RESTART, None, make_observation(), "ask ForceRestart"),
+        ("the same, gracefully", GRACEFUL, None, make_observation(), "ask GracefulRestart"),
         (
             "the BMC has no graceful restart",
             GRACEFUL,
             None,
-            seen(reset_types=ALL - {GENTLY}),
+            make_observation(reset_types=ALL - {GENTLY}),
             "ask ForceRestart",
         ),
-        ("it has no restart", RESTART, None, seen(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
-        ("it has neither", RESTART, None, seen(reset_types=frozenset({"On"})), "doubt Unsupported"),
-        ("it does not list its types", RESTART, None, seen(reset_types=frozenset()), "ask ForceRestart"),
-        ("it is not allowed yet", structs.replace(RESTART, may_start_now=False), None, seen(), "hold"),
-        ("it is in POST", RESTART, None, seen(in_post=True), "hold"),
-        ("the window has ended", structs.replace(RESTART, valid_until=NOON), None, seen(), "hold"),
+        ("it has no restart", RESTART, None, make_observation(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
+        ("it has neither", RESTART, None, make_observation(reset_types=frozenset({"On"})), "doubt Unsupported"),
+        ("it does not list its types", RESTART, None, make_observation(reset_types=frozenset()), "ask ForceRestart"),
+        ("it is not allowed yet", structs.replace(RESTART, may_start_now=False), None, make_observation(), "hold"),
+        ("it is in POST", RESTART, None, make_observation(in_post=True), "hold"),
+        ("the window has ended", structs.replace(RESTART, valid_until=NOON), None, make_observation(), "hold"),
         (
             "the window ends later",
             structs.replace(RESTART, valid_until=NOON + timedelta(seconds=1)),
             None,
-            seen(),
+            make_observation(),
             "ask ForceRestart",
         ),
-        ("its override is not set", RESTART, None, seen(override=GONE), "hold"),
+        ("its override is not set", RESTART, None, make_observation(override=GONE), "hold"),
         (
             "no override is wanted",
             structs.replace(RESTART, override_reason=None),
             None,
-            seen(override=GONE),
+            make_observation(override=GONE),
             "ask ForceRestart",
         ),
         ("it is off, and is to be restarted", RESTART, None, OFF, "leave"),
-        ("its power is unknown", RESTART, None, seen(power=None), "hold"),
-        ("it is going down", RESTART, None, seen(power="PoweringOff"), "hold"),
+        ("its power is unknown", RESTART, None, make_observation(power=None), "hold"),
+        ("it is going down", RESTART, None, make_observation(power="PoweringOff"), "hold"),
         ("it is off, and wants its first boot", ON, None, OFF, "ask On"),
-        ("it is on, and wants its first boot", ON, None, seen(), "leave"),
-        ("a reset was requested and seen", RESTART, switched(ASKED), seen(marks=RESET), "note Done"),
-        ("a crash came between, and it has reset", RESTART, switched(RECORDED), seen(marks=RESET), "note Done"),
-        ("a crash came between, and it has not", RESTART, switched(RECORDED), seen(), "note Refused"),
-        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), seen(), "leave"),
+        ("it is on, and wants its first boot", ON, None, make_observation(), "leave"),
+        ("a reset was requested and seen", RESTART, switched(ASKED), make_observation(marks=RESET), "note Done"),
+        (
+            "a crash came between, and it has reset",
+            RESTART,
+            switched(RECORDED),
+            make_observation(marks=RESET),
+            "note Done",
+        ),
+        ("a crash came between, and it has not", RESTART, switched(RECORDED), make_observation(), "note Refused"),
+        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), make_observation(), "leave"),
         (
             "a crash came between, and no mark shows the result",
             RESTART,
@@ -138,24 +144,36 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ),
         ("the same, a moment ago", RESTART, switched(RECORDED, ago=5), BLIND, "hold"),
         ("a reset was requested, and no mark shows it", RESTART, switched(ASKED), BLIND, "leave"),
-        ("a reset was requested, and ignored", RESTART, switched(ASKED, ago=9000), seen(), "leave"),
-        ("it was not done, and is allowed", RESTART, switched(PowerRecordState.REFUSED), seen(), "ask ForceRestart"),
-        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), seen(), "leave"),
-        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), seen(), "ask ForceRestart"),
-        ("the request may not have arrived", GRACEFUL, switched(RECORDED, GENTLY, ago=600), seen(), "ask ForceRestart"),
+        ("a reset was requested, and ignored", RESTART, switched(ASKED, ago=9000), make_observation(), "leave"),
+        (
+            "it was not done, and is allowed",
+            RESTART,
+            switched(PowerRecordState.REFUSED),
+            make_observation(),
+            "ask ForceRestart",
+        ),
+        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), make_observation(), "leave"),
+        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), make_observation(), "ask ForceRestart"),
+        (
+            "the request may not have arrived",
+            GRACEFUL,
+            switched(RECORDED, GENTLY, ago=600),
+            make_observation(),
+            "ask ForceRestart",
+        ),
         (
             "it does not shut down, and the window has ended",
             structs.replace(GRACEFUL, valid_until=NOON),
             switched(ASKED, GENTLY, ago=600),
-            seen(),
+            make_observation(),
             "hold",
         ),
         ("it was done, as no mark shows", GRACEFUL, switched(ASKED, GENTLY, ago=600), BLIND, "leave"),
-        ("its system runs again", RESTART, switched(DONE), seen(marks=UP), "note Back"),
-        ("it boots", RESTART, switched(DONE), seen(marks=RESET, runs_os=False), "leave"),
-        ("it runs the same system as before", RESTART, switched(DONE), seen(), "leave"),
-        ("it is back", RESTART, switched(PowerRecordState.BACK), seen(), "leave"),
-        ("it was switched on", ON, switched(ASKED, ResetType.ON), seen(), "note Done"),
+        ("its system runs again", RESTART, switched(DONE), make_observation(marks=UP), "note Back"),
+        ("it boots", RESTART, switched(DONE), make_observation(marks=RESET, runs_os=False), "leave"),
+        ("it runs the same system as before", RESTART, switched(DONE), make_observation(), "leave"),
+        ("it is back", RESTART, switched(PowerRecordState.BACK), make_observation(), "leave"),
+        ("it was switched on", ON, switched(ASKED, ResetType.ON), make_observation(), "note Done"),
         ("it was switched on, and is off", ON, switched(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
         ("the same, a moment ago", ON, switched(ASKED, ResetType.ON, ago=5), OFF, "hold"),
         ("it was not switched on: its override is set", ON, switched(RECORDED, ResetType.ON), OFF, "note Refused"),
@@ -187,7 +205,7 @@ def test_no_machine_is_reset_before_its_override_is_confirmed(state: OverrideSta
     found = next_power_step(
         wanted=RESTART,
         record=None,
-        observed=seen(),
+        observed=make_observation(),
         overrides=[overridden(state)],
         now=NOON,
         identity_result=SameMachine(),
@@ -198,7 +216,7 @@ def test_no_machine_is_reset_before_its_override_is_confirmed(state: OverrideSta
 @for_each("identified", [AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")])
 @for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override_reason=None)])
 def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: IdentityResult) -> None:
-    observed = OFF if wanted.operation is PowerOperation.ON else seen()
+    observed = OFF if wanted.operation is PowerOperation.ON else make_observation()
     records = [None, switched(ASKED, GENTLY, ago=9000), switched(PowerRecordState.REFUSED)]
     for record in records if wanted.operation is not PowerOperation.ON else records[::2]:
         found = next_power_step(
@@ -221,7 +239,7 @@ def test_marks_that_never_moved_prove_no_reset() -> None:
         found = next_power_step(
             wanted=RESTART,
             record=record,
-            observed=seen(marks=alone),
+            observed=make_observation(marks=alone),
             overrides=[overridden()],
             now=NOON,
             identity_result=SameMachine(),

@@ -81,7 +81,7 @@ def _machine(name: str, address: str | None) -> Machine:
     return Machine(uuid=SystemUuid(uuid_of(name)), name=name, macs=(mac,), serial=None, bmc=bmc)
 
 
-def _found(name: str, address: str) -> FoundServer:
+def _make_found_server(name: str, address: str) -> FoundServer:
     nic = FoundNic(name="eno1", mac=MacAddress(mac_of(name).replace(":", "-")))
     shown = ReportedIdentity(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
     return FoundServer(address=address, system="/redfish/v1/Systems/1", identity=shown, nics=(nic,))
@@ -93,38 +93,44 @@ WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
 @for_each(
     ("found", "described", "unread", "expected"),
     [
-        pytest.param([_found("web01", A)], [WEB01], [], [], id="as described"),
+        pytest.param([_make_found_server("web01", A)], [WEB01], [], [], id="as described"),
         pytest.param(
-            [_found("web01", B), _found("web02", A)],
+            [_make_found_server("web01", B), _make_found_server("web02", A)],
             [WEB01, WEB02],
             [],
             [("Swapped", "web01", B), ("Swapped", "web02", A)],
             id="swapped",
         ),
-        pytest.param([_found("web01", C)], [WEB01], [], [("Moved", "web01", C)], id="moved"),
+        pytest.param([_make_found_server("web01", C)], [WEB01], [], [("Moved", "web01", C)], id="moved"),
         pytest.param(
-            [_found("web01", B)],
+            [_make_found_server("web01", B)],
             [WEB01, WEB02],
             [],
             [("Missing", "web02", B), ("Moved", "web01", B)],
             id="in its place",
         ),
-        pytest.param([_found("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"),
+        pytest.param(
+            [_make_found_server("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"
+        ),
         pytest.param([], [WEB01], [], [("Missing", "web01", A)], id="missing"),
         pytest.param([], [WEB01], [A], [], id="not read"),
         pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="no request"),
-        pytest.param([_found("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
+        pytest.param([_make_found_server("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
         pytest.param(
-            [_found("new", A)], [WEB01], [], [("Missing", "web01", A), ("Unknown", None, A)], id="unknown in its place"
+            [_make_found_server("new", A)],
+            [WEB01],
+            [],
+            [("Missing", "web01", A), ("Unknown", None, A)],
+            id="unknown in its place",
         ),
         pytest.param(
-            [structs.replace(_found("web01", A), nics=_found("new", A).nics)],
+            [structs.replace(_make_found_server("web01", A), nics=_make_found_server("new", A).nics)],
             [WEB01],
             [],
             [("Interfaces", "web01", A)],
             id="another card",
         ),
-        pytest.param([structs.replace(_found("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
+        pytest.param([structs.replace(_make_found_server("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
     ],
 )
 def test_differences_between_machines_and_documents_are_listed(
@@ -136,7 +142,7 @@ def test_differences_between_machines_and_documents_are_listed(
 
 def test_a_chosen_name_belongs_to_no_other_document() -> None:
     found = structs.replace(
-        _found("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
+        _make_found_server("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
     )
     assert (choose_name(found, ()), choose_name(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
     nameless = structs.replace(found, identity=structs.replace(found.identity, serial="To be filled"))
@@ -147,7 +153,7 @@ def test_a_chosen_name_belongs_to_no_other_document() -> None:
 
 def test_values_that_a_bmc_reports_cannot_inject_yaml() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
-    text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
+    text = render_document(structs.replace(_make_found_server("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
         "  lifecycle: Parked  # remove this line to let gitboot manage the machine"
     ]
@@ -307,7 +313,7 @@ def test_values_of_a_wrong_type_count_as_not_shown() -> None:
 
 
 def test_an_architecture_that_is_not_reported_is_marked_for_a_check() -> None:
-    found = _found("new", A)
+    found = _make_found_server("new", A)
     assert "architecture: x86_64  # not reported by its BMC: check it" in render_document(
         found, "new", "rack", verify=True
     )

@@ -74,14 +74,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     return made
 
 
-def kept(cache: Path) -> list[Path]:
+def list_cache_files(cache: Path) -> list[Path]:
     return sorted(cache.rglob("cache.sqlite"))
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_command_prints_the_same_with_cached_results(edit: str, cache: Path, work: Work) -> None:
     assert typed("validate").code == 0
-    assert kept(cache)
+    assert list_cache_files(cache)
     work.write(EDITS[edit])
     for command in COMMANDS:
         expected = typed(*command, "--no-cache")
@@ -93,9 +93,9 @@ def test_history_is_the_same_with_and_without_the_cache(cache: Path, work: Work)
         work.commit(EDITS[name], name)
     work.commit({"broken.yaml": None}, "Mend")
     expected = typed("history", "web01", "--no-cache")
-    assert "invalid" in expected.out and not kept(cache)
+    assert "invalid" in expected.out and not list_cache_files(cache)
     assert [typed("history", "web01") for _ in range(2)] == [expected, expected]
-    (file,) = kept(cache)
+    (file,) = list_cache_files(cache)
     file.write_bytes(file.read_bytes()[:-1])
     assert typed("history", "web01").out == expected.out
     assert typed("history", "web01") == expected
@@ -127,7 +127,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
 
 def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) -> None:
     first = typed("plan")
-    (file,) = kept(cache)
+    (file,) = list_cache_files(cache)
     whole = file.read_bytes()
     file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     damaged, again = typed("plan"), typed("plan")
@@ -137,10 +137,10 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES) + 1)
-    assert (typed("validate").code, kept(cache)) == (0, [])
+    assert (typed("validate").code, list_cache_files(cache)) == (0, [])
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES))
     assert typed("validate").code == 0
-    assert len(kept(cache)) == 1
+    assert len(list_cache_files(cache)) == 1
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:

@@ -35,7 +35,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def refused_by_a_person(*command: object) -> int:
+def run_and_answer_no(*command: object) -> int:
     """Return the code of a command that asks on a terminal and gets the answer no."""
     screen, typing = os.openpty()
     os.write(screen, b"n\n")
@@ -53,7 +53,7 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
         Exit.INVALID: typed("validate", broken).code,
         Exit.USAGE: typed("plan", work, "--server", "nobody").code,
         Exit.PARTIAL: rack.typed("bmc", "get", "--credentials", broken).code,
-        Exit.INTERRUPTED: refused_by_a_person(
+        Exit.INTERRUPTED: run_and_answer_no(
             "records", "set", "web01", "web02", "pending", "--state", rack.state, *REASON
         ),
         Exit.STALE: rack.typed("approve", "0" * 64, "--guard", "maxReinstalls", *REASON).code,

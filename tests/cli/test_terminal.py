@@ -21,7 +21,7 @@ from gitboot.cli.main import Exit
 from gitboot.cli.terminal import LogFormat, format_table, print_event, show_growing_progress, show_progress
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
-from tests.helpers.disks_and_terminals import COLUMNS, shown, terminal
+from tests.helpers.disks_and_terminals import COLUMNS, show_events, terminal
 from tests.helpers.fleets import document, image, policy, profile
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -195,14 +195,14 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_terminal_each_event_is_one_line_that_fits() -> None:
-    (line,) = click.unstyle(shown(EVENT)).splitlines()
+    (line,) = click.unstyle(show_events(EVENT)).splitlines()
     assert line.startswith("22:00:07 Accepted           11 servers have no cred")
     assert len(line) == COLUMNS and line.endswith("…")
 
 
 def test_on_a_terminal_events_are_json_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.JSON)
-    assert json.loads(click.unstyle(shown(EVENT)))["message"] == LONG
+    assert json.loads(click.unstyle(show_events(EVENT)))["message"] == LONG
 
 
 def test_in_a_file_events_are_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ from tests.helpers.git_repositories import (
     ssh_person,
     stored,
 )
-from tests.helpers.instance_in_process import Parts, applied, in_process, turn
+from tests.helpers.instance_in_process import Parts, applied, in_process, reconcile_once
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.running_instance import eventually, running
 
@@ -72,14 +72,14 @@ def work(tmp_path: Path) -> Work:
 @contextmanager
 def instance(work: Work, trust: TrustSettings) -> Iterator[Parts]:
     with in_process(work.path.parent, work.path, limits=Limits(), trust=trust) as parts:
-        turn(parts)
+        reconcile_once(parts)
         yield parts
 
 
 def settle(parts: Parts, seconds: float) -> None:
     """Fetch, publish without the withheld boots, read all fetches, and judge by the records."""
     for _ in range(3):
-        turn(parts, seconds)
+        reconcile_once(parts, seconds)
 
 
 def lines(parts: Parts) -> str:
@@ -89,7 +89,7 @@ def lines(parts: Parts) -> str:
     return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding)
 
 
-def unheeded(parts: Parts) -> str:
+def find_ignored_acknowledgements(parts: Parts) -> str:
     """Return the ignored acknowledgements of the newest event."""
     return next(event.message for event in reversed(parts.events) if event.type == "Held")
 
@@ -97,7 +97,7 @@ def unheeded(parts: Parts) -> str:
 def switch(parts: Parts, work: Work, person: Person, name: str) -> tuple[Revision, str]:
     """Change the image with a signed acknowledgement; return the signed commit and its lines."""
     commit_by_git(work, documents(name))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     said = lines(parts)
     signed = person.commit(work, message=f"Agreed\n\n{said}")
     settle(parts, 2)
@@ -292,14 +292,14 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
         for seconds, (name, form) in enumerate(forms.items(), 3):
             replayed = in_another_form(work, signed, form)
             newest = merge_with(work, back, replayed, "flatcar-2", f"Fine: {name}\n\n{said}")
-            turn(parts, seconds)
+            reconcile_once(parts, seconds)
             held = parts.reconciler.status.held
             assert (applied(parts), held is not None and held.commit == newest) == (back, True), name
             assert held is not None and held.guards == ("maxReinstalls",), name
-            assert "counts once" in unheeded(parts), name  # its signature is right
+            assert "counts once" in find_ignored_acknowledgements(parts), name  # its signature is right
         # A person with a key signs the same change once more.
         again = people[kind].commit(work, message=f"Agreed again\n\n{said}")
-        turn(parts, 3 + len(forms))
+        reconcile_once(parts, 3 + len(forms))
         assert applied(parts) == again
 
 
@@ -310,16 +310,16 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
     with instance(work, trust) as parts:
         first = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         there = lines(parts)
         work.git("reset", "--quiet", "--hard", first)
         signed = ada.commit(work, documents("flatcar-2"), message=f"Agreed\n\n{there}")
         replayed = in_another_form(work, signed, NARROW)
         work.git("reset", "--quiet", "--hard", signed)
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == signed
         commit_by_git(work, documents("flatcar-1"))
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         back = ada.commit(work, message=f"Back\n\n{lines(parts)}")
         newest = merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{there}")
         settle(parts, 3)
@@ -343,17 +343,17 @@ def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_di
     with instance(work, trust) as parts:
         before = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", before)
         signed = people["ssh"].commit(work, message=f"Agreed\n\n{said}")
         broken = in_another_form(work, signed, _rewritten(lambda lines: [lines[0], b"AAAA", lines[-1]]))
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == broken  # without an effect
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == broken != newest
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not_void_it(
@@ -365,7 +365,7 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
         changed = commit_by_git(work, documents("flatcar-2"))
         work.git("switch", "--quiet", "main")
         work.git("reset", "--quiet", "--hard", changed)
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", main)
         work.git("switch", "--quiet", "side")
@@ -373,7 +373,7 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
         work.git("switch", "--quiet", "main")
         commit_by_git(work, {"images/other.yaml": image("other-1")}, "Something else")
         work.git("merge", "--quiet", "--no-ff", "--message=Merge", "side")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == work.head
 
 
@@ -386,12 +386,12 @@ def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
     with instance(work, trust) as parts:
         main = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         ada.commit(work, message=f"Agreed\n\n{lines(parts)}")
         work.git("branch", "side")
         work.git("reset", "--quiet", "--hard", main)
         other = commit_by_git(work, {"images/other.yaml": image("other-1")}, "Something else")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == other
         options = (*ada.options, "-c", "commit.gpgsign=true") if is_signed else ("-c", "commit.gpgsign=false")
         match how:
@@ -405,7 +405,7 @@ def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
                 work.git(*options, "rebase", "--quiet", "--onto", "main", main, "side")
                 work.git("switch", "--quiet", "main")
                 work.git("reset", "--quiet", "--hard", "side")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert (applied(parts) == work.head) is is_signed
 
 
@@ -422,9 +422,9 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         assert applied(parts) == first
     with instance(work, trust) as parts:
         work.git("reset", "--quiet", "--hard", signed)
-        turn(parts, 4)
+        reconcile_once(parts, 4)
         assert applied(parts) == first
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
@@ -448,9 +448,9 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
         form = Form(change=lambda raw: _signed_with(algorithm, ada, _moved(raw)))
         replayed = in_another_form(work, signed, form)
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
@@ -461,19 +461,19 @@ def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_
     person = replace(people[kind], options=(*people[kind].options, *options))
     with instance(work, trust) as parts:
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         signed = person.commit(work, message=f"Agreed: Caf\u00e9\r\n\r\n{said}\r\n")
         raw = raw_of(work, signed)
         assert b"\nencoding ISO-8859-1\n" in raw and f"{said}\r\n".encode() in raw
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == signed
         back, _ = switch(parts, work, person, "flatcar-1")
         replayed = in_another_form(work, signed, NARROW)
         merge_with(work, back, replayed, "flatcar-2", "Fine")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
@@ -484,14 +484,14 @@ def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
     with instance(work, trust) as parts:
         main = work.head
         changed = commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git(*ada.options, "tag", "--sign", f"--message=Agreed\n\n{said}", "agreed", changed)
         work.git("reset", "--quiet", "--hard", main)
         work.git("merge", "--quiet", "--no-ff", "--no-edit", "agreed")
         raw = raw_of(work, work.head)
         assert b"\nmergetag object " in raw and said.encode() in raw.partition(b"\n\n")[2]
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == main
 
 
@@ -527,7 +527,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
         assert applied(parts) == back
         assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
         assert instance_tables.read_facts(parts.ledger).searched == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
@@ -536,7 +536,7 @@ def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
     """The ledger alone is put back; the clone beside it names what was accepted since."""
     folder = work.path.parent
     with instance(work, trust) as parts:
-        turn(parts, 1)
+        reconcile_once(parts, 1)
     shutil.copytree(folder / "state", folder / "backup")
     with instance(work, trust) as parts:
         switch(parts, work, people["ssh"], "flatcar-2")

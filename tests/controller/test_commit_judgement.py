@@ -81,7 +81,7 @@ def verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int 
     return CommitVerdict(commit=commit, judgement=judgement, says=str(judgement), ledger="mine", change=change)
 
 
-def told(host: ForgeHost) -> list[tuple[str, str]]:
+def list_statuses(host: ForgeHost) -> list[tuple[str, str]]:
     return [(each["sha"][:1], each["description"].partition(" ")[0]) for each in host.statuses]
 
 
@@ -95,7 +95,7 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
     verdicts.note([verdict(B)])
     host.faults.clear()
     eventually(lambda: len(host.statuses) == 2)
-    assert told(host) == [("a", "held"), ("b", "accepted")]
+    assert list_statuses(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
     verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2

@@ -90,7 +90,7 @@ FAILING = Schedule(
 )
 
 
-def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
+def change_knowledge(**changes: Any) -> Callable[[InstanceState], InstanceState]:
     return lambda state: structs.replace(state, knowledge=structs.replace(state.knowledge, **changes))
 
 
@@ -104,18 +104,18 @@ SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
 
-def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
+def check_artifacts(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
     """Artifacts are checked, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda state: known(sightings=sightings)(structs.replace(state, plans=plans))
+    return lambda state: change_knowledge(sightings=sightings)(structs.replace(state, plans=plans))
 
 
 def mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
-    return structs.replace(known(sightings={})(state), plans=plans)
+    return structs.replace(change_knowledge(sightings={})(state), plans=plans)
 
 
-def held() -> Attempt:
+def hold_commit() -> Attempt:
     """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
@@ -276,20 +276,22 @@ def same(state: InstanceState) -> InstanceState:
         ("no target that could lack a boot", same, "OneTimeBootsServed", None),
         (
             "a server whose boot an upgrade removed from OUTPUT",
-            known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            change_knowledge(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
         ("no suspension", same, "AcceptingCommits", (True, "Accepting")),
         (
             "suspended",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
+            change_knowledge(
+                facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))
+            ),
             "AcceptingCommits",
             (False, "Suspended"),
         ),
         (
             "a suspension that is over, its end exclusive",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            change_knowledge(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
@@ -301,7 +303,7 @@ def same(state: InstanceState) -> InstanceState:
             "CommitAccepted",
             (False, "Invalid"),
         ),
-        ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("a guard holds it", with_(attempt=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
         ("no commit withholds boots", same, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
@@ -310,11 +312,11 @@ def same(state: InstanceState) -> InstanceState:
             (False, "CommitMissing"),
         ),
         ("artifacts are not checked", same, "ArtifactsPresent", None),
-        ("no result of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
-        ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
-        ("one cannot be looked at", looked({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
+        ("no result of any", change_knowledge(sightings={}), "ArtifactsPresent", (True, "Present")),
+        ("one is missing", check_artifacts({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
+        ("one cannot be looked at", check_artifacts({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
         ("a mirrored one was not checked", mirrored, "ArtifactsPresent", (False, "Missing")),
-        ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
+        ("one is there", check_artifacts({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
         ("the ledger takes writes", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
@@ -345,28 +347,30 @@ def same(state: InstanceState) -> InstanceState:
             "RecordsVerified",
             (False, "UnverifiedServers"),
         ),
-        ("an older copy", known(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
+        ("an older copy", change_knowledge(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
             "a foreign tree",
-            known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
+            change_knowledge(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
             "RecordsVerified",
             (False, "ForeignLedger"),
         ),
         (
             "a new ledger without wanted installations",
-            known(facts=Facts(identity="mine")),
+            change_knowledge(facts=Facts(identity="mine")),
             "RecordsVerified",
             (True, "Verified"),
         ),
         (
             "a new ledger with wanted installations",
-            lambda each: structs.replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            lambda each: structs.replace(
+                change_knowledge(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)
+            ),
             "RecordsVerified",
             (False, "NewLedger"),
         ),
         ("all can be proven", same, "EvidenceAvailable", (True, "Available")),
         ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "EvidenceAvailable", (False, "NoEvidence")),
-        ("not while the ledger is unverified", known(recorded_commit=None), "EvidenceAvailable", None),
+        ("not while the ledger is unverified", change_knowledge(recorded_commit=None), "EvidenceAvailable", None),
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",

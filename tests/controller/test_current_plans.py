@@ -65,7 +65,7 @@ def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], 
     assert find_changed_servers(now, now) == set()
 
 
-def known(commit: Commit) -> Knowledge:
+def make_knowledge(commit: Commit) -> Knowledge:
     empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
     said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
     return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
@@ -73,9 +73,9 @@ def known(commit: Commit) -> Knowledge:
 
 def test_an_unchanged_server_keeps_its_plan() -> None:
     before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
-    plans, different = replan(Plans(), before, known(before), (), NOON)
+    plans, different = replan(Plans(), before, make_knowledge(before), (), NOON)
     assert different == set(NAMES)
-    again, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    again, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert different == {"web02", "web03"}
     assert again.servers.keys() == {"web01", "web02"}
     assert again.servers["web01"] == plans.servers["web01"]
@@ -107,14 +107,14 @@ def test_servers_below_the_minimum_version_are_counted_until_the_stream_or_serve
         commits.push(snapshot(*documents_of))
         assert commits.newest is not None
         now = commits.evaluate(commits.newest.revision, plans.commit).commit
-        plans, _ = replan(plans, now, known(now), find_changed_servers(plans.commit, now), NOON)
+        plans, _ = replan(plans, now, make_knowledge(now), find_changed_servers(plans.commit, now), NOON)
         assert plans.count_below_minimum() == expected
 
 
 def test_a_new_output_changes_all_servers() -> None:
     before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
-    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
+    _, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert different == set(NAMES)
 
 
@@ -124,8 +124,8 @@ def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None
     before, now = both(
         documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
     )
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
-    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
+    _, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert before.decisions.servers["web02"].digest == now.decisions.servers["web02"].digest
     assert different == set(NAMES)
 
@@ -133,7 +133,7 @@ def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None
 def test_the_plan_of_a_server_holds_none_of_its_files_in_memory() -> None:
     names = [f"web{number:02}" for number in range(50)]
     commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
-    knowledge = known(commit)
+    knowledge = make_knowledge(commit)
     tracemalloc.start()
     try:
         plans, _ = replan(Plans(), commit, knowledge, (), NOON)
@@ -149,14 +149,14 @@ def test_the_state_of_a_server_has_the_decision_of_its_commit() -> None:
     commits.push(snapshot(*documents()))
     assert commits.newest is not None
     before = commits.evaluate(commits.newest.revision, None).commit
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
     again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
     edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
     withholding = replace(
         again, decisions=structs.replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
     )
     for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
-        plans, different = replan(plans, commit, known(commit), (), NOON)
+        plans, different = replan(plans, commit, make_knowledge(commit), (), NOON)
         assert different == expected
         for name, state in plans.servers.items():
             assert state.decision is commit.decisions.servers[name]
@@ -166,12 +166,12 @@ def test_a_transition_plans_only_its_servers_and_a_clock_that_is_set_back_plans_
     window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
     commit, _ = both([*documents(), *more], documents())
-    plans, _ = replan(Plans(), commit, known(commit), (), NOON)
+    plans, _ = replan(Plans(), commit, make_knowledge(commit), (), NOON)
     assert plans.transitions.next_due == at("20T13:00")
-    opened, different = replan(plans, commit, known(commit), (), at("20T13:00"))
+    opened, different = replan(plans, commit, make_knowledge(commit), (), at("20T13:00"))
     assert different == {"web02"}
     assert opened.count_servers("phases") == {"Network": 2, "Maintenance": 1}
-    _, different = replan(opened, commit, known(commit), (), NOON)
+    _, different = replan(opened, commit, make_knowledge(commit), (), NOON)
     assert different == set(NAMES)
 
 
@@ -180,9 +180,9 @@ def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> 
     doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
     plans, _ = replan(Plans(), commit, doubtful, (), NOON)
     assert plans.unknown == set(NAMES)
-    plans, _ = replan(plans, commit, known(commit), ("web02",), NOON)
+    plans, _ = replan(plans, commit, make_knowledge(commit), ("web02",), NOON)
     assert plans.unknown == {"web01", "web03"}
-    assert known(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
+    assert make_knowledge(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
     assert uuid_of("web02") in commit.machines
 
 

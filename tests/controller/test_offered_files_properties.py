@@ -157,7 +157,7 @@ def comparable(files: Mapping[str, bytes]) -> dict[str, object]:
     return found | {SIGNED: listed(files)}
 
 
-def left_behind(files: Mapping[str, bytes]) -> set[str]:
+def list_old_content(files: Mapping[str, bytes]) -> set[str]:
     """Return content that no server named at some time. It stays for machines that were about to fetch it."""
     return {path for name in files if name.startswith(RETIRED) for path in json.loads(files[name])}
 
@@ -214,4 +214,4 @@ def check(bench: Bench, folder: Path, accepted: Snapshot | None) -> None:
     published = files_of(folder)
     found, expected = comparable(published), comparable(fresh)
     other = {path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)}
-    assert other <= left_behind(published) - expected.keys()
+    assert other <= list_old_content(published) - expected.keys()

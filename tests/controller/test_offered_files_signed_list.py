@@ -45,7 +45,7 @@ from tests.helpers.instance_in_process import Here, Parts, in_process
 from tests.helpers.instance_with_bmcs import until_condition
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Repository, eventually, git, running
-from tests.helpers.signed_lists import client, lies, made_keys, target
+from tests.helpers.signed_lists import client, list_current_digests, make_keys, target
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
@@ -61,7 +61,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    return made_keys(tmp_path / "keys", NOW)
+    return make_keys(tmp_path / "keys", NOW)
 
 
 Reconcile = Callable[[datetime], Condition]  # at an instant; what the condition of the list is then
@@ -165,7 +165,7 @@ def test_the_end_of_a_window_changes_the_list_at_once(tmp_path: Path, repository
     reader = client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     listing = target(reader, "servers/web01.json")
     assert listing is not None
-    inside, after = (lies(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
+    inside, after = (list_current_digests(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
     assert inside != after
     assert listing["ends"]["since"] == iso(NOW + HOUR)
     assert listing["ends"]["files"][ENTRY][0] == after
@@ -219,7 +219,7 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
         os.utime(edited, ns=(found.st_atime_ns, found.st_mtime_ns))
         assert edited.stat().st_size == found.st_size
         assert verified(mirror.url, "--key", key, "--read-entries") == (Exit.PARTIAL, {ENTRY: "Wrong"})
-    other = made_keys(tmp_path / "other", NOW)
+    other = make_keys(tmp_path / "other", NOW)
     assert "BadSignature" in verified(str(copy), "--key", other / "root.pub")[1].values()
 
 
@@ -299,7 +299,7 @@ def boots_maintenance(folder: Path) -> int:
     return sum("memtest-7" in (folder / "output" / "boot" / entry).read_text() for entry in ENTRIES)
 
 
-def answered_maintenance(folder: Path, now: datetime) -> int:
+def is_maintenance_served(folder: Path, now: datetime) -> int:
     answers = BootResponses(PublishedTree(folder / "output", lambda: now))
     found = [answers.find(f"/{entry}", lambda: None, now) for entry in ENTRIES]
     return sum(each is not None and b"memtest-7" in bytes(each.reply.body) for each in found)
@@ -328,7 +328,7 @@ def of_type(parts: Parts, type: str) -> list[dict[str, object]]:
     return [dict(each.facts) for each in parts.events if each.type == type]
 
 
-def held_back(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def never_evaluate(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It takes for ever."""
     return None
 
@@ -347,7 +347,7 @@ def unreadable(self: Here, revision: Revision, base: Commit | None) -> Evaluatio
     raise SourceError("the clone cannot be read")
 
 
-@pytest.mark.parametrize("evaluate", [held_back, not_ended, rejected, unreadable])
+@pytest.mark.parametrize("evaluate", [never_evaluate, not_ended, rejected, unreadable])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["", "without the remote"])
 def test_windows_end_on_time_with_any_result_of_the_evaluation(
     left: Path,
@@ -368,7 +368,7 @@ def test_windows_end_on_time_with_any_result_of_the_evaluation(
         reconcile_until(parts, OPEN, OVER - timedelta(seconds=1), fetched)
         assert tree_of(left) == before
         assert OVER in reconcile_until(parts, OVER - timedelta(seconds=1), OVER, fetched), "it wakes at the end"
-        assert boots_maintenance(left) == answered_maintenance(left, OVER) == 0
+        assert boots_maintenance(left) == is_maintenance_served(left, OVER) == 0
         assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         assert parts.reconciler.status.applied is None
     after = tree_of(left)
@@ -383,7 +383,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
 ) -> None:
     more = WHILE
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
             reconcile_until(parts, OVER, OVER + timedelta(seconds=2))
             assert boots_maintenance(left) == 0
@@ -406,7 +406,7 @@ def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_i
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
@@ -447,7 +447,7 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
         parts.source.fetch()
         if has_waited:
             with monkeypatch.context() as patch:
-                patch.setattr(Here, "evaluate", held_back)
+                patch.setattr(Here, "evaluate", never_evaluate)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
                     parts.reconciler.reconcile(now, fetched=Fetched())
         monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
@@ -470,7 +470,7 @@ def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(
     monkeypatch.setattr(OutputDirectory, "end_windows", None)
     with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
-            patch.setattr(Here, "evaluate", held_back)
+            patch.setattr(Here, "evaluate", never_evaluate)
             parts.reconciler.reconcile(OVER)
         parts.reconciler.reconcile(OVER + timedelta(seconds=1))
         assert boots_maintenance(left) == 0
@@ -492,7 +492,7 @@ def test_windows_end_even_if_the_first_publication_fails(
 def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Here, "evaluate", held_back)
+    monkeypatch.setattr(Here, "evaluate", never_evaluate)
     with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
             stage = Disk.stage
@@ -525,7 +525,7 @@ def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
         place(self, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         patch.setattr(Disk, "place", full)
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)

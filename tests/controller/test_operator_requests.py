@@ -12,7 +12,7 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, last_provisioning_facts, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.redfish_double.server import Drop
@@ -53,7 +53,7 @@ def installed(site: Site) -> None:
     for _ in range(2):
         site.bench.reconcile()
     site.wait(3600)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
 
 
 # Records
@@ -62,7 +62,7 @@ def installed(site: Site) -> None:
 def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) -> None:
     installed(site)
     number = pending(site)
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (
         site.bench.outcome(number) == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-1)"
     )
@@ -72,7 +72,7 @@ def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) 
     for _ in range(2):
         site.bench.reconcile()
     site.wait(3600)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
     assert site.patches == 2
     assert site.bench.told("Requested") == ["Requested"]
 
@@ -80,7 +80,7 @@ def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) 
 def test_a_record_that_is_set_provisioned_clears_the_override(site: Site) -> None:
     begin(site)
     number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
     assert site.bench.outcome(number) == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
 
@@ -94,7 +94,7 @@ def test_a_fetch_from_before_a_record_was_set_pending_proves_nothing(site: Site)
     site.bench.reconcile()
     site.bench.fetch(plan, at=fetched_at)  # its news comes late
     site.bench.reconcile()
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
 
 
 def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
@@ -107,7 +107,7 @@ def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
     number = pending(site, seen=Record())
     assert outcome(site, number).startswith("refused: web01 was installed after you made this request")
     site.wait(60)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
 
 
 def test_while_the_ledger_is_unverified_that_is_the_reason_of_a_rejected_request(site: Site) -> None:
@@ -128,10 +128,10 @@ def test_a_request_is_executed_completely_or_not_at_all(site: Site, monkeypatch:
 
     with monkeypatch.context() as patched:
         patched.setattr(instance_tables, "carry_out", refuse)
-        assert shown(site.bench.reconcile()) == INSTALLED
+        assert summarize_plan(site.bench.reconcile()) == INSTALLED
         assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
         assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("recorded web01 as pending")
     assert site.bench.told("Requested") == ["Requested"]
 
@@ -140,7 +140,7 @@ def test_a_restart_executes_waiting_requests_and_none_twice(site: Site) -> None:
     installed(site)
     numbers = [pending(site)]
     site.restart()
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
@@ -154,7 +154,7 @@ def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
     good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
     bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
     number = site.bench.request("records", items=[good, bad])
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("refused: ")
 
 
@@ -202,7 +202,7 @@ def test_an_override_that_the_operator_reports_as_consumed_is_never_set_again(ma
     assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED)
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.LOST})
     resolve(site, consumed=False)  # and then it had not been, after all
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 

@@ -703,7 +703,7 @@ def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_pu
 ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
 
 
-def kept(instance: Instance, path: str = ENTRY) -> bool:
+def is_version_known(instance: Instance, path: str = ENTRY) -> bool:
     """Return whether a fetch of the present file could be identified after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
     return server_tables.find_version(instance.ledger, f"boot/{path}", modified) is not None
@@ -727,7 +727,7 @@ def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_
             assert instance.condition("Published") == (False, "LedgerError")
     instance.reconcile(AFTER)
     assert instance.boots(AFTER) == instance.published == "flatcar-1"
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
 @contextmanager
@@ -755,7 +755,7 @@ def test_a_boot_script_with_earlier_content_after_a_failure_is_identified_by_its
         assert instance.condition("Published") == (False, "PublishError")
     instance.reconcile(AFTER)
     assert instance.published == "flatcar-1"
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
 def test_a_boot_script_of_a_replaced_tree_is_identified_by_its_new_date(
@@ -765,12 +765,12 @@ def test_a_boot_script_of_a_replaced_tree_is_identified_by_its_new_date(
     shutil.copytree(instance.output, tmp_path / "older")
     repository.push(ONCE)
     instance.reconcile(BEFORE.replace(minute=1))
-    assert kept(instance)
+    assert is_version_known(instance)
     shutil.rmtree(instance.output)
     (tmp_path / "older").rename(instance.output)
     instance.reconcile(BEFORE.replace(minute=2))
     assert instance.told("TreeReplaced") == ["TreeReplaced"]
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])
@@ -784,7 +784,7 @@ def test_a_boot_script_is_identified_by_its_date_after_a_crash(
         instance.reconcile(BEFORE.replace(minute=1))
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE.replace(minute=9))
-        assert kept(instance)
+        assert is_version_known(instance)
         assert (
             int((instance.output / "boot" / ENTRY).stat().st_mtime)
             == BEFORE.replace(minute=1 if published else 9).timestamp()
@@ -800,4 +800,4 @@ def test_a_file_in_the_way_of_a_boot_script_is_a_failed_publication(repository: 
     assert instance.boots(BEFORE) == "nothing"
     (instance.output / "boot" / "v1" / "boot").unlink()
     instance.reconcile(BEFORE)
-    assert instance.published == "flatcar-1" and kept(instance)
+    assert instance.published == "flatcar-1" and is_version_known(instance)

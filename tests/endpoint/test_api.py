@@ -47,7 +47,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvid
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet
-from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, shown_fleet
+from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, make_shown_fleet
 from tests.helpers.operators_page import STATUS as SHOWN
 
 STATUS = Status(
@@ -292,7 +292,7 @@ def installing_fleet(*outputs: str) -> Fleet:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Site]:
-    with site(shown_fleet()) as found:
+    with site(make_shown_fleet()) as found:
         found.say(SHOWN)
         yield found
 
@@ -372,7 +372,7 @@ def test_the_inventory_of_an_unknown_machine_is_on_the_page_as_text(
     chromium: Browser, made: Site, address: str
 ) -> None:
     found = build_from_inventory({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
-    with seen(made, found):
+    with publish_unknown(made, found):
         chromium.open(f"{address}#/unknown")
         chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
         assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
@@ -380,7 +380,7 @@ def test_the_inventory_of_an_unknown_machine_is_on_the_page_as_text(
 
 
 @contextmanager
-def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
+def publish_unknown(made: Site, machine: UnknownMachine) -> Iterator[None]:
     """Publish an unknown machine during the test. The site is shared by all tests."""
 
     def write(*machines: UnknownMachine) -> None:
@@ -622,7 +622,7 @@ def test_without_the_pages_output_the_api_is_read_in_pages(chromium: Browser) ->
 
 
 def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:
-    with site(shown_fleet()) as other:
+    with site(make_shown_fleet()) as other:
         files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
     assert len(files) > 60
     assert files == {path: (made.root / path).read_bytes() for path in files}

@@ -374,14 +374,14 @@ NAMED = fleet_document(
 )
 
 
-def entries(fleet: Fleet) -> dict[str, str]:
+def find_boot_scripts(fleet: Fleet) -> dict[str, str]:
     roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
     return {path: fleet.files[path].content.decode() for path in roles}
 
 
 def test_e29_if_an_endpoint_is_named_no_file_contains_a_one_time_boot() -> None:
     fleet = planned(NAMED, *ONCE[1:])
-    found = entries(fleet)
+    found = find_boot_scripts(fleet)
     assert len(found) == 8
     for path, text in found.items():
         assert "flatcar-1/kernel" not in text, path
@@ -411,14 +411,14 @@ def test_an_endpoint_serves_what_pxelinux_requests_at_the_path_that_copies_have(
 
 def test_e29_without_a_named_endpoint_the_files_contain_the_boot_and_every_complete_200_counts() -> None:
     state = FLEET.servers["web01"]
-    found = entries(FLEET)
+    found = find_boot_scripts(FLEET)
     assert all("flatcar-1/kernel" in text for text in found.values())
     assert found.keys() <= state.evidence_digests.keys()
 
 
 def test_a_site_may_name_its_own_endpoint() -> None:
     site = "sites: [{name: fra1, baseURL: 'http://fra1.test', endpoint: 'http://fra1.test:8080', select: All}]"
-    found = entries(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
+    found = find_boot_scripts(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
     assert all("http://fra1.test:8080/" in text for path, text in found.items() if "boot.ipxe" in path)
 
 
@@ -465,7 +465,7 @@ WRITES_NO_DISK = planned(
 )
 
 
-def asked_by_dhcp(url: str) -> list[int]:
+def request_as_dhcp(url: str) -> list[int]:
     """Return the responses to a DHCP server on both of its paths."""
     by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
     by_uuid = get(f"{url}/httpboot/{UUID}.json", headers={"user-agent": "Go-http-client/1.1"})
@@ -486,19 +486,19 @@ def test_a_file_that_dhcp_names_is_served_if_a_later_fetch_can_end_its_offer(
     here.publish(fleet)
     with here.serve(trusted_proxies=PROXY) as url:
         for _ in range(3):
-            assert asked_by_dhcp(url) == [expected] * 2
+            assert request_as_dhcp(url) == [expected] * 2
         assert here.observed() == [], "it spends nothing"
     with here.serve(records=False, trusted_proxies=PROXY) as url:
-        assert asked_by_dhcp(url) == [404] * 2
+        assert request_as_dhcp(url) == [404] * 2
 
 
 def test_a_fetch_of_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
     here.publish(SYSTEM_UUID)
     with here.serve(trusted_proxies=PROXY) as url:
-        assert asked_by_dhcp(url) == [200, 200]
+        assert request_as_dhcp(url) == [200, 200]
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
         assert [each.path for each in here.observed()] == [f"boot/ignition/{UUID}"]
-        assert asked_by_dhcp(url) == [404, 404]
+        assert request_as_dhcp(url) == [404, 404]
         here.now += timedelta(minutes=10)
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
 
@@ -841,7 +841,7 @@ def test_a_clock_that_is_set_back_reopens_no_ended_window(here: Site) -> None:
     with here.serve() as url:
         for hour in (0, 1, 0, 1, 3, 1, 0):
             here.now = START + timedelta(hours=hour, minutes=-30)
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
 
 
@@ -857,11 +857,11 @@ def test_a_window_ends_in_time_at_an_endpoint_whose_clock_was_set_back_in_it(her
     with here.serve(keeps=True) as url:
         for minutes in (58, 59, 61, 90):
             here.now = START + timedelta(minutes=minutes) + here.ahead
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["repair", "repair", "web", "web"]
 
 
-def _seen(url: str) -> str:
+def _find_boot(url: str) -> str:
     return "repair" if "memtest-7" in get(url + ENTRY).text else "web"
 
 
@@ -879,7 +879,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance
         here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
         say(here, true + timedelta(minutes=minutes))
         http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
-        seen.append(_seen(url))
+        seen.append(_find_boot(url))
 
     say(here, true)
     here.now, here.ahead = (true + off, off) if is_found_at == "the start" else (true, timedelta())
@@ -901,12 +901,12 @@ def test_finding_c6_a_served_maintenance_continues_to_its_end_and_not_into_the_n
     seen = []
     say(here, BEFORE)
     with here.serve() as url:
-        seen.append(_seen(url))
+        seen.append(_find_boot(url))
         for minutes in (1, 2, 29, 31, 59, 61, 100):
             here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
             say(here, BEFORE + timedelta(minutes=minutes))
             http_peers.get(f"{url}/api/v1/status")
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
 
 

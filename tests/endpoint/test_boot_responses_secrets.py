@@ -373,7 +373,7 @@ def test_secrets_end_by_the_clock_and_when_they_are_removed(sealed: Sealed, secr
 # End to end
 
 
-def boots_given(instance: Instance) -> dict[str, Any]:
+def find_boots_served(instance: Instance) -> dict[str, Any]:
     found = [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"]
     return found[0] if found else {"status": True, "reason": "Given"}
 
@@ -388,12 +388,14 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         keys.write_text(f"{Identity.generate()}\n")
         assert instance.get(path).status_code == 503
         said = eventually(
-            lambda: boots_given(instance)["reason"] == "SecretNotDecrypted" and boots_given(instance)["message"]
+            lambda: (
+                find_boots_served(instance)["reason"] == "SecretNotDecrypted" and find_boots_served(instance)["message"]
+            )
         )
         assert "the secret join: no key in the key file decrypts it" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
-        eventually(lambda: boots_given(instance)["status"])
+        eventually(lambda: find_boots_served(instance)["status"])
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
         pushed.push({"s/join.age": "hunter2"})  # compared with the previous commit, which differs in nothing else
         eventually(lambda: instance.status()["attempted"]["problems"])
@@ -444,7 +446,7 @@ def fetched_secrets(instance: Instance) -> list[str]:
     return [each["client"] for each in told if each["secret"] == "secrets/join"]
 
 
-def shown_fetches(folder: Path) -> dict[str, int]:
+def show_fetches(folder: Path) -> dict[str, int]:
     shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
     (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
     others = {"others": found["others"]["times"]} if found["others"] is not None else {}
@@ -484,7 +486,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         assert (found["status"], found["reason"]) == (False, "SecondAddress")
         assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
         assert found["remedy"].startswith("gitboot secret fetches web01 --state STATE")
-        eventually(lambda: shown_fetches(tmp_path).get(STRANGER, 0) > 10)
+        eventually(lambda: show_fetches(tmp_path).get(STRANGER, 0) > 10)
         assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
 
         confirmed = typed("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
@@ -497,7 +499,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
     # The endpoint left its count when it ended.
     with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file)) as instance:
         assert eventually(lambda: private(instance))["reason"] == "ManyFetches"
-        assert shown_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
+        assert show_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
         assert not fetched_secrets(instance)
 
 
@@ -509,7 +511,7 @@ def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
         path = install(instance)
         for number in range(60, 120):
             from_address(instance, f"127.0.0.{number}", path)
-        found = eventually(lambda: found if len(found := shown_fetches(tmp_path)) == 17 else None)
+        found = eventually(lambda: found if len(found := show_fetches(tmp_path)) == 17 else None)
         assert found["127.0.0.1"] == 1
         assert len(fetched_secrets(instance)) == 17
         shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]

@@ -296,7 +296,7 @@ def taking() -> Iterator[Site]:
         yield made
 
 
-def left(taking: Site) -> list[UnknownMachine]:
+def read_unknown(taking: Site) -> list[UnknownMachine]:
     return [machine for each in read_unknown_files(taking.spool) for machine in each.table.machines]
 
 
@@ -318,20 +318,20 @@ def codes(answers: list[httpx.Response]) -> list[int]:
 def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(taking: Site) -> None:
     [answer] = send(taking, SENT)
     assert (answer.status_code, answer.content) == (204, b"")
-    [machine] = left(taking)
+    [machine] = read_unknown(taking)
     assert (machine.macs, machine.serial) == (("52-54-00-99-99-99", "52-54-00-99-99-9a"), "4J8VM72")
     assert machine.inventory is not None and machine.inventory.product == "PowerEdge R650"
 
 
 def test_no_inventory_is_accepted_unless_the_fleet_enables_it(taking: Site) -> None:
     taking.publish(planned(*ONCE), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), left(taking)) == ([405], [])
+    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([405], [])
 
 
 def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> None:
     """A HEAD request or a check neither gets nor consumes a one-time boot, and is not reported."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
-    assert (codes(send(taking, own)), left(taking), taking.observed()) == ([204], [], [])
+    assert (codes(send(taking, own)), read_unknown(taking), taking.observed()) == ([204], [], [])
     with taking.serve() as url:
         assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
     assert [each.server for each in taking.observed()] == ["web01"]
@@ -351,7 +351,7 @@ def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> No
 def test_an_invalid_inventory_is_rejected_and_not_stored(taking: Site, content: object, status: int) -> None:
     [answer] = send(taking, content)
     assert answer.status_code == status
-    assert (status == 400) == ("send" in answer.text) and left(taking) == []
+    assert (status == 400) == ("send" in answer.text) and read_unknown(taking) == []
 
 
 def test_an_incomplete_inventory_is_not_stored(taking: Site) -> None:
@@ -361,7 +361,7 @@ def test_an_incomplete_inventory_is_not_stored(taking: Site) -> None:
         client.shutdown(1)
         read_all(client)
     asked.write_file()
-    assert left(taking) == []
+    assert read_unknown(taking) == []
 
 
 def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) -> None:
@@ -373,7 +373,7 @@ def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) 
         [204] * MAX_INVENTORIES_PER_ADDRESS + [429] * 5,
         "60",
     )
-    assert len(left(taking)) == MAX_INVENTORIES_PER_ADDRESS
+    assert len(read_unknown(taking)) == MAX_INVENTORIES_PER_ADDRESS
     taking.now += timedelta(minutes=1)
     assert codes(send(taking, SENT)) == [204]
 
@@ -385,7 +385,7 @@ def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(taking
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
     taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), left(taking)) == ([404], [])
+    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([404], [])
 
 
 def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operators(taking: Site) -> None:
@@ -400,7 +400,7 @@ def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operato
         url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.write_file()
-    assert left(taking) == []
+    assert read_unknown(taking) == []
 
 
 NOON = at("20T12:00")

@@ -115,7 +115,7 @@ def operators_of(found: Instance) -> str:
     return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningForOperators"])[0])
 
 
-def said(found: Instance, type: str) -> list[str]:
+def find_events(found: Instance, type: str) -> list[str]:
     return [each["message"] for each in found.events if each["type"] == type]
 
 
@@ -166,7 +166,7 @@ def test_new_connections_get_a_new_certificate_and_no_connection_is_closed(made:
             assert new != before
             eventually(lambda: pair.shown(operators) == new)
             assert ask(client).startswith(b"HTTP/1.1 200"), "who is connected notices nothing"
-        assert eventually(lambda: said(found, "CertificateReadable"))
+        assert eventually(lambda: find_events(found, "CertificateReadable"))
 
 
 def break_it(how: str, pair: Pair, authority: Authority) -> None:
@@ -210,16 +210,16 @@ def test_with_a_broken_pair_the_previous_one_stays_and_one_event_reports_it(
     with served(made, *pair.options) as (found, operators):
         before = pair.shown(operators)
         break_it(how, pair, authority)
-        eventually(lambda: said(found, "CertificateUnreadable"))
+        eventually(lambda: find_events(found, "CertificateUnreadable"))
         assert pair.shown(operators) == before
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
-        (message,) = said(found, "CertificateUnreadable")
+        (message,) = find_events(found, "CertificateUnreadable")
         assert why in message
         assert message.endswith("the previous certificate stays in use")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
-    assert len(said(found, "CertificateReadable")) == 1
+    assert len(find_events(found, "CertificateReadable")) == 1
 
 
 @pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
@@ -263,7 +263,9 @@ def test_a_worker_that_starts_with_broken_files_still_serves_machines(made: Site
             lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
-        eventually(lambda: any("connections are refused" in each for each in said(found, "CertificateUnreadable")))
+        eventually(
+            lambda: any("connections are refused" in each for each in find_events(found, "CertificateUnreadable"))
+        )
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
         pair.renew()

@@ -92,7 +92,7 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
 COLUMNS: Final = 60
 
 
-def shown(*events: Event) -> str:
+def show_events(*events: Event) -> str:
     """Return the bytes that a terminal of 60 columns receives for these events."""
     with terminal() as sent:
         for event in events:

@@ -296,7 +296,7 @@ def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
 # An endpoint with a value of every metric.
 
 
-def _laps() -> StageTimes:
+def _make_stage_times() -> StageTimes:
     laps = StageTimes()
     for number, stage in enumerate(Stage):
         laps.add(stage, 0.1 * number)
@@ -331,7 +331,7 @@ FULL_STATUS: Final = Status(
     drift={"ImageDrift": 1},
     bmcs={"Unchanged": 4, "Stalled": 1},
     below_minimum_version={"web": 2, "db": 0},
-    stages=_laps().facts(),
+    stages=_make_stage_times().facts(),
     conditions=(
         Condition(type="SourceReady", status=False, reason="SourceError", message="", last_transition_time=BEFORE),
         Condition(type="Published", status=True, reason="Published", message="", last_transition_time=BEFORE),

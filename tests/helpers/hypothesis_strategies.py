@@ -407,12 +407,12 @@ class GeneratedFleet:
         told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
         for maintenance in self.of("Maintenance"):
             told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
-        told += _told_by(record) if record else ()
+        told += _list_times(record) if record else ()
         moment = timedelta(microseconds=1)
         return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
 
 
-def _told_by(record: Record) -> Iterator[datetime]:
+def _list_times(record: Record) -> Iterator[datetime]:
     for instant in (record.provisioned_at, record.grace_until, record.consumed_at):
         if instant is not None:
             yield instant

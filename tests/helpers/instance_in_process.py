@@ -381,7 +381,7 @@ def in_process(
 NOON: Final = at("20T12:00")
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
+def reconcile_once(parts: Parts, seconds: float = 0) -> None:
     """Fetch, and reconcile once, so long after noon."""
     parts.source.fetch()
     parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))

@@ -431,9 +431,9 @@ class Cables:
     def laid(cls, stack: ExitStack) -> Self | None:
         """Return the links, or None without the right to make them."""
         name = f"gitboot-{os.getpid()}-ledger"
-        if shutil.which("ip") is None or not _done("ip", "netns", "add", name):
+        if shutil.which("ip") is None or not _has_succeeded("ip", "netns", "add", name):
             return None
-        stack.callback(_done, "ip", "netns", "delete", name)
+        stack.callback(_has_succeeded, "ip", "netns", "delete", name)
         found = []
         for number in range(2):
             here, there = f"gb{os.getpid()}-{number}", f"eth{number}"
@@ -445,7 +445,7 @@ class Cables:
                 f"ip -n {name} address add {theirs}/30 dev {there}",
                 f"ip -n {name} link set {there} up",
             ):
-                assert _done(*command.split()), command
+                assert _has_succeeded(*command.split()), command
             found.append(theirs)
         return cls(name, tuple(found))
 
@@ -456,13 +456,13 @@ class Cables:
         return True
 
     def cut(self, host: int) -> None:
-        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "down")
+        assert _has_succeeded("ip", "-n", self.network, "link", "set", f"eth{host}", "down")
 
     def join(self, host: int) -> None:
-        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "up")
+        assert _has_succeeded("ip", "-n", self.network, "link", "set", f"eth{host}", "up")
 
 
-def _done(*command: str) -> bool:
+def _has_succeeded(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

@@ -182,7 +182,7 @@ HOSTILE: Final = "<img src=x onerror=\"document.title='run'\">"
 SITES: Final = ("ams1", "fra1", "lon1")
 
 
-def shown_fleet(servers: int = 60, **more: Any) -> Fleet:
+def make_shown_fleet(servers: int = 60, **more: Any) -> Fleet:
     """Its servers are web000 and so on, at one site after the other."""
     sites = ", ".join(
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'}}" for site in SITES

@@ -56,7 +56,7 @@ def _empty_cluster() -> Path:
         shutil.chown(data, _USER, _USER)
     options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}"]
     command = [str(_program("initdb")), "-D", str(data), *options]
-    subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=folder)
+    subprocess.run(command, check=True, capture_output=True, user=_find_user(), cwd=folder)
     return data
 
 
@@ -96,7 +96,7 @@ class PostgresServer:
         else:
             options = ["--no-sync", "--checkpoint=fast", "--write-recovery-conf", f"--username={_USER}"]
             command = [str(_program("pg_basebackup")), "-D", str(data), "-h", str(primary), *options]
-        subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=self.folder)
+        subprocess.run(command, check=True, capture_output=True, user=_find_user(), cwd=self.folder)
 
     def start(self) -> None:
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder / 'socket'}", *self.settings)
@@ -106,7 +106,7 @@ class PostgresServer:
             def begin() -> subprocess.Popen[bytes]:
                 if self.network is not None:
                     join(os.open(f"/run/netns/{self.network}", os.O_RDONLY))  # this thread alone
-                return subprocess.Popen(command, stdout=log, stderr=log, user=_who(), cwd=self.folder)
+                return subprocess.Popen(command, stdout=log, stderr=log, user=_find_user(), cwd=self.folder)
 
             self.process = thread.submit(begin).result()
         self.until_ready()
@@ -187,7 +187,7 @@ class PostgresServer:
         return path
 
 
-def _who() -> str | None:
+def _find_user() -> str | None:
     return _USER if os.getuid() == 0 else None
 
 

@@ -57,7 +57,7 @@ def split(files: Files) -> tuple[dict[str, Files], Files]:
     return servers, {path: file for path, file in files.items() if names[path] is None}
 
 
-def whole(files: Files) -> dict[str, File]:
+def complete_tree(files: Files) -> dict[str, File]:
     """Return all files in the tree for these files, with the states of their servers."""
     servers, shared = split(files)
     return {**shared, **{path: file for each in servers.values() for path, file in each.items()}}

@@ -36,7 +36,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import free_port, listening
 from tests.helpers.git_repositories import program as program_of
 from tests.helpers.mirrors import nginx
-from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, made_keys, sign_tree
+from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, make_keys, sign_tree
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
@@ -557,7 +557,7 @@ def test_after_the_loss_of_the_root_key_a_mirror_only_needs_a_new_public_key(
     replace_list_keys(publisher.keys, None, None, INSIDE)
     publisher.publish(window(), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
-    publisher.keys = made_keys(tmp_path / "new", INSIDE)
+    publisher.keys = make_keys(tmp_path / "new", INSIDE)
     publisher.publish(window(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
     assert host.run(INSIDE + 2 * SECOND) == 1
     assert (host.run(ENDS), host.boots()) == (1, ENDED), "windows end meanwhile"

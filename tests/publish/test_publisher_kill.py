@@ -48,7 +48,7 @@ from gitboot.render.paths import (
     publication_stage,
 )
 from tests.helpers.cases import every
-from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
+from tests.helpers.published_trees import complete_tree, owner, publish_files, server_files, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
     """Return the faults that a tree must not have between two versions."""
     found = []
-    old, new = whole(old), whole(new)
+    old, new = complete_tree(old), complete_tree(new)
     for path in old.keys() | new.keys():
         either = {file.content if (file := version.get(path)) else None for version in (old, new)}
         if not is_immutable(path) and stands.get(path) not in either:
@@ -129,7 +129,7 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
-    assert set(manifest.files) == set(whole(tree(version, servers)))
+    assert set(manifest.files) == set(complete_tree(tree(version, servers)))
     assert_indexed(root)
     others = everything(root).keys() - manifest.files.keys()
     assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
@@ -359,7 +359,7 @@ def test_with_an_error_at_every_call_the_next_publication_completes_it(
     with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version, at in enumerate(count(1, every(1)), 1):
-        with refused(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
+        with publish_with_errors(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
             assert faults(everything(root), tree(version - 1), tree(version)) == []
         if calls.calls < at:
             break
@@ -367,7 +367,7 @@ def test_with_an_error_at_every_call_the_next_publication_completes_it(
 
 
 @contextmanager
-def refused(
+def publish_with_errors(
     root: Path, version: int, refuse: Callable[[int, str, tuple[Any, ...]], None], *, restarted: bool
 ) -> Iterator[Os]:
     """Publish while something is refused, and after the block again, in the same process or in the next."""
@@ -519,7 +519,7 @@ def test_after_a_power_cut_during_a_repair_the_next_start_completes_it(root: Pat
 MACS = ("52-54-00-00-00-01", "52-54-00-00-00-02", "52-54-00-00-00-03")
 
 
-def named(*macs: str) -> dict[str, Files]:
+def make_servers(*macs: str) -> dict[str, Files]:
     entries = {name: f"boot/v1/boot/{mac}/boot.ipxe" for name, mac in zip("abc", macs, strict=False) if mac}
     return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
 
@@ -527,9 +527,9 @@ def named(*macs: str) -> dict[str, Files]:
 moving = pytest.mark.parametrize(
     ("old", "new"),
     [
-        (named(*MACS[:2]), named(MACS[1], MACS[0])),
-        (named(*MACS[:2]), named(MACS[2], MACS[1])),
-        (named(*MACS[:2]), named("", MACS[1], MACS[0])),
+        (make_servers(*MACS[:2]), make_servers(MACS[1], MACS[0])),
+        (make_servers(*MACS[:2]), make_servers(MACS[2], MACS[1])),
+        (make_servers(*MACS[:2]), make_servers("", MACS[1], MACS[0])),
     ],
 )
 
@@ -603,7 +603,7 @@ def test_after_an_error_while_mac_addresses_change_a_rollback_finds_every_server
 
 
 def test_killed_during_the_repair_of_a_shard_the_next_start_completes_the_repair(root: Path) -> None:
-    servers = named(*MACS[:2])
+    servers = make_servers(*MACS[:2])
 
     def act(directory: OutputDirectory) -> None:
         directory.publish(servers, {}, complete=True, commit="new", at=AT)
@@ -734,7 +734,7 @@ def assert_begun_or_not(root: Path, version: int) -> None:
     if MANIFEST in stands:
         assert verify_tree(root) == ()
     if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
-        assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
+        assert {path for path in complete_tree(tree(version)) if path.startswith("boot/")} <= stands.keys()
 
 
 def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(root: Path, publishers: Killed) -> None:
@@ -765,7 +765,7 @@ def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
 ) -> None:
     for at in count(1, every(1)):
         shutil.rmtree(root, ignore_errors=True)
-        with refused(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
+        with publish_with_errors(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
             assert_begun_or_not(root, 1)
         if calls.calls < at:
             break

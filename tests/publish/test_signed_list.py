@@ -44,7 +44,7 @@ from gitboot.render.endpoint_files import ListedFile, listing_path, render_listi
 from gitboot.render.paths import File, Files
 from tests.helpers.cases import every
 from tests.helpers.git_repositories import program
-from tests.helpers.signed_lists import SIGNED, client, listed_server, made_keys, names, publish, target
+from tests.helpers.signed_lists import SIGNED, client, listed_server, make_keys, names, publish, target
 from tests.publish.test_publisher_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
@@ -66,7 +66,7 @@ def digest(file: File) -> str:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    return made_keys(tmp_path / "keys", NOW)
+    return make_keys(tmp_path / "keys", NOW)
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def memory() -> Iterator[Path]:
 @pytest.mark.parametrize("case", STEPS_AT_A_TIME)
 def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_completes_it(memory: Path, case: str) -> None:
     keys, root, newer = (
-        made_keys(memory / "keys", NOW),
+        make_keys(memory / "keys", NOW),
         memory / "out",
         {**SHARED, "boot/boot.ipxe": File(b"#!ipxe\n#\n")},
     )
@@ -440,7 +440,7 @@ def test_after_a_lost_root_key_readers_only_need_the_new_public_key(
     """The tree has two roots of the lost key, and the new key has one."""
     replace_list_keys(keys, None, None, NOW)
     directory.update_list(read_list_keys(keys), NOW)
-    new = made_keys(tmp_path / "new", NOW)
+    new = make_keys(tmp_path / "new", NOW)
     directory.update_list(read_list_keys(new), NOW)
     folder = tmp_path / "out" / SIGNED
     assert {name for name in names(tmp_path / "out") if name.endswith(".root.json")} == {"1.root.json"}
@@ -502,7 +502,7 @@ def test_a_folder_of_keys_with_a_damaged_file_is_rejected(keys: Path, damage: st
 
 
 def test_a_key_that_the_newest_root_does_not_name_is_rejected(tmp_path: Path, keys: Path) -> None:
-    other = made_keys(tmp_path / "other", NOW)
+    other = make_keys(tmp_path / "other", NOW)
     shutil.copy(other / "publication.key", keys)
     with pytest.raises(KeyNotInRoot):
         read_list_keys(keys)
@@ -532,7 +532,7 @@ def test_a_client_with_a_cache_finds_all_published_files_after_any_steps(steps: 
 
 def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
     root, at = folder / "out", NOW
-    keys = made_keys(folder / "keys", NOW)
+    keys = make_keys(folder / "keys", NOW)
     first_root = (keys / "1.root.json").read_bytes()
     stands: dict[str, Files | None] = {"web01": server("web01")}
     directory = OutputDirectory.open(root, ledger="ours")

@@ -33,7 +33,7 @@ from tests.helpers.git_repositories import free_port, program
 from tests.helpers.instance_with_bmcs import BASE_URL, POOL
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Instance, Repository, eventually, running
-from tests.helpers.signed_lists import made_keys
+from tests.helpers.signed_lists import make_keys
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRIES = (f"/v1/boot/{MAC}/boot.ipxe", f"/v1/boot/{MAC}/grub.cfg")
@@ -352,7 +352,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_
         maintenance("repair", first, select="{matchLabels: {role: memtest}}"),
     )
     repository.push({"fleet.yaml": "---\n".join(documents)})
-    state, output, keys = tmp_path / "state", tmp_path / "output", made_keys(tmp_path / "keys", now)
+    state, output, keys = tmp_path / "state", tmp_path / "output", make_keys(tmp_path / "keys", now)
     paths = [path.replace(MAC, dashed_mac(name)) for name in ("web01", "web02", "web03") for path in MAC_LOADERS]
     before = set[str | None]()
     with (

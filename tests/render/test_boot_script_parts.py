@@ -47,7 +47,9 @@ ALL = "outputs: [ipxe, grub, pxelinux]"
 SHIM = "/EFI/debian/shimx64.efi"
 
 
-def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk") -> dict[str, str]:
+def render_boot_scripts(
+    spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk"
+) -> dict[str, str]:
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
         fleet(f"baseURL: 'http://boot.test', {ALL}, unknownServers: {unknown}{made}"),
@@ -67,27 +69,27 @@ def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown
 
 
 def test_without_a_setting_each_loader_boots_the_local_disk_in_the_usual_way() -> None:
-    found = entries("")
+    found = render_boot_scripts("")
     assert "iseq ${platform} efi && exit 1" in found["ipxe"] and "sanboot" in found["ipxe"]
     assert "/EFI/$loader.efi" in found["grub"]
     assert "localboot 0" in found["pxelinux"]
 
 
 def test_exit_returns_to_the_firmware_at_once() -> None:
-    found = entries("localDisk: Exit")
+    found = render_boot_scripts("localDisk: Exit")
     assert "sanboot" not in found["ipxe"] and found["ipxe"].endswith("iseq ${platform} efi && exit 1 ||\nexit 0\n")
     assert found["grub"].endswith("\nexit\n") and "chainloader" not in found["grub"]
     assert "localboot -1" in found["pxelinux"]
 
 
 def test_sanboot_boots_the_first_disk_under_uefi_too() -> None:
-    found = entries("localDisk: Sanboot")["ipxe"]
+    found = render_boot_scripts("localDisk: Sanboot")["ipxe"]
     efi = found.index("iseq ${platform} efi && sanboot --no-describe --drive 0 ||")
     assert efi < found.index("exit 1") < found.index("sanboot --no-describe --drive 0x80 ||")
 
 
 def test_a_path_is_tried_first_and_under_uefi_only() -> None:
-    found = entries(f"localDisk: {SHIM}")
+    found = render_boot_scripts(f"localDisk: {SHIM}")
     assert r"iseq ${platform} efi && sanboot --no-describe --drive 0 --filename \EFI\debian\shimx64.efi ||" in (
         found["ipxe"].splitlines()
     )
@@ -95,8 +97,8 @@ def test_a_path_is_tried_first_and_under_uefi_only() -> None:
 
 
 def test_not_found_gives_no_boot_script_only_if_unknown_machines_have_none() -> None:
-    assert entries("localDisk: NotFound", unknown="NotFound") == {}
-    assert entries("localDisk: NotFound") == entries("")
+    assert render_boot_scripts("localDisk: NotFound", unknown="NotFound") == {}
+    assert render_boot_scripts("localDisk: NotFound") == render_boot_scripts("")
 
 
 def test_the_document_overrides_the_first_hardware_rule_that_sets_a_value() -> None:
@@ -104,9 +106,9 @@ def test_the_document_overrides_the_first_hardware_rule_that_sets_a_value() -> N
         "{select: {matchLabels: {vendor: acme}}, loader: GRUB}, "
         "{select: {matchLabels: {vendor: acme}}, localDisk: Exit}, {select: All, localDisk: Sanboot}"
     )
-    assert "sanboot" not in entries("", makes)["ipxe"]
-    assert "sanboot" in entries("", makes, "vendor: other")["ipxe"]
-    assert r"\EFI\debian" in entries(f"localDisk: {SHIM}", makes)["ipxe"]
+    assert "sanboot" not in render_boot_scripts("", makes)["ipxe"]
+    assert "sanboot" in render_boot_scripts("", makes, "vendor: other")["ipxe"]
+    assert r"\EFI\debian" in render_boot_scripts(f"localDisk: {SHIM}", makes)["ipxe"]
 
 
 def test_a_parked_server_and_a_stopped_one_boot_the_disk_in_the_same_way() -> None:
@@ -126,7 +128,7 @@ def test_a_parked_server_and_a_stopped_one_boot_the_disk_in_the_same_way() -> No
 @for_each("word", ["exit", "EFI/x.efi", "/EFI/../x.efi", "/EFI/a b.efi", '/EFI/".efi', "/boot/x.efi"])
 def test_an_invalid_way_to_the_local_disk_is_rejected(word: str) -> None:
     with pytest.raises(InvalidRepository, match="GB1032"):
-        entries(f"localDisk: '{word}'")
+        render_boot_scripts(f"localDisk: '{word}'")
 
 
 def test_a_loader_that_is_not_published_is_rejected_where_it_is_named() -> None:

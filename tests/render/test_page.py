@@ -55,7 +55,7 @@ def push(repository: Repository, instance: Instance) -> Push:
     return pushed
 
 
-def said(output: Path, name: str) -> Any:
+def read_page_data(output: Path, name: str) -> Any:
     called, value = json.loads(
         "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
     )
@@ -74,14 +74,14 @@ def rewritten(output: Path, before: dict[str, int]) -> set[str]:
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:
-    shards = [said(output, f"shard/{each}") for each in said(output, "fleet")["shards"]]
+    shards = [read_page_data(output, f"shard/{each}") for each in read_page_data(output, "fleet")["shards"]]
     found = [dict(zip(shard["columns"], row, strict=True)) for shard in shards for row in shard["rows"]]
     return {row["name"]: row for row in found}
 
 
 def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
-    server, shared = said(output, f"server/{name}"), said(output, "location/shared")
-    file, above = said(output, f"location/{server['shard']}")[name]
+    server, shared = read_page_data(output, f"server/{name}"), read_page_data(output, "location/shared")
+    file, above = read_page_data(output, f"location/{server['shard']}")[name]
 
     def place(resource: str, at: int | str) -> tuple[str, int]:
         if isinstance(at, int):
@@ -106,7 +106,7 @@ def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
 
 
 def test_a_commit_of_one_server_only_rewrites_its_own_files_of_the_page(push: Push, instance: Instance) -> None:
-    before, shards = dates(instance.output), said(instance.output, "fleet")["shards"]
+    before, shards = dates(instance.output), read_page_data(instance.output, "fleet")["shards"]
     assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
     push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
     others = rewritten(instance.output, before)
@@ -213,13 +213,13 @@ def test_the_page_has_the_values_of_both_a_policy_and_a_maintenance(instance: In
     assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
     row = rows(instance.output)["web01"]
     assert (row["windows"], row["installs"]) == (["repair"], "now")
-    (window,) = said(instance.output, "fleet")["maintenances"]
+    (window,) = read_page_data(instance.output, "fleet")["maintenances"]
     assert (window["name"], window["start"], window["end"]) == (
         "repair",
         "2026-11-20T22:00:00Z",
         "2026-11-21T04:00:00Z",
     )
-    assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+    assert [each["by"] for each in read_page_data(instance.output, "server/web01")["later"]] == ["repair", "web"]
 
 
 def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
@@ -285,7 +285,7 @@ def test_a_removed_server_leaves_nothing_on_the_page(repository: Repository, pus
 def test_the_page_is_added_and_removed_by_the_outputs_of_the_fleet(push: Push, instance: Instance) -> None:
     whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
     instance.directory.write_status(b'{"at": null}', BEFORE)
-    assert said(instance.output, "status") == {"at": None}
+    assert read_page_data(instance.output, "status") == {"at": None}
     push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
     instance.directory.write_status(b'{"at": null}', BEFORE)
     assert [*(instance.output / PAGE).rglob("*")] == []

@@ -48,7 +48,7 @@ from tests.helpers.fleets import (
     uuid_of,
 )
 from tests.helpers.mirrors import WAYS
-from tests.helpers.signed_lists import lies
+from tests.helpers.signed_lists import list_current_digests
 
 NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
@@ -64,7 +64,7 @@ def state(
     return build_server_state(decisions, decisions.servers["web01"], record, NOON, about or ServerDetails())
 
 
-def at_entry(found: RenderedState, instant: datetime) -> PathVersion:
+def find_script_version(found: RenderedState, instant: datetime) -> PathVersion:
     return present(find_version(found.published.paths[ENTRY], instant)[0])
 
 
@@ -75,10 +75,10 @@ def test_a_state_has_as_many_transitions_as_gitboot_looks_ahead() -> None:
     found = state(*SEED, *SEVERAL)
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == TRANSITIONS_AHEAD
-    now = at_entry(found, NOON)
+    now = find_script_version(found, NOON)
     assert now.content == found.files[ENTRY].sha256
     for day in (21, 22):
-        inside, after = at_entry(found, at(f"{day}T22:30")), at_entry(found, at(f"{day}T23:00"))
+        inside, after = find_script_version(found, at(f"{day}T22:30")), find_script_version(found, at(f"{day}T23:00"))
         assert "memtest-7" in found.published.contents[str(inside.content)]
         assert after == now._replace(since=at(f"{day}T23:00"))
 
@@ -186,7 +186,7 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
 )
 def test_an_install_boot_has_a_fallback(documents: tuple[str, ...], once: bool, instead: str | None) -> None:
     found = state(*documents, record=Record())
-    writes = at_entry(found, NOON).writes
+    writes = find_script_version(found, NOON).writes
     if instead is None:
         assert writes is None
     else:
@@ -205,7 +205,7 @@ def test_a_mirrored_artifact_must_be_present_before_it_is_served() -> None:
     mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
-    needs = present(at_entry(found, NOON).writes).needs
+    needs = present(find_script_version(found, NOON).writes).needs
     assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
@@ -351,7 +351,7 @@ def test_the_listing_has_the_files_in_the_tree_now_and_after_each_transition(doc
     announced = {name for name in in_tree(found) if name.startswith("o/")}
     for instant in instants:
         then = in_tree(rendered(decisions, instant))
-        listed = lies(listing(found), instant)
+        listed = list_current_digests(listing(found), instant)
         assert {name: digest for name, digest in listed.items() if name not in announced} == {
             name: digest for name, digest in then.items() if name not in announced
         }
@@ -392,7 +392,7 @@ def test_outside_a_window_a_copy_has_no_window_to_end() -> None:
     assert (document["ends"], document["contents"]) == (None, {})
 
 
-def ended(
+def read_window_end(
     now: str, *maintenances: str, stop: StopScope = StopScope.NONE, record: Record | None = None
 ) -> tuple[datetime, dict[str, str | None]]:
     """When a copy ends the window that is open, and the text of each file then."""
@@ -407,7 +407,7 @@ def ended(
 
 def test_an_open_window_ends_with_the_files_of_the_next_plan() -> None:
     decisions = decided(*DISKLESS_ALWAYS, ONE)
-    since, files = ended("20T22:30", ONE)
+    since, files = read_window_end("20T22:30", ONE)
     then = rendered(decisions, at("20T23:00")).files
     assert since == at("20T23:00")
     assert set(files) >= {LISTED_ENTRY, f"grub.cfg-01-{mac_of('web01').replace(':', '-')}"}
@@ -427,7 +427,7 @@ def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_a_mainte
 ) -> None:
     first = maintenance("m1", windows[0], "priority: 9")
     second = maintenance("m2", windows[1], "priority: 1", boots="other")
-    found, files = ended("20T22:30", first, second, image("other-1"), profile("other", "other-1"))
+    found, files = read_window_end("20T22:30", first, second, image("other-1"), profile("other", "other-1"))
     assert found == at(since)
     text = files[LISTED_ENTRY] or ""
     assert "flatcar-1" in text and "other-1" not in text and "memtest-7" not in text
@@ -436,9 +436,9 @@ def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_a_mainte
 def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_started() -> None:
     disk = profile("disk", "", method="Disk")
     first, second = (maintenance(*each) for each in (("m1", "20T22:00 20T23:00"), ("m2", "20T23:00 21T01:00")))
-    since, files = ended("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
+    since, files = read_window_end("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[LISTED_ENTRY] or "")) == (at("20T23:00"), True)
-    since, files = ended("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
+    since, files = read_window_end("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[LISTED_ENTRY] or "")) == (at("20T23:00"), True)
 
 
@@ -468,7 +468,7 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
     disk, windows = profile("disk", "", method="Disk"), ("20T22:00 20T23:00", "20T23:00 21T01:00")
     to_disk = [maintenance(f"m{number}", window, boots="disk") for number, window in enumerate(windows)]
     for maintenances in (to_disk[:1], to_disk, (to_disk[0], maintenance("m1", windows[1]))):
-        since, files = ended("20T22:30", disk, *maintenances, stop=StopScope.ALL)
+        since, files = read_window_end("20T22:30", disk, *maintenances, stop=StopScope.ALL)
         assert (since, LISTED_ENTRY in files) == (at("20T23:00"), True)
         assert not any("flatcar-1" in text or "memtest-7" in text for text in files.values() if text)
 
@@ -481,7 +481,7 @@ def test_a_copy_does_not_start_an_installation_between_two_windows() -> None:
 
 
 def test_a_maintenance_without_an_end_is_ended_by_a_copy_within_the_hour() -> None:
-    since, files = ended("20T22:30", maintenance("m1", "20T22:00 -"))
+    since, files = read_window_end("20T22:30", maintenance("m1", "20T22:00 -"))
     assert at("20T22:30") < since <= at("20T23:30") + timedelta(minutes=15)
     assert "flatcar-1" in (files[LISTED_ENTRY] or "")
 

@@ -41,12 +41,12 @@ def documents(format: str = "CloudInit", *more: str, of_image: str = "") -> tupl
     )
 
 
-def made(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
+def plan_with_template(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
     return planned(*given or documents(), templates={"t": text}, keys=keys, records={"web01": record or Record()})
 
 
-def told(text: str, keys: TokenKeys = KEYS) -> str:
-    found = made(text, keys=keys)
+def render_user_data(text: str, keys: TokenKeys = KEYS) -> str:
+    found = plan_with_template(text, keys=keys)
     (path,) = [path for path in found.boot_files if "/data/" in path and path.endswith("user-data")]
     return found.boot_files[path].content.decode()
 
@@ -56,12 +56,12 @@ def tokens_in(paths: Iterable[str]) -> set[str]:
 
 
 PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
-(NAME,) = tokens_in(made("#cloud-config\n").files)
+(NAME,) = tokens_in(plan_with_template("#cloud-config\n").files)
 SAID: Final = "#cloud-config\n{{ urls.provisioned }}\n"
 
 
 def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() -> None:
-    found = made("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
+    found = plan_with_template("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
     lying = [file.content.decode() for path, file in found.files.items() if path.startswith("boot/v1/")]
     assert PUBLIC != NAME and len(lying) > 4
     assert not [text for text in (*lying, *found.published.contents.values()) if PUBLIC in text]
@@ -70,7 +70,10 @@ def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() 
 
 
 def test_t6_plans_and_decisions_are_the_same_with_and_without_a_key() -> None:
-    keyed, open_to_all = made(SAID).servers["web01"], made(SAID, keys=TokenKeys()).servers["web01"]
+    keyed, open_to_all = (
+        plan_with_template(SAID).servers["web01"],
+        plan_with_template(SAID, keys=TokenKeys()).servers["web01"],
+    )
     assert keyed.plan == open_to_all.plan and keyed.decision == open_to_all.decision
     assert (keyed.published.plan, keyed.published.summary) == (
         open_to_all.published.plan,
@@ -80,14 +83,14 @@ def test_t6_plans_and_decisions_are_the_same_with_and_without_a_key() -> None:
 
 
 def test_t6_the_same_key_gives_the_same_bytes_and_another_key_gives_others() -> None:
-    first, again, other = (made(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
+    first, again, other = (plan_with_template(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
     assert first.files == again.files
     assert not tokens_in(first.files) & tokens_in(other.files)
 
 
 def test_t6_no_part_of_a_key_is_published_or_shown() -> None:
     keys = TokenKeys(KEY, (EarlierKey(OTHER, BEFORE, AFTER),))
-    found = made(SAID, keys=keys)
+    found = plan_with_template(SAID, keys=keys)
     for key in (KEY, OTHER):
         shown = (key, key.hex().encode(), b64encode(key)[:40])
         assert not [path for path, file in found.files.items() if any(each in file.content for each in shown)]
@@ -112,8 +115,8 @@ def test_t6_a_template_may_encode_a_token_in_base64(written: str) -> None:
     # The file is what the template would have made of the published path itself.
     text = f"#cloud-config\n- {written} and {written}\n"
     path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
-    assert told(text) == told(text.replace("urls.provisioned", f"'{path}{NAME}'"))
-    assert told(text) != told(text, keys=TokenKeys())
+    assert render_user_data(text) == render_user_data(text.replace("urls.provisioned", f"'{path}{NAME}'"))
+    assert render_user_data(text) != render_user_data(text, keys=TokenKeys())
 
 
 @given(
@@ -138,7 +141,7 @@ def test_t6_a_token_in_base64_is_replaced_at_any_offset(
 
 def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
     # A client that computes it from Git gets the 404 of a missing path.
-    with site(made(SAID)) as there, there.serve() as url:
+    with site(plan_with_template(SAID)) as there, there.serve() as url:
         script = get(url + ENTRY).text
         (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
         assert PUBLIC not in script and data == f"/v1/boot/{MAC}/data/{NAME}/"
@@ -155,7 +158,7 @@ def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
 
 def test_t6_each_attempt_has_its_own_token() -> None:
     attempt = InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),))
-    found = made(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
+    found = plan_with_template(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
     assert found.plan is not None and found.plan.token is not None
     (own,) = tokens_in(
         KEYS.build_names([found.plan.token], BEFORE).rename_files({FAILED.build_path(MAC, found.plan.token): File(b"")})
@@ -166,7 +169,7 @@ def test_t6_each_attempt_has_its_own_token() -> None:
 
 def test_t6_a_maintenance_has_a_token_too() -> None:
     repair = maintenance("repair", "20T20:00 21T04:00", "networkBoot: Once", boots="web")
-    found = made(SAID, *documents("CloudInit", repair)).servers["web01"]
+    found = plan_with_template(SAID, *documents("CloudInit", repair)).servers["web01"]
     assert found.plan is not None and found.plan.data is not None
     assert found.plan.data not in "".join((*found.files, *found.published.contents.values()))
     data = [turns[0] for path, turns in found.published.paths.items() if path.endswith("/user-data")]
@@ -192,7 +195,7 @@ AT_WORK: Final = Record(
 def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid(
     key: bytes | None, minutes: int, is_heard: bool
 ) -> None:
-    (before,) = tokens_in(made(SAID, keys=TokenKeys(key)).files)
+    (before,) = tokens_in(plan_with_template(SAID, keys=TokenKeys(key)).files)
     keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
     found = planned(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
     paths = {
@@ -238,7 +241,7 @@ BY_UUID: Final = {
 def test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_by_uuid(
     text: str, of_image: str, is_told: bool
 ) -> None:
-    found = made(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
+    found = plan_with_template(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
     said = contents_at(found, IGNITION.build_path(uuid_of("web01")))
     (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)

@@ -139,7 +139,7 @@ def test_the_monitors_of_the_fleet_may_read_the_list_of_all_machines_too(tmp_pat
 SAME = ("content-type", "content-length", "cache-control")
 
 
-def is_entry(path: str) -> bool:
+def is_boot_script(path: str) -> bool:
     kind = find_path_kind(f"boot{path}")
     return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
@@ -160,7 +160,7 @@ def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.C
         if is_report(path):
             assert (ours.status_code, theirs.status_code) == (204, 200)
             assert ours.headers["cache-control"] == theirs.headers["cache-control"]
-        elif is_entry(path):  # a mirror does not know whether it writes a disk
+        elif is_boot_script(path):  # a mirror does not know whether it writes a disk
             assert _same(ours)[:-1] == _same(theirs)[:-1], path
             assert theirs.headers["cache-control"] == "no-store"
         else:
@@ -171,7 +171,7 @@ def _same(response: httpx.Response) -> tuple[object, ...]:
     return (response.status_code, *(response.headers.get(name) for name in SAME))
 
 
-@pytest.mark.parametrize("path", [path for path in FLEET.boot_files if is_entry(path)])
+@pytest.mark.parametrize("path", [path for path in FLEET.boot_files if is_boot_script(path)])
 def test_e5_no_proxy_can_revalidate_a_boot_script(client: httpx.Client, path: str) -> None:
     first = client.get(path)
     assert ("etag" in first.headers, first.headers["cache-control"]) == (False, "no-store")

@@ -351,7 +351,7 @@ FETCHED = Record(
 )
 
 
-def given_twice(key: str) -> Record:
+def served_twice(key: str) -> Record:
     attempt = InstallAttempt(key=key, number=1, boots=(FIRST, LAST), started=FIRST, started_boot=1)
     return replace(FETCHED, attempts=(attempt,))
 
@@ -369,11 +369,19 @@ AGAIN = Record(provision=1, image="flatcar-0", provisioned_at=NOON)
         # An endpoint withholds this boot, and no boot with another key, after the machine has fetched its data.
         (
             "by the key of the used boot",
-            *(ONCE, 1, given_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
+            *(ONCE, 1, served_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
         ),
         (
             "under OnImageChange as well",
-            *(CHANGE, 1, given_twice("provision/1/flatcar-1"), 5, Cause.PENDING, "provision/1/flatcar-1/boot/2", False),
+            *(
+                CHANGE,
+                1,
+                served_twice("provision/1/flatcar-1"),
+                5,
+                Cause.PENDING,
+                "provision/1/flatcar-1/boot/2",
+                False,
+            ),
         ),
         ("consumed without evidence", ONCE, 1, CONSUMED, 29 * 60, Cause.PENDING, "provision/1", False),
         ("it changes to the disk", ONCE, 1, CONSUMED, 30 * 60, Cause.CONSUMED, "provision/1", False),

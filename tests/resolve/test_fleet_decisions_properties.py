@@ -141,10 +141,10 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
         env=os.environ | {"PYTHONHASHSEED": "4242", "TZ": "Pacific/Chatham", "LC_ALL": "tr_TR.UTF-8"},
         text=True,
     )
-    assert answer.stdout == made_of(asked)
+    assert answer.stdout == render_requested(asked)
 
 
-def made_of(asked: str) -> str:
+def render_requested(asked: str) -> str:
     made = []
     for texts, instant in json.loads(asked):
         decisions = decided_of(*texts)
@@ -283,7 +283,7 @@ def test_an_unverified_server_never_boots_once_or_on_image_change(fleet: Generat
                 assert _network_boot(decisions, planned) is NetworkBoot.ALWAYS
 
 
-def _asks_for_an_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
+def _rate_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
     """0: not at all; 1: a first boot is offered under the policy; 2: it is set, too."""
     planned = make_plan(decision, instant, record)
     if planned is None or planned.phase is not Phase.NETWORK:
@@ -304,8 +304,8 @@ def test_a_lower_provision_never_requests_an_installation(fleet: GeneratedFleet,
     for name, decision in before.servers.items():
         for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant in fleet.instants(record):
-                was = _asks_for_an_installation(decision, instant, record)
-                assert _asks_for_an_installation(after.servers[name], instant, record) <= was
+                was = _rate_installation(decision, instant, record)
+                assert _rate_installation(after.servers[name], instant, record) <= was
 
 
 @LAWS
@@ -316,7 +316,7 @@ def test_adopting_a_running_fleet_installs_nothing(fleet: GeneratedFleet, adopt_
         decision = decisions.servers[name]
         if adopt_all or (decision.policy and decision.policy.provision == 0):
             for instant in fleet.instants(record):
-                assert _asks_for_an_installation(decision, instant, record) == 0
+                assert _rate_installation(decision, instant, record) == 0
 
 
 # Isolation

@@ -27,7 +27,7 @@ from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
 
 
-def made(length: int, alphabet: str = ascii_letters + digits) -> str:
+def make(length: int, alphabet: str = ascii_letters + digits) -> str:
     """Return a secret as a machine would make it, so that secret scanners find none in the tests."""
     return "".join(Random(length).choices(alphabet, k=length))
 
@@ -36,9 +36,12 @@ def encoded(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-PEM = f"-----BEGIN {'PRIVATE'} KEY-----\n{made(64)}\n{made(48)}\n-----END {'PRIVATE'} KEY-----\n"
+PEM = f"-----BEGIN {'PRIVATE'} KEY-----\n{make(64)}\n{make(48)}\n-----END {'PRIVATE'} KEY-----\n"
 JWT = ".".join(
-    (*(encoded(json.dumps(each)).rstrip("=") for each in ({"alg": "HS256"}, {"sub": "node", "aud": "x"})), made(43))
+    (
+        *(encoded(json.dumps(each)).rstrip("=") for each in ({"alg": "HS256"}, {"sub": "node", "aud": "x"})),
+        make(43),
+    )
 )
 
 # Secrets of each kind as a person or a tool writes them, and their place.
@@ -46,22 +49,22 @@ KINDS: Final = {
     "a TLS key": PEM,
     "an OpenSSH key": PEM.replace("PRIVATE", "OPENSSH PRIVATE"),
     "an OpenPGP key": PEM.replace("PRIVATE KEY", "PGP PRIVATE KEY BLOCK"),
-    "a PuTTY key": f"PuTTY-User-Key-File-{3}: ssh-ed25519\nPrivate-Lines: 1\n{made(48)}\nPrivate-MAC: {made(64)}",
+    "a PuTTY key": f"PuTTY-User-Key-File-{3}: ssh-ed25519\nPrivate-Lines: 1\n{make(48)}\nPrivate-MAC: {make(64)}",
     "a TLS key in base64": f"write_files:\n- path: /etc/tls.key\n  encoding: b64\n  content: {encoded(PEM)}",
-    "a WireGuard key": f"[Interface]\nPrivateKey = {made(43)}=",
-    "an age key": f"AGE-SECRET-KEY-1{made(58, 'QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L')}",
-    "AWS keys": f"aws_access_key_id = AKIA{made(16, 'ABCDEFGHJKLMNPQR2345')}\naws_secret_access_key = {made(40)}",
+    "a WireGuard key": f"[Interface]\nPrivateKey = {make(43)}=",
+    "an age key": f"AGE-SECRET-KEY-1{make(58, 'QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L')}",
+    "AWS keys": f"aws_access_key_id = AKIA{make(16, 'ABCDEFGHJKLMNPQR2345')}\naws_secret_access_key = {make(40)}",
     "a Google service account": json.dumps({"type": "service_account", "private_key": PEM}),
-    "an Azure storage key": f"AccountName=site;AccountKey={made(86)}==",
-    "a GitHub token": f"ghp_{made(36)}",
-    "a GitLab token": f"glpat-{made(20)}",
-    "a Slack token": f"xoxb-{made(12, digits)}-{made(12, digits)}-{made(24)}",
-    "a Stripe key": f"sk_live_{made(24)}",
-    "an npm token": f"//registry.npmjs.org/:_authToken=npm_{made(36)}",
-    "a PyPI token": f"password = pypi-AgEIcHlwaS5vcmc{made(80)}",
+    "an Azure storage key": f"AccountName=site;AccountKey={make(86)}==",
+    "a GitHub token": f"ghp_{make(36)}",
+    "a GitLab token": f"glpat-{make(20)}",
+    "a Slack token": f"xoxb-{make(12, digits)}-{make(12, digits)}-{make(24)}",
+    "a Stripe key": f"sk_live_{make(24)}",
+    "an npm token": f"//registry.npmjs.org/:_authToken=npm_{make(36)}",
+    "a PyPI token": f"password = pypi-AgEIcHlwaS5vcmc{make(80)}",
     "a JSON Web Token": JWT,
-    "a Vault token": f"VAULT={'hvs'}.{made(95)}",
-    "a kubeadm token": f"kubeadm join 192.0.2.1:6443 --token {made(6, digits + 'abc')}.{made(16, digits + 'abc')}",
+    "a Vault token": f"VAULT={'hvs'}.{make(95)}",
+    "a kubeadm token": f"kubeadm join 192.0.2.1:6443 --token {make(6, digits + 'abc')}.{make(16, digits + 'abc')}",
     "registries' passwords": json.dumps({"auths": {"registry.test": {"auth": encoded("ci:hunter22")}}}),
     "a plain password of Subiquity": "autoinstall:\n  identity: {username: admin, password: hunter22}",
     "a plain password of cloud-init": "chpasswd:\n  users:\n  - {name: root, password: hunter22, type: text}",
@@ -73,8 +76,8 @@ KINDS: Final = {
     "a password in a URL": "curl -fsSL https://ci:hunter22@artifacts.test/agent.tar.gz",
     "a password for curl": "curl -fsSL -u ci:hunter22 https://artifacts.test/agent.tar.gz",
     "a header": f"Authorization: Basic {encoded('ci:hunter22')}",
-    "a variable": f"export K3S_TOKEN={made(32)}",
-    "a token of k3s": f"token: K10{made(64, '0123456789abcdef')}::server:{made(32, '0123456789abcdef')}",
+    "a variable": f"export K3S_TOKEN={make(32)}",
+    "a token of k3s": f"token: K10{make(64, '0123456789abcdef')}::server:{make(32, '0123456789abcdef')}",
 }
 
 # Text at the place of a password that is none.
@@ -217,20 +220,20 @@ def test_t8_each_kind_of_secret_is_found_anywhere(kind: str, where: str) -> None
     found = find_secrets(f"#cloud-config\nhostname: web01\n{text}\nruncmd: [reboot]\n")
     assert found, kind
     assert all(secret.first > 2 for secret in found)
-    assert "hunter22" not in str(found) and made(24) not in str(found)
+    assert "hunter22" not in str(found) and make(24) not in str(found)
 
 
 @for_each(
     "text",
     [
         "password: {{ vars.password }}",
-        f"ssh_authorized_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{made(43)} ada@example.net]",
+        f"ssh_authorized_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{make(43)} ada@example.net]",
         "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
-        f"-----BEGIN PUBLIC KEY-----\n{made(64)}\n-----END PUBLIC KEY-----",
+        f"-----BEGIN PUBLIC KEY-----\n{make(64)}\n-----END PUBLIC KEY-----",
         "-----BEGIN AGE ENCRYPTED FILE-----\nYWdl\n-----END AGE ENCRYPTED FILE-----",
-        f"sha256: {made(64, '0123456789abcdef')}",
+        f"sha256: {make(64, '0123456789abcdef')}",
         f"content: {encoded('#!/bin/sh' + chr(10) + 'echo the machine is called web01 and has no secrets at all')}",
-        f"uuid: 4c4c4544-0042-3510-8051-{made(12, '0123456789abcdef')}",
+        f"uuid: 4c4c4544-0042-3510-8051-{make(12, '0123456789abcdef')}",
         "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef",
         "kubeadm join 192.0.2.1:6443 --token {{ vars.token }}",
         f"aws_access_key_id = {'AKIA'}IOSFODNN7EXAMPLE",
@@ -383,7 +386,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 }
 
 
-def looked_at(text: str) -> list[Secret]:
+def scan_again(text: str) -> list[Secret]:
     secret_scan._scan_line.cache_clear()
     secret_scan._rules_for.cache_clear()
     return find_secrets(text)
@@ -392,7 +395,7 @@ def looked_at(text: str) -> list[Secret]:
 @for_each("case", HOSTILE)
 def test_the_time_for_a_text_grows_linearly_with_its_length(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
-    assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
+    assert growth(lambda size: scan_again(texts[size]), 1500) < AT_MOST, case
 
 
 DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
@@ -427,7 +430,7 @@ def test_t8_the_time_for_a_text_of_token_like_words_grows_linearly(rule: TokenRu
         return "\n".join(f"{word * size}{'a1' * size}\n{word}{'a1.-_' * size}{word * size}" for word in words)
 
     texts = {size: text(size) for size in (300, 300 * TIMES)}
-    assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.kind
+    assert growth(lambda size: scan_again(texts[size]), 300) < AT_MOST, rule.kind
 
 
 @for_each("kind", KINDS)
@@ -447,5 +450,5 @@ def test_a_rule_for_lines_finds_the_same_in_each_line_as_in_the_whole_text(kind:
 def test_findings_do_not_depend_on_earlier_texts() -> None:
     texts = [f"#cloud-config\n{one}\n{other}\n" for one in KINDS.values() for other in PLAIN.values()]
     known = [find_secrets(text) for text in texts]
-    assert known == [looked_at(text) for text in texts]
+    assert known == [scan_again(text) for text in texts]
     assert any(len({secret.kind for secret in found}) > 1 for found in known)

@@ -170,12 +170,12 @@ def pairs(draw: st.DrawFn) -> tuple[GeneratedFleet, GeneratedFleet]:
     """Two fleets: any two, or one with some documents of the other, as a commit would change it."""
     one, other = draw(fleets()), draw(fleets())
     kinds = draw(st.sampled_from([None, ("Fleet",), ("ImageStream",), ("Server",), ("Fleet", "ImageStream")]))
-    if kinds is None or ("Server" in kinds and (one.bios != other.bios or _named(one) < _named(other))):
+    if kinds is None or ("Server" in kinds and (one.bios != other.bios or _list_policies(one) < _list_policies(other))):
         return one, other
     return one, one.having(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
 
 
-def _named(fleet: GeneratedFleet) -> set[str]:
+def _list_policies(fleet: GeneratedFleet) -> set[str]:
     return set(fleet.names("BootPolicy"))
 
 

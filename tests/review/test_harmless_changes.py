@@ -253,7 +253,7 @@ def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootP
     return make_plan(replace(old, maintenances=()), instant, record)
 
 
-def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
+def _is_policy_boot_offered(old: Decision, instants: list[datetime]) -> bool:
     """Return whether the boot of the policy is offered at one of these times to a pending server."""
     seen_off = release_key(old.policy, Record()) if old.policy is not None else None
     return any(
@@ -289,7 +289,7 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
             assert planned is not None and planned.maintenance is None and planned.key is not None
             by_policy = _by_policy(old, instant, record)
             assert by_policy is not None and by_policy.boot == offered
-            assert _comes_to_it(old, instants[number:])
+            assert _is_policy_boot_offered(old, instants[number:])
         if planned is not None and planned.override is not None and planned.override.target is not OverrideTarget.HDD:
             assert any(each is not None and each.override is not None for each in here)
 
@@ -312,7 +312,7 @@ def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[De
         assert planned.maintenance is None and planned.key is not None  # made once, for a provision key
         by_policy = _by_policy(old, instant, record)
         assert by_policy is not None and by_policy.boot is not None and by_policy.boot.writes_disk
-        assert _comes_to_it(old, instants[number:])
+        assert _is_policy_boot_offered(old, instants[number:])
 
 
 @LAWS
@@ -371,7 +371,7 @@ def test_a_window_that_is_shortened_after_a_run_requests_no_second_run(
 # Rows of the edges, as commits
 
 
-def held(new: Files, old: Files) -> dict[str, int]:
+def find_trips(new: Files, old: Files) -> dict[str, int]:
     return {trip.guard.value: trip.number for trip in judge(compared(new, old).extent, Limits()).trips}
 
 
@@ -422,7 +422,7 @@ def test_e16_a_harmless_change_is_never_held(what: str, old: Files, new: Files) 
     changes = compared(_at_places(new), base)
     assert changes.servers
     assert {frozenset(each.risks & {Risk.HARMLESS}) for each in changes.servers} == {frozenset({Risk.HARMLESS})}
-    assert held(_at_places(new), base) == {}
+    assert find_trips(_at_places(new), base) == {}
 
 
 def _at_places(files: Files) -> Files:
@@ -433,14 +433,14 @@ def _at_places(files: Files) -> Files:
 def test_e16_the_removal_of_a_boot_that_writes_no_disk_counts_as_an_update() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     for new in (NEVER, policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")):
-        assert set(held({"policies/web.yaml": new}, diskless)) >= {"maxUpdatePercent"}
+        assert set(find_trips({"policies/web.yaml": new}, diskless)) >= {"maxUpdatePercent"}
 
 
 def test_e16_retired_and_deleted_servers_count_as_removed() -> None:
     retired = {path: str(text).replace("Parked", "Retired") for path, text in PARKED.items()}
-    assert "maxDeletePercent" in held(retired, FLEET)
-    assert "maxUpdatePercent" not in held(retired, FLEET)
-    assert held(retired, FLEET) == held(dict.fromkeys(SERVERS[:13]), FLEET)
+    assert "maxDeletePercent" in find_trips(retired, FLEET)
+    assert "maxUpdatePercent" not in find_trips(retired, FLEET)
+    assert find_trips(retired, FLEET) == find_trips(dict.fromkeys(SERVERS[:13]), FLEET)
 
 
 def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too() -> None:
@@ -449,8 +449,10 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
     raised = maintenance("m", ALL, "networkBoot: Once, run: 2", boots="bios")
     longer = maintenance("m", "20T22:00 21T08:00", "networkBoot: Once", boots="bios")
     for new in (later, raised, longer):
-        assert held({"m.yaml": new}, old)["maxReinstalls"] == 22
-    assert "maxReinstalls" not in held({"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE})
+        assert find_trips({"m.yaml": new}, old)["maxReinstalls"] == 22
+    assert "maxReinstalls" not in find_trips(
+        {"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE}
+    )
 
 
 def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
@@ -459,16 +461,16 @@ def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
     assert {each.why for change in changes.with_risk(Risk.REINSTALL) for each in change.reinstalls} == {
         ReinstallReason.UNCOVERED
     }
-    assert held({"m.yaml": None}, covered)["maxReinstalls"] == 18
+    assert find_trips({"m.yaml": None}, covered)["maxReinstalls"] == 18
 
 
 def test_e21_the_end_of_a_window_uncovers_no_one_time_boot() -> None:
-    assert held({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
+    assert find_trips({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
 
 
 def test_e21_a_removed_maintenance_without_an_end_uncovers_the_boots_below_it() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", "20T22:00 -")}
-    assert held({"m.yaml": None}, covered)["maxReinstalls"] == 22
+    assert find_trips({"m.yaml": None}, covered)["maxReinstalls"] == 22
 
 
 def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> None:
@@ -481,7 +483,7 @@ def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> 
     changes = compared(moved)
     assert [each.name for each in changes.servers] == ["fra1-web01", "fra1-web02"]
     assert not changes.with_risk(Risk.REINSTALL)
-    assert held(moved, FLEET) == {}
+    assert find_trips(moved, FLEET) == {}
 
 
 @pytest.mark.parametrize(
@@ -499,8 +501,8 @@ def test_e23_a_move_to_another_pool_with_another_condition_is_a_reinstallation(s
 
 def test_e24_a_fleet_without_servers_is_not_held_and_one_that_lost_its_servers_is() -> None:
     bare = dict.fromkeys(SERVERS)
-    assert held({"images/new.yaml": image("new-9")}, {**FLEET, **bare}) == {}
-    assert "allowEmpty" in held(bare, FLEET)
+    assert find_trips({"images/new.yaml": image("new-9")}, {**FLEET, **bare}) == {}
+    assert "allowEmpty" in find_trips(bare, FLEET)
 
 
 def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:

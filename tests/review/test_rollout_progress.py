@@ -196,7 +196,7 @@ def fleet_with(stream: str, *more: str, pinned: str = "") -> tuple[str, ...]:
     )
 
 
-def found(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> ImageReport:
+def report(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> ImageReport:
     loaded = repository(*documents)
     return report_images(loaded, decide(loaded), records, instant)  # type: ignore[arg-type]
 
@@ -212,7 +212,7 @@ def digests(percent: int) -> dict[str, Digest]:
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95])
 def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) -> None:
-    now = found(*fleet_with(stream(percent)))
+    now = report(*fleet_with(stream(percent)))
     for joining in now.streams[0].joining:
         assert joining.percent > percent
         raised, below = digests(joining.percent), digests(joining.percent - 1)
@@ -222,9 +222,9 @@ def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) ->
 
 
 def test_at_100_percent_no_server_is_left() -> None:
-    (whole,) = found(*fleet_with(stream(100))).streams
+    (whole,) = report(*fleet_with(stream(100))).streams
     assert (whole.images, whole.joining) == ({"flatcar-2": 20}, ())
-    (none,) = found(*fleet_with(stream(None))).streams
+    (none,) = report(*fleet_with(stream(None))).streams
     assert (none.rollout, none.percent, none.images, none.joining) == (None, None, {"flatcar-1": 20}, ())
 
 
@@ -243,7 +243,7 @@ def test_at_100_percent_no_server_is_left() -> None:
     ],
 )
 def test_a_rollout_never_reaches_a_pinned_or_held_server(case: str, documents: tuple[str, ...]) -> None:
-    reached = [name for each in found(*documents).streams[0].joining for name in each.servers]
+    reached = [name for each in report(*documents).streams[0].joining for name in each.servers]
     assert sorted(reached) == [name for name in WEBS if name != "web03"], case
 
 
@@ -253,7 +253,7 @@ def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -
         " {select: {servers: [web02, web03]}, image: flatcar-2, reason: ever},"
         " {select: {servers: [web05]}, image: flatcar-2, reason: noon, until: '2026-11-20T12:00:00Z'}]"
     )
-    behind = found(*fleet_with(stream(0, holds), pinned="web05")).behind
+    behind = report(*fleet_with(stream(0, holds), pinned="web05")).behind
     assert [(each.what, each.reason, each.servers, each.overdue) for each in behind] == [
         ("the pin of web05", "broken NIC", ("web05",), True),
         ("a hold of flatcar", "noon", (), True),  # its pin wins
@@ -265,19 +265,19 @@ def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -
 def test_servers_that_have_an_image_are_listed_beside_those_that_boot_it() -> None:
     records = {uuid_of(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
     records |= {uuid_of("of another fleet"): Record(image="flatcar-0"), uuid_of("web09"): Record()}
-    now = found(*fleet_with(stream(None)), records=records)
+    now = report(*fleet_with(stream(None)), records=records)
     assert {each.name: (each.decided, each.provisioned) for each in now.items} == {
         "flatcar-0": (0, 3),
         "flatcar-1": (20, 0),
         "flatcar-2": (0, 0),
     }
-    assert {each.provisioned for each in found(*fleet_with(stream(None))).items} == {None}
+    assert {each.provisioned for each in report(*fleet_with(stream(None))).items} == {None}
 
 
 def test_servers_without_a_network_boot_are_not_counted() -> None:
     disk = (profile("local", "", method="Disk"), policy("db", "{matchLabels: {role: db}}", boots="local"))
     parked = server("spare", "role: web", "lifecycle: Parked")
-    now = found(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
+    now = report(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
     assert decided(now) == {"flatcar-0": 0, "flatcar-1": 20, "flatcar-2": 0}
     assert now.streams[0].images == {"flatcar-1": 20}
 
@@ -285,21 +285,21 @@ def test_servers_without_a_network_boot_are_not_counted() -> None:
 @pytest.mark.parametrize(("instant", "expected"), [("19T00:00", 20), ("21T03:59", 20), ("21T04:00", 0)])
 def test_a_window_counts_until_its_end(instant: str, expected: int) -> None:
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"))
-    now = found(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
+    now = report(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
     assert {each.name: each.maintenances for each in now.items}["memtest-7"] == expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("Warn", ["web05"]), ("None", ["web05"])])
 def test_servers_below_the_minimum_version_are_named(mode: str, expected: list[str]) -> None:
     skew = f", skew: {{mode: '{mode}', minimumVersion: '1'}}"
-    old = found(*fleet_with(stream(0, skew), pinned="web05")).too_old
+    old = report(*fleet_with(stream(0, skew), pinned="web05")).too_old
     assert [each.server for each in old] == expected
     assert (old[0].stream, old[0].image, old[0].version, old[0].minimum_version) == ("flatcar", "flatcar-0", "0", "1")
 
 
 def test_an_image_lists_the_streams_that_contain_it() -> None:
     hold = ", holds: [{select: {servers: [web01]}, image: flatcar-0, reason: GPU}]"
-    now = found(*fleet_with(stream(0, hold), image("spare-1")))
+    now = report(*fleet_with(stream(0, hold), image("spare-1")))
     assert {each.name: each.streams for each in now.items} == {
         **{f"flatcar-{number}": ("flatcar",) for number in (0, 1, 2)},
         "spare-1": (),
@@ -307,7 +307,7 @@ def test_an_image_lists_the_streams_that_contain_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(jsonio.format_document(**to_json_value(found(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio.format_document(**to_json_value(report(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"

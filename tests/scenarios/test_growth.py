@@ -60,7 +60,7 @@ def test_memory_descriptors_and_packs_do_not_grow_over_many_commits(tmp_path: Pa
                 newest = change(repository, names, number)
                 reconcile(parts)
                 if number >= FULL and (number - FULL) % part == part - 1:
-                    found.append(taken())
+                    found.append(measure_memory())
         finally:
             tracemalloc.stop()
         assert parts.reconciler.status.applied == newest
@@ -84,7 +84,7 @@ def reconcile(parts: Parts) -> None:
     parts.events.clear()
 
 
-def taken() -> Taken:
+def measure_memory() -> Taken:
     """Return the memory that is left after the bounded caches are emptied."""
     for each in (*gc.get_objects(), *of_modules()):
         if isinstance(each, functools._lru_cache_wrapper):

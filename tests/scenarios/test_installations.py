@@ -57,7 +57,7 @@ def boot(bench: Bench, *documents: str) -> None:
     bench.wait(minutes=2)
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
@@ -77,11 +77,11 @@ def test_e12_a_wipe_leaves_the_record_unverified(bench: Bench, often: str) -> No
     assert bench.record is not None
     assert (bench.record.overwritten_by, bench.record.provision) == ("wipe", 1)
     bench.now = at("20T14:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
     assert (bench.condition("RecordsVerified") or (None,))[:2] == (False, "UnverifiedServers")
     assert bench.instance.reconciler.status.records == {"Unknown": 1}
     bench.decide(*seed("provision: 2", wipe))
-    assert shown(bench.plan()) == INSTALLS
+    assert summarize_plan(bench.plan()) == INSTALLS
     bench.fetch(bench.plan())
     bench.plan()
     assert bench.record is not None
@@ -135,7 +135,7 @@ def test_e12_the_state_after_a_wipe_survives_a_restart(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         bench.now = at("20T14:00")
         bench.decide(*documents)
-        assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+        assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
         assert bench.record == before
 
 
@@ -166,12 +166,12 @@ def test_e12_a_new_board_is_not_wiped_again_in_the_same_window(bench: Bench) -> 
         return [each.replace(f"uuid: {uuid_of('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
 
     bench.decide(*board(wipe))
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.decide(*board(wipe.replace("Once", "Once, run: 2")))
-    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     bench.decide(*board(wipe))
     bench.now = at("20T14:00")
-    assert shown(bench.plan()) == INSTALLS
+    assert summarize_plan(bench.plan()) == INSTALLS
 
 
 # When a maintenance is made again
@@ -181,13 +181,13 @@ def test_e17_a_maintenance_whose_name_is_used_again_next_quarter_runs(bench: Ben
     boot(bench, *seed())
     bench.now = at("20T22:00")
     boot(bench, *seed("provision: 1", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.now = at("28T22:00")
     boot(bench, *seed("provision: 1", maintenance("repair", "28T22:00 29T04:00", "networkBoot: Once")))
     assert bench.told("MaintenanceBooted") == ["MaintenanceBooted"] * 2
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.now = at("29T04:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.PROVISIONED)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.PROVISIONED)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_e17_a_moved_window_requests_no_second_run(bench: Bench, windows: tuple[
         bench.decide(*seed("provision: 0", maintenance("repair", window, "networkBoot: Once")))
         bench.plan()
     bench.now = at("21T07:00") if "08:00" in windows[-1] else at("20T23:30")
-    assert (shown(bench.plan())[0] is Phase.MAINTENANCE) == again
+    assert (summarize_plan(bench.plan())[0] is Phase.MAINTENANCE) == again
 
 
 def test_e17_a_run_counts_for_the_window_of_its_time(bench: Bench) -> None:
@@ -215,7 +215,7 @@ def test_e17_a_run_counts_for_the_window_of_its_time(bench: Bench) -> None:
     bench.now = at("20T13:30")
     boot(bench, *seed("provision: 0", maintenance("repair", "20T13:30 20T18:00", "networkBoot: Once")))
     bench.now = at("20T17:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     assert bench.record is not None
     assert bench.record.runs["repair"].end == at("20T18:00")
 
@@ -296,7 +296,7 @@ class World:
         return [event for event in self.parts.events if event.type == type]
 
 
-def held_digest(world: World) -> str:
+def get_held_digest(world: World) -> str:
     assert world.held is not None
     return world.held.digest
 
@@ -322,8 +322,8 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     names = [f"moved{number:02}" for number in range(49)]
     commit = world.push(servers(), servers(*names, spec="provision: 3"), servers("new"), ONCE)
     assert (world.applied, world.held) == (commit, None)
-    assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
-    assert shown(world.plan("new")) == INSTALLS
+    assert {summarize_plan(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
+    assert summarize_plan(world.plan("new")) == INSTALLS
     (event,) = world.told("ServerUnknown")
     assert "and 44 more: it is new with provision 3" in event.message
 
@@ -338,8 +338,8 @@ def test_e11_the_provision_number_that_counts_is_the_first_one_of_a_server(tmp_p
         "raised",
         "lowered",
     }
-    assert shown(world.plan("raised")) == (Phase.DISK, Cause.WITHHELD)  # its first number would install it
-    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(world.plan("raised")) == (Phase.DISK, Cause.WITHHELD)  # its first number would install it
+    assert summarize_plan(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
 def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(tmp_path: Path, world: World) -> None:
@@ -349,7 +349,7 @@ def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(t
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
     world.turn()
     assert world.held is None
-    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -369,9 +369,9 @@ def test_e12_a_replaced_board_is_installed_as_its_document_states(
         world.install("web00", "web01")
         board = servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}")
         commit = world.push(board, servers("web01"), ONCE)
-        assert (world.applied, shown(world.plan("web00"))) == (commit, expected)
+        assert (world.applied, summarize_plan(world.plan("web00"))) == (commit, expected)
         assert bool(world.told("ServerUnknown")) == (expected != INSTALLS)
-        assert shown(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+        assert summarize_plan(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
 
 
 def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> N
             (f"provision: 2, replaces: {uuid_of('web00')}", INSTALLS),
         ):
             world.push(servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}"), ONCE)
-            assert shown(world.plan("web00")) == expected
+            assert summarize_plan(world.plan("web00")) == expected
 
 
 OPEN = maintenance("m", "20T10:00 20T18:00", boots="bios")
@@ -451,7 +451,7 @@ def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_ol
     with world.restarted(tmp_path) as again:
         again.turn()
         assert (again.applied, again.held) == (commit, None)
-        assert shown(again.plan("new")) == INSTALLS
+        assert summarize_plan(again.plan("new")) == INSTALLS
 
 
 def test_e21_the_removal_of_a_maintenance_that_hid_an_installer_is_held(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_e23_a_move_of_an_installed_server_to_another_pool_is_no_reinstallation(
     other = policy("other", "{servers: [web00]}", "priority: 1, nodeLabels: {pool: other}", often="Once")
     commit = world.push(servers(), ONCE, other)
     assert (world.applied, world.held) == (commit, None)
-    assert shown(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
+    assert summarize_plan(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
 
 
 def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path)
         assert (world.applied, world.held) == (commit, None)
         second = world.push(servers(), ONCE, message="The first servers")
         assert (world.applied, world.held) == (second, None)
-        assert {shown(world.plan(name)) for name in NAMES} == {INSTALLS}
+        assert {summarize_plan(world.plan(name)) for name in NAMES} == {INSTALLS}
 
 
 # Standing back, and stopping
@@ -506,21 +506,21 @@ def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_unt
 ) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
     before = wanting.push(servers(), ONCE, window)
-    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     wanting.repository.push(files(f", provisioning: {{ledger: {uuid_of('typo')}}}", window))
     wanting.turn()
     assert wanting.held is not None
     assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
     assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
+    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
     wanting.turn(hours=6)
-    assert shown(wanting.plan("web00")) == DISK  # its own windows end
+    assert summarize_plan(wanting.plan("web00")) == DISK  # its own windows end
     assert wanting.parts.reconciler.state.schedule.may_set is False
     wanting.repository.push(files("", window))
     wanting.turn()
     assert wanting.held is None
     assert wanting.condition("LedgerNamed") is None
-    assert shown(wanting.plan("web00")) == INSTALLS
+    assert summarize_plan(wanting.plan("web00")) == INSTALLS
 
 
 def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, wanting: World) -> None:
@@ -538,15 +538,15 @@ def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path
             each.turn()
             assert each.held is not None
             assert each.held.guards == ("allowTakeover",)
-        digest = held_digest(other)
-        assert shown(wanting.plan("web00")) == DISK
+        digest = get_held_digest(other)
+        assert summarize_plan(wanting.plan("web00")) == DISK
         assert other.parts.reconciler.state.plans.servers == {}
         wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
         for each in (wanting, other):
             each.turn()
             assert each.held is None
         assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-        assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
+        assert (other.condition("LedgerNamed"), summarize_plan(wanting.plan("web00"))) == (None, DISK)
         assert len(other.parts.reconciler.state.plans.servers) == len(NAMES)
 
 
@@ -559,11 +559,11 @@ def test_e16_a_stop_takes_effect_at_once(tmp_path: Path, wanting: World, how: st
     commit = wanting.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
     wanting.turn()
     assert wanting.applied == (commit if how == "accepted" else before)
-    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
     assert wanting.condition("InstallsAllowed") == (False, "StoppedByFleet")
     with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
         again.turn()
-        assert {shown(again.plan(name)) for name in NAMES} == {DISK}
+        assert {summarize_plan(again.plan(name)) for name in NAMES} == {DISK}
 
 
 def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(wanting: World) -> None:
@@ -574,23 +574,23 @@ def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(wanting: World)
     assert wanting.held is not None
     assert "maxReinstalls" in wanting.held.guards
     assert "12 servers would boot from the network at once: web00, web01" in wanting.told("Held")[-1].message
-    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
 
 
 def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanting: World) -> None:
     window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
     wanting.push(servers(), ONCE, window)
     wanting.request("stop", reason="smoke in fra1", everything=False)
-    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert wanting.condition("InstallsAllowed") == (False, "Stopped")
     wanting.request("stop", reason="all of it", everything=True)
-    assert shown(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    assert summarize_plan(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
     with wanting.restarted(tmp_path) as again:
         again.turn()
-        assert {shown(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
+        assert {summarize_plan(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
         again.request("start")
-        assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
+        assert {summarize_plan(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("InstallsAllowed") == (True, "Allowed")
 
 
@@ -614,8 +614,8 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
     wanting.turn()
-    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert wanting.condition("InstallsAllowed") == (False, "SoleClaim")
     (event,) = wanting.told("InstallsStopped")
     assert told in event.message and event.message.endswith(f"then delete {file}")
@@ -628,10 +628,10 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
         in wanting.told("Requested")[-1].message
     )
     wanting.turn(hours=8)  # the window ends as usual
-    assert shown(wanting.plan("web11")) == DISK
+    assert summarize_plan(wanting.plan("web11")) == DISK
     file.unlink()
     wanting.turn()
-    assert {shown(wanting.plan(name)) for name in NAMES} == {INSTALLS}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {INSTALLS}
     assert wanting.condition("InstallsAllowed") == (True, "Allowed")
 
 
@@ -677,13 +677,13 @@ def test_e18_an_installation_at_every_boot_is_rejected_and_the_accepted_commit_s
     world.push(servers(), *([] if what == "a policy" else [ONCE]), text)
     assert [problem.code for problem in world.parts.reconciler.status.problems] == [code]
     assert (world.applied, world.condition("CommitAccepted")) == (before, (False, "Invalid"))
-    assert {shown(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
+    assert {summarize_plan(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
 
 
 # An endpoint without its instance
 
 
-def answered(folder: Path, name: str, instant: datetime) -> str:
+def request_boot(folder: Path, name: str, instant: datetime) -> str:
     """Return the response of an endpoint over the remaining tree to the loader of a server.
 
     The status has the clock of this host, which the test does not move, so the endpoint compares its clock with none.
@@ -709,11 +709,11 @@ def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path)
         world.push(servers("web00"), ONCE, *nights)
         world.now = at("20T23:00")
         world.turn()
-    opened = [answered(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
+    opened = [request_boot(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
     assert opened[:3] == ["memtest-7"] * 3
-    ended = {answered(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
+    ended = {request_boot(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
     assert ended == {"disk"}
-    assert answered(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
+    assert request_boot(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
     with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", window))
-    assert answered(tmp_path, "web00", at(instant)) == boots
+    assert request_boot(tmp_path, "web00", at(instant)) == boots
 
 
 def test_e14_a_maintenance_without_an_end_continues_while_the_instance_runs(tmp_path: Path) -> None:
@@ -746,7 +746,7 @@ def test_e14_a_maintenance_without_an_end_continues_while_the_instance_runs(tmp_
             assert due > world.now
             late = due + timedelta(minutes=30)  # what it does at that instant has time
             if due > at("20T13:30"):
-                assert answered(tmp_path, "web00", late) == "memtest-7"
+                assert request_boot(tmp_path, "web00", late) == "memtest-7"
             world.now = due
             world.parts.reconciler.reconcile(due)
-            assert answered(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")
+            assert request_boot(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")

@@ -41,7 +41,7 @@ from tests.helpers.redfish_double.profiles import ENABLED, Json
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.scenarios.test_installations import INSTALLS, World, shown
+from tests.scenarios.test_installations import INSTALLS, World, summarize_plan
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
 
@@ -69,7 +69,7 @@ def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
     return {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
 
 
-def passes(folder: Path, repository: Path) -> None:
+def reconcile_forever(folder: Path, repository: Path) -> None:
     with in_process(folder, repository, allow_rewind=True) as parts:
         while True:
             parts.source.fetch()
@@ -110,7 +110,7 @@ def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_
         child = os.fork()
         if child == 0:
             try:
-                passes(tmp_path, repository.bare)
+                reconcile_forever(tmp_path, repository.bare)
             except BaseException:  # noqa: BLE001 - the parent shows it
                 (tmp_path / "failure").write_text(traceback.format_exc())
             finally:
@@ -156,7 +156,7 @@ class Move:
             if installs:
                 world.install("web01")
             found = parts.reconciler.state.plans.servers.get("web01")
-            return shown(found.plan) if found is not None else None
+            return summarize_plan(found.plan) if found is not None else None
 
     def hand_over(self, old: str, new: str) -> None:
         """All that a person types and what both instances do meanwhile, from the beginning."""

@@ -223,7 +223,7 @@ def test_a_second_instance_with_the_same_state_is_rejected_with_the_process_of_t
         assert f"process {instance.process.pid}" in second.stderr
 
 
-def passes(instance: Instance) -> int:
+def count_reconciles(instance: Instance) -> int:
     line = "\ngitboot_reconcile_duration_seconds_count "
     return int(float(instance.get("/metrics").text.partition(line)[2].partition("\n")[0]))
 
@@ -263,10 +263,10 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             writes = len(machine.writes)
             repository.push({"note.txt": "not YAML, and no change to any server"})
             eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
-            passed = passes(instance)
+            passed = count_reconciles(instance)
             for number in range(1, 3):  # two reconciles, each of which would have set it
                 instance.process.send_signal(signal.SIGUSR1)
-                eventually(lambda number=number: passes(instance) >= passed + number)  # type: ignore[misc]
+                eventually(lambda number=number: count_reconciles(instance) >= passed + number)  # type: ignore[misc]
         assert len(machine.writes) == writes
         assert "calvin" not in str(instance.events)
 

@@ -27,7 +27,7 @@ def server_stopped(server: PostgresServer) -> Iterator[None]:
     server.start()
 
 
-def passes(instance: Instance) -> None:
+def wait_for_reconciles(instance: Instance) -> None:
     """Wait for two more reconciles that find the ledger as it is."""
     before = len(failures(instance))
     eventually(lambda: len(failures(instance)) >= before + 2)
@@ -68,7 +68,7 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             new = rack.add("web02", provision=1)
             rack.push("One more server")
             until_condition(instance, "LedgerWritable", status=False, reason="Failed")
-            passes(instance)
+            wait_for_reconciles(instance)
             assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
             assert instance.status()["records"] == {"Pending": 1}
             kept = [path for path in list_files(spool) if web.entry.encode() in path.read_bytes()]

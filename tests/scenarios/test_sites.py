@@ -67,7 +67,7 @@ from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository
-from tests.scenarios.test_installations import INSTALLS, World, held_digest, shown
+from tests.scenarios.test_installations import INSTALLS, World, get_held_digest, summarize_plan
 
 SITES: Final = ("ams2", "fra1")
 UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
@@ -110,7 +110,7 @@ class Country:
 
     def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
         servers = self.instances[site].parts.reconciler.state.plans.servers
-        return {name: shown(each.plan) for name, each in servers.items()}
+        return {name: summarize_plan(each.plan) for name, each in servers.items()}
 
 
 @pytest.fixture
@@ -252,15 +252,15 @@ def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(countr
     with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
         for_all = World(parts, country.repository, at("20T12:00"))
         for_all.turn()
-        assert shown(for_all.plan("web01")) == INSTALLS
+        assert summarize_plan(for_all.plan("web01")) == INSTALLS
         country.push(*servers)
         for_all.turn()
         assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
         assert for_all.condition("LedgerNamed") == (False, "BecameStandby")
-        assert shown(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
+        assert summarize_plan(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
 
 
-def said(*arguments: str | Path) -> Result:
+def run_records(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, ["records", *map(str, arguments)])
 
 
@@ -271,24 +271,26 @@ def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it
     take = ("take-over", file, "--state", new, "--reason", "moved")
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
-    assert "is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "is still this instance's" in str(run_records("hand-over", "web01", "--state", old).exception)
     country.push(*placed(web01="fra1", web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
-    file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
-    assert said("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], "and again"
+    file.write_text(printed := run_records("hand-over", "web01", "--state", old).stdout)
+    assert run_records("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], (
+        "and again"
+    )
     assert "handed over by this very instance" in str(
-        said("take-over", file, "--state", old, "--reason", "moved").exception
+        run_records("take-over", file, "--state", old, "--reason", "moved").exception
     )
     country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
     country.repository.push({"more": "x"}, "Something else")
     country.instances["fra1"].turn()
-    assert "it may have been elsewhere between" in str(said(*take).exception)
+    assert "it may have been elsewhere between" in str(run_records(*take).exception)
     country.turn()
-    file.write_text(said("hand-over", "web01", "--state", old).stdout)
-    given = left(said, take, country)
+    file.write_text(run_records("hand-over", "web01", "--state", old).stdout)
+    given = run_while_instance_runs(run_records, take, country)
     assert "recorded web01 as provisioned: provision 1" in given
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
-    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    assert "is not unknown here" in str(run_records(*take).exception), "a second time it is refused"
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -300,13 +302,15 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     country.instances["ams2"].install("web01")
     (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
     country.push(moved, *placed(web02="fra1"))
-    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
-    assert str(said("hand-over", "shop01", "--state", old).exception).endswith("as it was called here, or by its UUID")
+    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
+    assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
+        "as it was called here, or by its UUID"
+    )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))
-    assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
-    file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
-    given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
+    assert "web01 is still this instance's" in str(run_records("hand-over", "web01", "--state", old).exception)
+    file.write_text(run_records("hand-over", uuid_of("web01"), "--state", old).stdout)
+    given = run_while_instance_runs(run_records, ("take-over", file, "--state", new, "--reason", "moved"), country)
     assert "recorded shop01 as provisioned: provision 1" in given
     assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -325,14 +329,16 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
     push("ams2")
     world.install("web01")
     push("fra1")
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 has begun here" in str(run_records("hand-over", "web01", "--state", old).exception)
     fetched = Observation(
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     note_fetch(world.parts.spool, fetched)
-    assert "what web01 fetched last is not taken in yet" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "what web01 fetched last is not taken in yet" in str(
+        run_records("hand-over", "web01", "--state", old).exception
+    )
     world.turn()
-    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 has begun here" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
 def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
@@ -349,14 +355,14 @@ def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Countr
     country.turn()
     push("fra1")
     country.turn()
-    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
+    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
     push("lon1")
     country.turn()
-    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "nothing is known of web01 here either" in str(run_records("hand-over", "web01", "--state", old).exception)
     for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
         push(site)
     country.turn()
-    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "nothing is known of web01 here either" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
 def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
@@ -368,7 +374,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
     world.install("web01")
     for old, new in (SITES, SITES[::-1]):
         country.push(*placed(web01=new, web02="fra1"))
-        file.write_text(said("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
+        file.write_text(run_records("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
         with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
             record = build_taken_record(read_hand_over(file), look)
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
@@ -383,13 +389,13 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         with in_process(copy, country.repository.bare, site=new) as parts:
             again = World(parts, country.repository, world.now)
             again.turn()
-            assert shown(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+            assert summarize_plan(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
         assert country.planned(new)["web01"] == UNKNOWN
         world.turn()
         assert country.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
+def run_while_instance_runs(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
     """Return the result of a request that a running instance executes."""
     found: list[Result] = []
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
@@ -446,13 +452,13 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
     country.turn()
     for each in (stays, goes):
         assert each.held is not None and each.held.guards == ("allowTakeover",), "as in CI"
-    digest = held_digest(goes)
-    assert held_digest(stays) == digest
+    digest = get_held_digest(goes)
+    assert get_held_digest(stays) == digest
     assert goes.parts.reconciler.status.problems == ()
     assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "BecameStandby"))
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.state.schedule.may_set is False
-    refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
+    refused = str(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
     assert refused.endswith("let it accept the one by which it stands back first")
     country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
     country.turn()
@@ -473,7 +479,9 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
         assert again.parts.reconciler.status.problems == ()
     if "web02" in where:
         assert country.planned("ams2")["web02"] == UNKNOWN
-        assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+        assert (
+            json.loads(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+        )
 
 
 def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Country) -> None:
@@ -484,7 +492,7 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     for text in (opened, closed):
         country.repository.push({"fleet.yaml": text}, "Change")
         country.turn()
-    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {held_digest(goes)} allowTakeover")
+    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {get_held_digest(goes)} allowTakeover")
     country.turn()
     country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
     country.turn()
@@ -507,12 +515,14 @@ def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(country: Country
             documents = fleet_of(country.ledgers, sites=sites), *BOOTS, *placed(web01="ams2", web02=where)
             country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
             country.turn()
-        digest = held_digest(world)
+        digest = get_held_digest(world)
         country.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
         country.turn()
         assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
-        file.write_text(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
-        given = left(said, ("take-over", file, "--state", new, "--reason", "renamed"), country)
+        file.write_text(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
+        given = run_while_instance_runs(
+            run_records, ("take-over", file, "--state", new, "--reason", "renamed"), country
+        )
         assert "recorded web02 as provisioned: provision 1" in given
         assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
 

@@ -225,7 +225,7 @@ def decide(bench: Bench, *more: str, often: str = "Never", spec: str = "", names
     )
 
 
-def given(bench: Bench, name: str = "web01") -> str:
+def read_served_files(bench: Bench, name: str = "web01") -> str:
     files = bench.target.servers[name]
     assert files is not None
     return "\n".join(file.content.decode() for path, file in sorted(files.items()) if path.endswith("boot.ipxe"))
@@ -240,11 +240,11 @@ def test_a_maintenance_leaves_the_files_even_if_the_ledger_does_not_know_a_later
     ]
     decide(bench, maintenance("repair", IN_WINDOW), *ahead)
     bench.reconcile()
-    assert "memtest-7" in given(bench)
+    assert "memtest-7" in read_served_files(bench)
     with locked(bench, tmp_path):
         bench.wait(hours=1)
         bench.reconcile()
-        assert "memtest-7" not in given(bench)
+        assert "memtest-7" not in read_served_files(bench)
         condition = bench.condition("LedgerWritable")
         assert condition is not None and not condition[0]
     bench.reconcile()
@@ -260,11 +260,11 @@ def test_an_installation_after_a_maintenance_is_withheld_until_the_ledger_stores
     with locked(bench, tmp_path):
         bench.wait(hours=1)
         bench.reconcile()
-        assert "memtest-7" not in given(bench) and "flatcar-1" not in given(bench)
+        assert "memtest-7" not in read_served_files(bench) and "flatcar-1" not in read_served_files(bench)
         bench.reconcile()
-        assert "flatcar-1" not in given(bench)
+        assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
-    assert "flatcar-1" in given(bench)
+    assert "flatcar-1" in read_served_files(bench)
 
 
 def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, tmp_path: Path) -> None:
@@ -280,8 +280,10 @@ def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, 
         bench.wait(hours=1)
         bench.reconcile()
         bench.reconcile()
-        assert "flatcar-1" in given(bench, "web01")
-        assert "memtest-7" not in given(bench, "web02") and "flatcar-1" not in given(bench, "web02")
+        assert "flatcar-1" in read_served_files(bench, "web01")
+        assert "memtest-7" not in read_served_files(bench, "web02") and "flatcar-1" not in read_served_files(
+            bench, "web02"
+        )
 
 
 # After a restart
@@ -476,14 +478,14 @@ def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(t
     """The fetch of its boot is recorded; later offers cannot be stored."""
     with InMaintenance(tmp_path) as bench:
         plan = bench.maintain()
-        assert plan.data is not None and "bios-1" in given(bench)
+        assert plan.data is not None and "bios-1" in read_served_files(bench)
         bench.ledger.database.execute(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON main.offers BEGIN SELECT RAISE(ABORT, 'no room'); END"
         )
         bench.entry(plan)
         condition = bench.condition("LedgerWritable")
         assert condition is not None and not condition[0]
-        assert "bios-1" in given(bench), "a loader that asks again gets the same boot"
+        assert "bios-1" in read_served_files(bench), "a loader that asks again gets the same boot"
         files = bench.target.servers["web01"]
         assert files is not None and any(plan.data in path for path in files)
         bench.ledger.database.execute("DROP TRIGGER temp.full")
@@ -495,11 +497,11 @@ def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(t
 def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, tmp_path: Path) -> None:
     decide(bench, often="Once", spec="provision: 1")
     bench.reconcile()
-    assert "flatcar-1" in given(bench)
+    assert "flatcar-1" in read_served_files(bench)
     with locked(bench, tmp_path):
         tree_reader.write_stop(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
-        assert "flatcar-1" not in given(bench)
+        assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
     condition = bench.condition("LedgerWritable")
     assert condition is not None and condition[0]

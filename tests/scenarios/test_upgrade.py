@@ -303,7 +303,7 @@ def test_an_override_that_2fefe59_set_is_cleared_when_its_server_is_parked(taken
 def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the_instance_has_run(taken: Taken) -> None:
     def answers() -> dict[str, tuple[int, bool]]:
         with taken.endpoint() as endpoint:
-            found = {name: endpoint.get(make.entry(name)) for name in make.NAMES}
+            found = {name: endpoint.get(make.format_script_path(name)) for name in make.NAMES}
         return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
 
     assert answers() == {"web01": (200, False), "web02": (200, False), "web03": (200, False)}
@@ -316,7 +316,7 @@ def test_each_machine_of_2fefe59_is_installed_once(taken: Taken) -> None:
     assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     with taken.endpoint() as endpoint:
         taken.machines["web02"].run_through()
-        assert make.installs(endpoint.get(make.entry("web02")).text)
+        assert make.installs(endpoint.get(make.format_script_path("web02")).text)
         eventually(taken.is_served)
     assert taken.once().code in ENDED
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
@@ -330,7 +330,7 @@ MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
 
 
 def boots_memtest(taken: Taken) -> bool:
-    return "memtest-" in (taken.folder / f"output/boot{make.entry('web03')}").read_text()
+    return "memtest-" in (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
 
 
 def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:

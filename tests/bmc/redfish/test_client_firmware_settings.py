@@ -45,7 +45,7 @@ def booted(rack: Rack) -> tuple[str, str | None]:
     return boot.target, boot.uri
 
 
-def seen(rack: Rack) -> BmcObservation:
+def read_bmc(rack: Rack) -> BmcObservation:
     found = rack.bring_about(BY_LOADER, wanted_power=RESTART).observed
     assert found is not None
     return found
@@ -66,7 +66,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "takes no HttpBootUri"
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
-    assert explain_dhcp_loader(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
     assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
 
 
@@ -123,7 +123,7 @@ def test_the_loader_of_an_older_image_is_not_booted_and_is_replaced(make_rack: M
     rack.bring_about(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
-    assert explain_dhcp_loader(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
 
 
 def test_firmware_boots_the_same_loader_that_somebody_else_set(make_rack: MakeRack) -> None:
@@ -155,7 +155,7 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert explain_dhcp_loader(HTTP, seen(rack)) == "takes no HttpBootUri"
+        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "takes no HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 

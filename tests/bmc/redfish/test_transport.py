@@ -46,7 +46,7 @@ def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Out
     return [read(fleet, rack, **changed).outcome for _ in range(times)]
 
 
-def asked(rack: Rack) -> list[tuple[str, str]]:
+def take_requests(rack: Rack) -> list[tuple[str, str]]:
     """Return the requests since the last call: method, path and kind of login."""
     found = [(each.method, each.path) for each in rack.server.service.requests]
     rack.server.service.requests.clear()
@@ -64,8 +64,8 @@ def open_sessions(rack: Rack) -> int:
 def test_a_bmc_that_is_read_repeatedly_gets_one_session_until_the_end(rack: Rack) -> None:
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert (asked(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
-    (ended,) = asked(rack)
+        assert (take_requests(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
+    (ended,) = take_requests(rack)
     assert ended[0] == "DELETE" and ended[1].startswith(f"{SESSIONS}/")
     assert open_sessions(rack) == 0
 
@@ -89,11 +89,11 @@ def test_a_session_that_the_bmc_ended_is_opened_again(rack: Rack, fleet: BmcPool
     for _ in range(3):
         read(fleet, rack)
     rack.server.service.sessions.end()
-    asked(rack)
+    take_requests(rack)
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
+    assert take_requests(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [LOGIN, SYSTEM]
+    assert take_requests(rack) == [LOGIN, SYSTEM]
 
 
 def test_a_bmc_whose_sessions_are_all_taken_is_still_read(rack: Rack) -> None:
@@ -118,7 +118,7 @@ def test_a_session_that_could_not_be_opened_is_tried_again_later(
 def test_after_a_token_that_the_bmc_does_not_accept_no_other_is_requested(rack: Rack, fleet: BmcPool) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
-    assert (set(outcomes(fleet, rack, 4)), asked(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
+    assert (set(outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
 
 
 def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(rack: Rack) -> None:
@@ -127,8 +127,8 @@ def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(r
     with rack.fleet() as fleet:
         rack.server.service.sessions._credentials = None  # any token does
         outcomes(fleet, rack, 2)
-        asked(rack)
-    assert asked(rack) == [("DELETE", f"{SESSIONS}/7")]
+        take_requests(rack)
+    assert take_requests(rack) == [("DELETE", f"{SESSIONS}/7")]
 
 
 def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
@@ -136,7 +136,7 @@ def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     write_credentials(rack.folder, password="wrong")
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(4)]
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
@@ -164,10 +164,10 @@ def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
     assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
-    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
+    assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     rack.server.service.sessions.end()
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
+    assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer realm="BMC"'}])
@@ -180,8 +180,11 @@ def test_if_basic_authentication_is_off_a_session_is_opened_at_once(
     )
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 2)), asked(rack)) == ({Outcome.UNCHANGED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert (set(outcomes(fleet, rack, 2)), take_requests(rack)) == (
+            {Outcome.UNCHANGED},
+            [SYSTEM, LOGIN, SYSTEM, SYSTEM],
+        )
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
     monkeypatch.undo()
     assert open_sessions(rack) == 0
 
@@ -191,7 +194,7 @@ def test_a_bmc_without_a_challenge_is_tried_with_one_session(
 ) -> None:
     monkeypatch.setattr(server, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
-    assert (set(outcomes(fleet, rack, 3)), asked(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
+    assert (set(outcomes(fleet, rack, 3)), take_requests(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
 
 
 def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> None:
@@ -199,9 +202,9 @@ def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> 
         outcomes(fleet, rack, 2)
         rack.server.service.sessions._credentials = {USER: "another"}
         write_credentials(rack.folder, password="another")
-        asked(rack)
+        take_requests(rack)
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert [method for method, _ in asked(rack)] == ["DELETE", "GET"]
+        assert [method for method, _ in take_requests(rack)] == ["DELETE", "GET"]
     assert rack.server.connections == 2
 
 
@@ -236,8 +239,8 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
 
 def test_a_response_of_the_service_root_alone_opens_no_session(rack: Rack, fleet: BmcPool) -> None:
@@ -245,7 +248,7 @@ def test_a_response_of_the_service_root_alone_opens_no_session(rack: Rack, fleet
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
     assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
-    assert asked(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
+    assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
 @pytest.mark.parametrize("takes_basic", [True, False])
@@ -258,8 +261,8 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
         again = [] if takes_basic else [SYSTEM]
-        assert asked(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert take_requests(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
 
 ELSEWHERE = [
@@ -279,7 +282,9 @@ def test_finding_p5_the_password_is_still_used_if_a_login_is_redirected_elsewher
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
     assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-    assert asked(rack).count(LOGIN) == (4 if location == SESSIONS else 1)  # at most three redirects, once an hour
+    assert take_requests(rack).count(LOGIN) == (
+        4 if location == SESSIONS else 1
+    )  # at most three redirects, once an hour
 
 
 @pytest.mark.parametrize(("status", "location"), ELSEWHERE[:-1])
@@ -330,9 +335,9 @@ def test_the_password_is_still_used_after_any_result_of_a_login(rack: Rack, faul
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
     has_session = isinstance(fault, Body)  # its headers are those of a session that was opened
-    assert [method for method, _ in asked(rack)] == ["DELETE"] * has_session
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"] * has_session
 
 
 def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack) -> None:
@@ -341,14 +346,14 @@ def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack)
         bmc.observe()
         bmc.login.keeps_session = True
         assert {bmc.observe().power for _ in range(3)} == {"On"}
-        assert asked(rack).count(LOGIN) == 1
+        assert take_requests(rack).count(LOGIN) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}', b'{"error": null}'])
 def test_a_401_with_any_body_opens_a_session(rack: Rack, fleet: BmcPool, body: bytes) -> None:
     rack.server.fault(Status(status=401, body=body))
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack)[1] == LOGIN
+    assert take_requests(rack)[1] == LOGIN
 
 
 def test_without_basic_authentication_a_bmc_with_all_sessions_taken_is_busy_and_not_rejected(
@@ -371,9 +376,9 @@ def test_without_basic_authentication_an_ended_session_is_opened_again_at_once(r
     read(fleet, rack)
     for _ in range(3):
         rack.server.service.sessions.end()
-        asked(rack)
+        take_requests(rack)
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("has_session", [True, False])
@@ -390,9 +395,9 @@ def test_basic_authentication_may_be_turned_off_and_on_between_tasks(
     rack.server.service.takes_basic = True
     rack.server.service.sessions.end()
     assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
-    asked(rack)
+    take_requests(rack)
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM]
+    assert take_requests(rack) == [SYSTEM]
 
 
 def test_without_basic_authentication_after_a_rejected_token_no_other_is_requested(rack: Rack) -> None:
@@ -401,7 +406,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
     rack.server.fault(Status(status=201, headers=useless), on="POST", times=9)
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(3)]
-        assert asked(rack).count(LOGIN) == 1
+        assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
@@ -429,8 +434,8 @@ def test_a_session_is_ended_at_the_location_that_its_bmc_returned(
         rack.server.service.sessions._credentials = None  # any token does
         for _ in range(3):
             read(fleet, rack)
-        assert asked(rack).count(LOGIN) == 1
-    assert asked(rack) == [("DELETE", SESSION_7)]
+        assert take_requests(rack).count(LOGIN) == 1
+    assert take_requests(rack) == [("DELETE", SESSION_7)]
 
 
 def until(what: Callable[[], bool]) -> None:

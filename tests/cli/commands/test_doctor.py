@@ -54,7 +54,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gitboot.system_clock.read_clock_state", lambda: ClockState.SYNCHRONISED)
 
 
-def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+def run_doctor(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     done = typed("doctor", *arguments, "-o", "json")
     items = defaultdict(list)
     for each in done.json["items"]:
@@ -63,7 +63,7 @@ def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
 
 
 def test_every_check_runs_with_the_settings_of_run(rack: Rack) -> None:
-    code, items = found("--config", rack.folder / "run.toml")
+    code, items = run_doctor("--config", rack.folder / "run.toml")
     wrong = {name: each for name, them in items.items() for each in them if each["health"] == "failed"}
     assert (code, wrong) == (Exit.FINE, {})
     assert items.keys() >= {"git", "clock", "state", "disk", "ledger", "output", "credentials", "DHCP", "loaders"}
@@ -73,7 +73,7 @@ def test_every_check_runs_with_the_settings_of_run(rack: Rack) -> None:
 
 def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None:
     moved = shutil.move(rack.output / "boot/assets/loaders/snponly-x86_64.efi", tmp_path)
-    code, items = found("--state", rack.state, "--credentials", tmp_path)
+    code, items = run_doctor("--state", rack.state, "--credentials", tmp_path)
     shutil.move(moved, rack.output / "boot/assets/loaders")
     (loaders,), (credentials,) = items["loaders"], items["credentials"]
     assert code == Exit.PARTIAL
@@ -89,7 +89,7 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
 def test_credentials_that_may_not_be_sent_to_a_bmc_of_a_document_are_named(rack: Rack, tmp_path: Path) -> None:
     credentials = Path(shutil.copytree(rack.credentials, tmp_path / "credentials"))
     (credentials / "rack" / "access.toml").write_text('networks = ["192.0.2.0/24"]\n')
-    _, items = found("--state", rack.state, "--credentials", credentials)
+    _, items = run_doctor("--state", rack.state, "--credentials", credentials)
     (networks,) = items["networks"]
     assert networks["message"] == (
         "access.toml does not allow gitboot to send the credentials rack to the BMCs of 2 servers (web01, web02)"
@@ -102,7 +102,7 @@ def test_doctor_changes_nothing(rack: Rack) -> None:
         return {each: each.stat().st_mtime for each in rack.folder.rglob("*") if each.is_file()}
 
     before = everything()
-    found("--config", rack.folder / "run.toml")
+    run_doctor("--config", rack.folder / "run.toml")
     assert everything() == before
 
 

@@ -163,13 +163,15 @@ def test_ci_installs_the_requested_gitboot(tmp_path: Path) -> None:
 def test_the_requirement_for_ci_is_what_was_installed(
     tmp_path: Path, installer: str, direct: dict[str, object] | None, expected: str | None
 ) -> None:
-    assert find_requirement(noted(tmp_path, installer, direct)) == expected
+    assert find_requirement(write_dist_info(tmp_path, installer, direct)) == expected
 
 
 def test_a_checkout_is_installed_from_the_remote_that_has_its_commit(tmp_path: Path) -> None:
     work = Work(tmp_path / "gitboot here")
     head = work.commit({"a": "1"})
-    made = noted(tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}})
+    made = write_dist_info(
+        tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}}
+    )
     assert find_requirement(made) is None
     work.git("remote", "add", "origin", "https://ada:secret@example.net/gitboot.git")
     assert find_requirement(made) is None
@@ -206,7 +208,7 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
         gitboot("init", tmp_path, "--subpath", "lab")
 
 
-def noted(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:
+def write_dist_info(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:
     place = folder / "gitboot.dist-info"
     place.mkdir()
     (place / "INSTALLER").write_text(f"{installer}\n")

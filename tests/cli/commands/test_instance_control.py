@@ -44,7 +44,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def shown(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
+def show_records(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
     items = json.loads(rack.said("records", "show", *servers, "-o", "json"))["items"]
     return {item["server"]: item for item in items}
 
@@ -73,7 +73,7 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
     rack.blades["web02"].uuid = uuid_of("another board")
     rack.push()
     rack.once(*configured(max_small_group=100))
-    since = shown(rack)["web01"]["record"]["provisionedAt"]
+    since = show_records(rack)["web01"]["record"]["provisionedAt"]
     assert rack.said("records", "show").splitlines() == [
         "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
         "web02   1       unknown      -          -     -         -                  -",
@@ -84,34 +84,34 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
         "",
         "2 servers: 1 unknown, 1 as wanted",
     ]
-    assert list(shown(rack)) == ["web02", "web01"]
-    assert list(shown(rack, "web01")) == ["web01"]
+    assert list(show_records(rack)) == ["web02", "web01"]
+    assert list(show_records(rack, "web01")) == ["web01"]
 
 
 def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", *REASON)
     assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
-    assert shown(rack)["web01"]["record"]["provision"] is None
+    assert show_records(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
     said = rack.said("records", "set", "web01", "provisioned", *REASON)
     assert said == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
-    assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
+    assert show_records(rack)["web01"]["record"]["evidence"] == "Operator"
     assert '"Requested"' in rack.said("events")
 
 
 def test_many_records_are_set_by_one_request_that_lists_them_and_needs_yes(rack: Rack) -> None:
-    before = shown(rack)
+    before = show_records(rack)
     for more in ((), ("-l", "role=db", "--yes"), ("web01", "web03", "--yes")):
         done = rack.typed("records", "set", "pending", *REASON, *more)
-        assert (done.code, shown(rack)) == (Exit.USAGE, before), done
+        assert (done.code, show_records(rack)) == (Exit.USAGE, before), done
     order = ("records", "set", "pending", "-l", "!role", *REASON)
     done = rack.typed(*order)  # no terminal
-    assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
+    assert (done.code, show_records(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "2 servers would be pending: INC-4711" in done.out
     assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
-    assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
+    assert [item["step"] for item in show_records(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
 
@@ -126,7 +126,7 @@ def test_a_person_at_a_terminal_must_confirm(
 
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
     rack.typed("records", "set", "web01", "web02", "pending", *REASON)
-    assert [item["step"] for item in shown(rack).values()] == [step, step]
+    assert [item["step"] for item in show_records(rack).values()] == [step, step]
 
 
 def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: Rack) -> None:
@@ -138,7 +138,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
     assert done.err == "1 of 3 records are of servers that the accepted commit does not have\n"
-    assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
+    assert [list(item["drift"]) for item in show_records(rack).values()] == [["ImageDrift"], []]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_a_file_without_valid_records_changes_nothing(rack: Rack, content: str |
     file = rack.folder / "told.json"
     if content is not None:
         file.write_text(content)
-    before = shown(rack)
+    before = show_records(rack)
     done = rack.typed("records", "import", file, *REASON)
-    assert (done.code, done.out, shown(rack)) == (Exit.USAGE, "", before)
+    assert (done.code, done.out, show_records(rack)) == (Exit.USAGE, "", before)
     assert str(file) in done.err and said in done.err and "Traceback" not in done.err
 
 
@@ -239,7 +239,7 @@ def planned_phase(instance: Instance, blade: Blade) -> object:
     return found.json()["phase"] if found.status_code == 200 else None
 
 
-def turned(instance: Instance, blade: Blade, phase: str) -> bool:
+def has_phase(instance: Instance, blade: Blade, phase: str) -> bool:
     return planned_phase(instance, blade) == phase
 
 
@@ -273,7 +273,7 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
         with rack.running(*rack.spooling) as instance:
             found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
             assert found["message"].endswith(": INC-4711")
-            eventually(partial(turned, instance, left, "Disk"))
+            eventually(partial(has_phase, instance, left, "Disk"))
             eventually(lambda: not left.stands)
     with rack.running(*rack.spooling) as instance:
         assert "web09" in rack.said("allow-installs")

@@ -176,7 +176,7 @@ def test_a_suspended_instance_restarts_no_machine(hall: Hall) -> None:
     assert hall.resets_after(1200, step=301) == [1, 0, 0]
 
 
-def unname(hall: Hall) -> str | None:
+def remove_ledger_name(hall: Hall) -> str | None:
     """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
     return named
@@ -185,7 +185,7 @@ def unname(hall: Hall) -> str | None:
 def test_an_instance_that_the_fleet_does_not_name_switches_no_machine(hall: Hall) -> None:
     """Without a named ledger, another instance may switch the same machines."""
     powered = policy("on", spec="priority: 9, power: On, override: None", often="Once")
-    named = unname(hall)
+    named = remove_ledger_name(hall)
     for machine in hall.machines.values():
         machine.power = "Off"
     hall.decide(powered, provision=1)
@@ -201,7 +201,7 @@ def test_an_instance_that_the_fleet_does_not_name_switches_no_machine(hall: Hall
 
 
 def test_a_maintenance_restarts_no_machine_if_the_fleet_names_no_ledger(hall: Hall) -> None:
-    named = unname(hall)
+    named = remove_ledger_name(hall)
     hall.decide(check())
     assert hall.resets_after(300, step=301) == [0, 0, 0]
     assert hall.condition("BmcsSet") == (False, "LedgerNotNamed")
@@ -213,7 +213,7 @@ def test_a_maintenance_restarts_no_machine_if_the_fleet_names_no_ledger(hall: Ha
 def test_a_restarted_machine_is_observed_to_return_even_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
     hall.decide(check())
     assert hall.resets_after() == [1, 0, 0]
-    named = unname(hall)
+    named = remove_ledger_name(hall)
     hall.decide(check())
     assert (hall.resets_after(300, step=31), hall.states("web01")) == (
         [1, 0, 0],
@@ -230,7 +230,7 @@ def test_a_machine_that_does_not_return_is_reported_even_if_the_fleet_no_longer_
     hall.machines["web01"].post_s = 10**6
     hall.decide(check())
     hall.run()
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(check())
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
     assert hall.condition("PowerWavesRunning") == (False, "Stopped")
@@ -245,7 +245,7 @@ def test_an_ignored_graceful_restart_is_not_forced_if_the_fleet_no_longer_names_
     assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
     before = [[each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()]
     assert any(before)
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(graceful)
     hall.run(3600, step=301)
     assert [
@@ -257,7 +257,7 @@ def test_a_finished_restart_does_not_wait_for_a_ledger_name(hall: Hall) -> None:
     job = check("maxUnavailable: 100%", boots="restart")
     hall.decide(job)
     assert hall.resets_after(600, step=60) == [1, 1, 1]
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(job)
     hall.run()
     assert hall.bench.condition("BmcsSet") is None

@@ -154,7 +154,7 @@ def site(make_site: MakeSite) -> Site:
     return make_site()
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
     return (plan.phase, plan.cause) if plan else None
 
 
@@ -166,7 +166,7 @@ INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 
 
 def test_a_server_is_installed_once_from_the_first_reconcile_to_its_disk(site: Site) -> None:
-    assert shown(site.apply()) == TO_INSTALL
+    assert summarize_plan(site.apply()) == TO_INSTALL
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
     assert site.bench.told() == ["OverrideConfirmed"]
     site.boot()
@@ -177,7 +177,7 @@ def test_a_server_is_installed_once_from_the_first_reconcile_to_its_disk(site: S
     assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
     assert "Provisioned" in site.bench.told()
     for _ in range(3):
-        assert shown(site.reconcile_after(60)) == INSTALLED
+        assert summarize_plan(site.reconcile_after(60)) == INSTALLED
     assert (site.shown, site.patches) == ("Disabled None", 1)
     assert site.due_in_s is None  # no override is set, so nothing is read
     assert PASSWORD not in repr(site.bench.events)
@@ -194,7 +194,7 @@ def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) 
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()
-    assert shown(again) == TO_INSTALL
+    assert summarize_plan(again) == TO_INSTALL
     assert plan is not None and again is not None
     assert again.digest != plan.digest  # an endpoint knows by it what it has served
     site.boot()  # the real one
@@ -212,7 +212,7 @@ def test_a_machine_that_booted_past_its_override_is_not_installed_by_it_again(ma
         site.bench.reconcile()
         site.wait(60)
     assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
-    assert (shown(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
+    assert (summarize_plan(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_maintenance_that_boots_once_is_set_once_and_then_done(site: Site) -> 
     site.bench.reconcile()
     site.bench.reconcile()
     assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]
-    assert shown(site.reconcile_after(61)) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(site.reconcile_after(61)) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     assert site.patches == 1
     site.apply("Never", maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 2"))
     assert (site.shown, site.patches) == ("Once Pxe", 2)
@@ -315,7 +315,7 @@ def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
 def test_an_iso_is_not_left_to_a_loader_that_cannot_start_it(make_site: MakeSite, profile: Profile) -> None:
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="iso", image_spec="configFrom: None")
-    assert why(site).startswith(
+    assert get_bmc_message(site).startswith(
         "Unsupported: the plan boots an ISO by its URI, and the BMC does not support HttpBootUri"
     )
     assert site.patches == 0
@@ -346,7 +346,9 @@ def test_a_consumed_override_without_evidence_is_not_set_again_and_ends_at_the_d
     consumed_at = site.bench.now
     for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.CONSUMED), 30)):
         assert (
-            shown(site.reconcile_after((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds()))
+            summarize_plan(
+                site.reconcile_after((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
+            )
             == expected
         )
     assert site.patches == 1
@@ -365,7 +367,7 @@ def test_an_override_for_every_boot_is_set_again_after_each_boot(site: Site) -> 
 
 def test_with_a_new_ledger_that_was_not_begun_no_bmc_gets_a_request(make_site: MakeSite) -> None:
     site = make_site(initial=None)
-    assert shown(site.apply()) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(site.apply()) == (Phase.DISK, Cause.UNKNOWN)
     assert site.condition("RecordsVerified") == (False, "NewLedger")
     assert (site.bmc.connections, site.due_in_s) == (0, None)
 
@@ -524,7 +526,7 @@ def another_answers(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
 
 
-def why(site: Site) -> str:
+def get_bmc_message(site: Site) -> str:
     condition = site.bench.condition("Bmc/web01")
     assert condition is not None and condition[1] in ("Stalled", condition[2].partition(":")[0])
     return condition[2]
@@ -533,8 +535,10 @@ def why(site: Site) -> str:
 def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
     another_answers(site)
     site.apply()
-    assert why(site).startswith(f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"')
-    assert uuid_of("web01") in why(site)
+    assert get_bmc_message(site).startswith(
+        f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"'
+    )
+    assert uuid_of("web01") in get_bmc_message(site)
     assert (site.patches, site.states) == (0, {})
 
 
@@ -554,7 +558,7 @@ def test_the_reported_identity_is_pinned_and_a_change_holds_the_server(site: Sit
     if again:
         site.restart()
     site.reconcile_after(300)
-    assert why(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
+    assert get_bmc_message(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
     assert "provision/1" not in site.states
 
 
@@ -573,7 +577,9 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
     another_answers(site)
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
-    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID")
+    assert get_bmc_message(site).startswith(
+        "AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID"
+    )
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
 
@@ -581,7 +587,7 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
 def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path, corrected: str) -> None:
     site = make_site(password="wrong")
     site.apply()
-    assert 'refuses the user name or password of credentials "rack"' in why(site)
+    assert 'refuses the user name or password of credentials "rack"' in get_bmc_message(site)
     for _ in range(3):
         site.reconcile_after(1)
     assert len(site.machine.requests) == 1
@@ -598,7 +604,7 @@ def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_pa
 def test_e36_an_override_of_another_instance_stays(site: Site) -> None:
     site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="UefiHttp", HttpBootUri="http://b/x")
     site.apply()
-    assert why(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
+    assert get_bmc_message(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
     assert (site.shown, site.patches) == ("Once UefiHttp", 0)
 
 
@@ -874,7 +880,7 @@ def test_during_repeated_failures_one_bmc_is_tried_each_minute_and_its_response_
     assert many.times_set == 6
 
 
-def held_connections(many: Many, most: int, expected: int) -> int:
+def count_waiting_requests(many: Many, most: int, expected: int) -> int:
     """Return how many requests wait at the double at one time, once the expected ones have come."""
     many.bmc.fault(Hang(), times=most)
     many.bench.reconcile(wait=False)
@@ -900,7 +906,7 @@ def test_no_more_bmcs_are_contacted_at_once_than_the_limits_allow(
 ) -> None:
     many = make_many(8, **limits)
     many.decide(*sites)
-    assert held_connections(many, 8, expected) == expected, case
+    assert count_waiting_requests(many, 8, expected) == expected, case
 
 
 @pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])
@@ -984,7 +990,7 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
         assert site.bench.condition("BmcsSet") is None
 
 
-def unname(site: Site) -> str | None:
+def remove_ledger_name(site: Site) -> str | None:
     """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, site.bench.commits.ledger = site.bench.commits.ledger, None
     return named
@@ -993,7 +999,7 @@ def unname(site: Site) -> str | None:
 def test_a_set_override_is_still_managed_if_the_fleet_no_longer_names_the_ledger(site: Site) -> None:
     site.apply()
     assert (site.states, site.patches) == ({"provision/1": OverrideState.CONFIRMED}, 1)
-    unname(site)
+    remove_ledger_name(site)
     site.apply()
     site.restart(named=False)
     site.bench.reconcile()
@@ -1013,7 +1019,7 @@ def test_the_end_of_an_override_is_recorded_even_if_the_fleet_no_longer_names_th
     """A server whose boot was consumed is not reported as waiting."""
     check = maintenance("check", "20T11:00 20T18:00", "networkBoot: Once")
     site.apply("Never", check)
-    named = unname(site)
+    named = remove_ledger_name(site)
     site.apply("Never", check)
     site.boot()
     for _ in range(2):
@@ -1032,11 +1038,11 @@ def suspended(site: Site) -> None:
     site.bench.request("suspend", reason="freeze", until=until)
 
 
-def named_otherwise(site: Site) -> None:
+def name_another_ledger(site: Site) -> None:
     site.bench.commits.ledger = "0a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11"
 
 
-@pytest.mark.parametrize("ceases", [unname, suspended, named_otherwise])
+@pytest.mark.parametrize("ceases", [remove_ledger_name, suspended, name_another_ledger])
 def test_an_override_for_every_boot_is_not_set_again_by_an_instance_that_may_set_none(
     site: Site, ceases: Callable[[Site], object]
 ) -> None:
@@ -1076,7 +1082,7 @@ def test_a_changed_override_is_not_set_if_the_fleet_no_longer_names_the_ledger(s
         site.apply(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
         assert (site.states["provision/1"], site.shown) == (OverrideState.CLEARING, "Disabled Pxe")
     before = site.patches
-    unname(site)
+    remove_ledger_name(site)
     site.decide(method="Pxe" if lost else "UefiHttp", artifacts="kernel, initrd" if lost else "uki")
     for _ in range(3):
         site.bench.reconcile()
@@ -1086,7 +1092,7 @@ def test_a_changed_override_is_not_set_if_the_fleet_no_longer_names_the_ledger(s
 
 def test_a_server_that_waits_to_be_set_is_reported_once(make_site: MakeSite) -> None:
     site = make_site()
-    unname(site)
+    remove_ledger_name(site)
     for full in (False, True, False, True, False):
         site.bench.target.full = full
         site.apply(*(["Once"] if full else ["OnImageChange"]))
@@ -1113,7 +1119,7 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         site.bench.close()
         site.bench, other.now = other, site.machine.now
         of_fleet = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
-        named = unname(site)
+        named = remove_ledger_name(site)
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         other.reconcile()
         plan = other.plan()
@@ -1126,7 +1132,7 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         for _ in range(2):
             other.reconcile()
         assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
-        unname(site)  # the override that is set still proves it
+        remove_ledger_name(site)  # the override that is set still proves it
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
             other.reconcile()

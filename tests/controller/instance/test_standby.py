@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 600  # an override recorded while the server went down is set a minute later
 
 
-def begun(rack: Rack, hosts: Pair) -> None:
+def start_both(rack: Rack, hosts: Pair) -> None:
     """One instance is active, with begun records, and the other is a standby."""
     rack.push()
     hosts.one.start()
@@ -68,7 +68,7 @@ def begun(rack: Rack, hosts: Pair) -> None:
 def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         assert hosts.acting() is hosts.one
         assert str(hosts.one.state) in hosts.two.condition["message"]
@@ -119,7 +119,7 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
 ) -> None:
     rack.add("web01")
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         state, words = (
             hosts.two.state,
             [each / STOP_FILE for each in (hosts.two.state / "spool", hosts.one.state / "spool")],
@@ -166,7 +166,7 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
     """One instance is stopped, the other paused, and the ledger is copied to a file of the first."""
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         hosts.one.stop()
         assert hosts.taken_over(1) is hosts.two
@@ -198,7 +198,7 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
 
 def test_a_standby_reports_that_the_database_is_down(rack: Rack) -> None:
     with postgresql() as own, pair(rack, own, own.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         own.stop()
         eventually(lambda: hosts.two.reason == "LedgerFailed")
         said = typed("status", "--state", hosts.two.state).out
@@ -265,7 +265,7 @@ def test_a_standby_evaluates_the_newest_commit_and_tolerates_an_invalid_one(rack
     many = [f"web{number:04}" for number in range(LARGE)]
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Rejected"))
@@ -357,7 +357,7 @@ def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_se
 ) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         assert "flatcar-1" in boots_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
@@ -382,7 +382,7 @@ def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_se
 def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         tables = [table for table in (*TABLES, "fetches") if table != "spool"]
         server.sql(
@@ -415,7 +415,7 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
     web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
     ledger = server.address()
     with pair(rack, server, ledger) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands and other.stands)
         shutil.copytree(hosts.one.folder / "output", tmp_path / "copy")
         spool = ("--spool", tmp_path / "spool", "--ledger", ledger.url)
@@ -450,7 +450,7 @@ def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(r
         schema = server.new_schema()
         with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
             web = rack.add("web01", provision=1)
-            begun(rack, hosts)
+            start_both(rack, hosts)
             befalls = Befalling(rack, hosts, links, web, chance)
             for number in range(2, 4 + lives):
                 befalls.one_installation(number)
@@ -576,7 +576,7 @@ def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_
             sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
             both = structs.replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
             with pair(rack, primary, both) as hosts:
-                begun(rack, hosts)
+                start_both(rack, hosts)
                 eventually(lambda: web.stands)
                 assert "flatcar-1" in boots_at_host(web, hosts.one)
                 primary.stop(signal.SIGKILL)
@@ -600,7 +600,7 @@ def test_while_the_database_is_full_no_override_is_set_and_afterwards_both_conti
         postgresql(folder=disk) as server,
         pair(rack, server, server.address()) as hosts,
     ):
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         fill(disk / "rest")
         with suppress(psycopg.Error):  # until there is no room for its log

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("large_fleets")
 MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
-def begun(rack: Rack, hosts: Pair) -> Blade:
+def start_both(rack: Rack, hosts: Pair) -> Blade:
     """One instance is active, has published the fleet, and waits for an installation; the other is a standby."""
     web = rack.add("web01", provision=1)
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in MANY})
@@ -111,7 +111,7 @@ def names(web: Blade) -> re.Pattern[str]:
     return re.compile(f"{web.name}|{mac}|{uuid}")
 
 
-def told(host: Host, type: str) -> list[dict[str, Any]]:
+def find_events(host: Host, type: str) -> list[dict[str, Any]]:
     return [event for event in host.events if event["type"] == type]
 
 
@@ -122,12 +122,12 @@ def records(host: Host) -> dict[str, int]:
     return found
 
 
-def entry(host: Host, path: str) -> Path:
+def locate_boot_file(host: Host, path: str) -> Path:
     """The file of its tree that an endpoint would answer from."""
     return host.folder / "output/boot" / path.removeprefix("/")
 
 
-def why_not(host: Host) -> str | None:
+def find_unready(host: Host) -> str | None:
     return find_unready_reason(PublishedTree(host.folder / "output", clock), None)
 
 
@@ -137,20 +137,20 @@ def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from
     """Report paths are not published again: they have the token of the attempt, which the ledger knows."""
     rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         eventually(lambda: re.search(r"is active for .*; its output tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []
-        assert "flatcar" not in entry(hosts.two, web.entry).read_text()
-        assert why_not(hosts.two) == "the tree was prepared for a host that is not active yet"
+        assert "flatcar" not in locate_boot_file(hosts.two, web.entry).read_text()
+        assert find_unready(hosts.two) == "the tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] < 10
         assert event["unchanged"] < 50, hosts.two.events
         assert hosts.two.instance is not None
@@ -162,8 +162,8 @@ def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from
 
 def test_the_prepared_output_tree_is_updated_with_later_changes(rack: Rack, server: PostgresServer) -> None:
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)  # the paused instance is outdated by now
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
@@ -178,7 +178,7 @@ def test_the_prepared_output_tree_is_updated_with_later_changes(rack: Rack, serv
         assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] < 20
         assert differing(hosts) == []
         for each in (web, again):
@@ -191,8 +191,8 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
     rack: Rack, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
@@ -206,7 +206,7 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         assert (hosts.two.folder / "output" / PENDING).exists()
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] + event["unchanged"] < 100
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify_tree(hosts.two.folder / "output") == ()
@@ -245,8 +245,8 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
     rack.pool = (*rack.pool, always)
     with pair(rack, server, server.address()) as hosts:
         rack.repository.push({"cache.yaml": described("cache01", "role: ephemeral")})
-        web = begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert event["halted"] == 2
         offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
         hosts.two.stop()
@@ -255,8 +255,8 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
         behind = datetime.now(UTC) - timedelta(minutes=2)
         prepare(settings_of(hosts.two), clock=lambda: behind, warn=pytest.fail)
         for path in offered:
-            assert "flatcar" in entry(hosts.one, path).read_text()
-            assert "flatcar" not in entry(hosts.two, path).read_text()
+            assert "flatcar" in locate_boot_file(hosts.one, path).read_text()
+            assert "flatcar" not in locate_boot_file(hosts.two, path).read_text()
         (date,) = {int(file.stat().st_mtime) for file in settings_of(hosts.two).output.rglob("boot.ipxe")}
         dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
         assert dates
@@ -265,9 +265,9 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
         assert date < int(datetime.fromisoformat(alive).timestamp())
         assert_nothing_is_prepared_where_who_acts_publishes(hosts)
         rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
-        eventually(lambda: "has not fetched the accepted commit" in refused(hosts.two))
+        eventually(lambda: "has not fetched the accepted commit" in find_refusal(hosts.two))
         hosts.one.kill()
-        eventually(lambda: refused(hosts.two) == "no instance is active")
+        eventually(lambda: find_refusal(hosts.two) == "no instance is active")
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
@@ -284,8 +284,8 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
     """At any instant: of a first tree, and of one that is brought up to date."""
     chance = random.Random(2028)
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
         settings = settings_of(hosts.two)
         began = time.monotonic()
         assert not killed_while_it_prepares(settings, after_s=60)
@@ -301,8 +301,8 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        eventually(lambda: told(hosts.two, "Published"))
-        eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
+        eventually(lambda: find_events(hosts.two, "Published"))
+        eventually(lambda: "flatcar-1" in locate_boot_file(hosts.two, web.entry).read_text())
         eventually(lambda: verify_tree(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in boots_at_host(web, hosts.two)
@@ -327,7 +327,7 @@ def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def refused(host: Host) -> str:
+def find_refusal(host: Host) -> str:
     """Return why nothing is prepared, or an empty text."""
     try:
         prepared(host)

@@ -44,17 +44,17 @@ def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, in
     bench.observe(replace(seen, intent=intent, outcome=outcome))
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
 
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
     line(bench, bench.plan())
-    assert shown(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
+    assert summarize_plan(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
     assert bench.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
-    assert shown(bench.wait(seconds=59).plan()) == TO_INSTALL
-    assert shown(bench.wait(seconds=1).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(seconds=59).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(seconds=1).plan()) == UNKNOWN
     assert install_step(bench.decisions.servers["web01"], bench.record) == "Pending"
     status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
@@ -63,7 +63,7 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
         "boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z). Look at these servers first"
     )
     assert bench.told("Attempted", "Provisioned") == []
-    assert shown(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"
+    assert summarize_plan(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"
 
 
 @pytest.mark.parametrize("waits", [0, 30, 60, 3600])
@@ -74,7 +74,9 @@ def test_an_outcome_counts_at_any_time(bench: Bench, outcome: Outcome, is_instal
     bench.wait(seconds=waits).plan()
     line(bench, plan, outcome)
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == ((Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL)
+    assert summarize_plan(bench.wait(minutes=2).plan()) == (
+        (Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL
+    )
     assert bench.record is not None and all(each.is_withheld for each in bench.record.unknown_serves)
     assert (bench.condition("InstallsCompleted") or ())[:2] == (True, "Served" if is_installed else "Completed")
 
@@ -100,7 +102,7 @@ def test_a_withheld_intent_returns_no_boot_of_another_intent(bench: Bench) -> No
     line(bench, plan, intent="two")
     bench.plan()
     line(bench, plan, WITHHELD, intent="two")
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
 def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench: Bench) -> None:
@@ -108,10 +110,10 @@ def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench
     bench.plan()
     line(bench, plan, intent="one")
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL
     line(bench, bench.plan(), intent="two")
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
 @pytest.mark.parametrize("intents", [100])
@@ -132,19 +134,19 @@ def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot
     assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
     for number in range(intents - 1):
         line(bench, plan, WITHHELD, intent=str(number))
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
 
 
 def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     line(bench, before := bench.plan())
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provision=0))}
     bench.request("records", items=[item], reason="it booted its disk")
     plan = bench.plan()
-    assert shown(plan) == TO_INSTALL
+    assert summarize_plan(plan) == TO_INSTALL
     assert plan is not None and before is not None and plan.offered > before.offered, "an endpoint serves it anew"
     line(bench, before, intent="late")
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
 
 
 def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
@@ -159,24 +161,24 @@ def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_
         for each in (bench, other):
             each.decide(*INSTALL)
             each.wait(minutes=2)
-        assert shown(bench.plan()) == UNKNOWN
+        assert summarize_plan(bench.plan()) == UNKNOWN
         other.plan()
         other.request(BEGIN, **beginning({SystemUuid(uuid_of("web01")): record}))
-        assert shown(other.plan()) == UNKNOWN
+        assert summarize_plan(other.plan()) == UNKNOWN
 
 
 def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
     line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
-    assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    assert summarize_plan(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     assert (bench.record or Record()).runs == {}
     status, reason, message = bench.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown") and "web01 (10.0.0.7 fetched" in message
     line(bench, plan, WITHHELD)
-    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     line(bench, plan, intent="two")
-    assert shown(bench.wait(minutes=2).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
-    assert shown(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(minutes=2).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    assert summarize_plan(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
 def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
@@ -186,7 +188,7 @@ def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
     bench.observe(seen)
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL
     assert bench.record is not None and bench.record.unknown_serves == ()
 
 

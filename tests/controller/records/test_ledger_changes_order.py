@@ -124,7 +124,7 @@ def web01(tmp_path: Path) -> Iterator[Ordered]:
         yield bench
 
 
-def shown(plan: BootPlan) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan) -> tuple[Phase, Cause]:
     return plan.phase, plan.cause
 
 
@@ -141,11 +141,11 @@ def test_evidence_of_a_boot_that_was_offered_before_an_operator_request_proves_n
         web01.entry(first)
         web01.data(token)
     again = web01.wait(minutes=10).order()
-    assert (shown(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
+    assert (summarize_plan(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
     web01.entry(first, off)
     web01.data(token, off)
     web01.fails(token, off)
-    assert shown(web01.reports(token, off)) == ASKING
+    assert summarize_plan(web01.reports(token, off)) == ASKING
     assert web01.step == "Pending"
 
 
@@ -175,7 +175,7 @@ def test_an_operator_request_counts_even_if_the_clock_moved_since_the_last_insta
     web01.now += off
     web01.request("clock", reason="it is right now")
     again = web01.order()
-    assert shown(again) == ASKING
+    assert summarize_plan(again) == ASKING
     web01.entry(again)
     web01.wait(minutes=2)
     assert (web01.step, web01.planned().phase) == ("Attempted", Phase.DISK)
@@ -184,7 +184,7 @@ def test_an_operator_request_counts_even_if_the_clock_moved_since_the_last_insta
 def test_an_operator_request_and_the_fetch_that_it_voids_may_come_in_one_reconcile(web01: Ordered) -> None:
     plan = web01.install()
     web01.fetch(plan, path=ENTRY, at=web01.now + timedelta(minutes=1))
-    assert shown(web01.order()) == ASKING
+    assert summarize_plan(web01.order()) == ASKING
     assert web01.step == "Pending"
 
 
@@ -224,7 +224,7 @@ def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timed
     first = web01.install(often="OnImageChange")
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     again = web01.wait(minutes=5).install(often="OnImageChange")
-    assert (shown(again), again.digest) == (ASKING, first.digest)
+    assert (summarize_plan(again), again.digest) == (ASKING, first.digest)
     web01.entry(again, off)
     assert web01.wait(minutes=5).planned().phase is Phase.DISK
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
@@ -251,8 +251,8 @@ def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_serve
     web01.entry(second)
     assert web01.told("Provisioned") == ["Provisioned"]
     assert web01.step == "Attempted"
-    assert shown(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
-    assert shown(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
+    assert summarize_plan(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert summarize_plan(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
     web01.reports(web01.token)
     assert web01.step == "Provisioned"
 
@@ -342,7 +342,7 @@ def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verifi
     assert wiping.phase is Phase.MAINTENANCE
     web01.now = NOON + timedelta(minutes=31)
     again = web01.order()
-    assert shown(again) == ASKING
+    assert summarize_plan(again) == ASKING
     web01.entry(again)
     web01.reports(web01.token)
     web01.fetch(wiping, path=ENTRY, at=NOON + off)
@@ -359,16 +359,16 @@ def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> 
     writer = SpoolFile(tmp_path)
     instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
     for number, instant in enumerate(instants):
-        writer.append(encode_line(seen_at(instant, f"boot/{number}")))
+        writer.append(encode_line(make_observation_at(instant, f"boot/{number}")))
     other = SpoolFile(tmp_path)
-    other.append(encode_line(seen_at(NOON + timedelta(seconds=2), "boot/other")))
+    other.append(encode_line(make_observation_at(NOON + timedelta(seconds=2), "boot/other")))
     found = [each.path for each in read_new(tmp_path, {}).observations]
     assert found == ["boot/0", "boot/1", "boot/other", "boot/2", "boot/3"]
     writer.close()
     other.close()
 
 
-def seen_at(instant: datetime, path: str) -> Observation:
+def make_observation_at(instant: datetime, path: str) -> Observation:
     return Observation(server="web01", path=path, digest=Digest("d" * 64), client="10.0.0.7", at=instant)
 
 
@@ -381,7 +381,7 @@ def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: Or
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     web01.wait(minutes=5).install(often="OnImageChange")
     web01.observe(Observation(server="", path=path, modified=early, client="10.0.0.7", at=web01.now))
-    assert shown(web01.planned()) == ASKING
+    assert summarize_plan(web01.planned()) == ASKING
     late = Observation(server="", path=path, modified=int(web01.now.timestamp()), client="10.0.0.7", at=NOON)
     web01.observe(late)
     assert web01.wait(minutes=5).planned().phase is Phase.DISK
@@ -465,7 +465,7 @@ class Run:
         servers = list(commit.decisions.servers.values())
         for decision in draw.sample(servers, draw.randint(0, min(2, len(servers)))):
             drawn = draw.choice([record for record in other.records.values() if record is not None] or [Record()])
-            record = begun(decision, drawn, self.at) if draw.random() < 0.8 else drawn
+            record = begin_installation(decision, drawn, self.at) if draw.random() < 0.8 else drawn
             self._knowledge = structs.replace(
                 self._knowledge, records={**self._knowledge.records, decision.uuid: record}
             )
@@ -482,7 +482,7 @@ def all_of(learnt: BatchResult) -> tuple[object, ...]:
     return learnt.knowledge, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
 
 
-def begun(decision: Decision, record: Record, at: datetime) -> Record:
+def begin_installation(decision: Decision, record: Record, at: datetime) -> Record:
     """At an installation of which all that fetches can show was seen."""
     if decision.policy is None or decision.policy.boot is None:
         return record

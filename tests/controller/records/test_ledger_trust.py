@@ -252,7 +252,7 @@ def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
     with in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
-        turn(parts, now[0])
+        reconcile_at(parts, now[0])
         offs = (timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=20))
         trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
         for _ in range(3):
@@ -335,7 +335,7 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def turn(parts: Parts, at: datetime) -> None:
+def reconcile_at(parts: Parts, at: datetime) -> None:
     parts.source.fetch()
     parts.reconciler.reconcile(at, fetched=Fetched())
 
@@ -343,18 +343,18 @@ def turn(parts: Parts, at: datetime) -> None:
 def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
     """Return whether a commit that reinstalls all servers with acknowledgements is accepted at once, and its id."""
     repository.push(documents(name))
-    turn(parts, at)
+    reconcile_at(parts, at)
     held = present(parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
-    turn(parts, at)
+    reconcile_at(parts, at)
     return parts.reconciler.status.applied == commit, commit
 
 
 def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
     """STATE and OUTPUT are from one old snapshot, so nothing in them shows the gap."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
     for name in ("state", "output"):
         shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
@@ -366,7 +366,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
     later = NOON + timedelta(days=3)
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         for seconds in range(3):
-            turn(parts, later + timedelta(seconds=seconds))
+            reconcile_at(parts, later + timedelta(seconds=seconds))
         held = parts.reconciler.status.held
         assert held is not None and held.commit == commit
         (event,) = (event for event in parts.events if event.type == "Held")
@@ -374,7 +374,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
         instance_tables.add_request(parts.ledger, later, "ada", "approve", approval)
         for seconds in (3, 4):
-            turn(parts, later + timedelta(seconds=seconds))
+            reconcile_at(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
         assert reinstalled(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
 
@@ -412,7 +412,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
     try:
         for days, expected in ((0, True), (3, True)):
             with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
-                turn(parts, NOON + timedelta(days=days))
+                reconcile_at(parts, NOON + timedelta(days=days))
                 assert instance_tables.read_facts(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
@@ -429,11 +429,11 @@ def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
     tmp_path: Path, repository: Repository, lost: str
 ) -> None:
     with in_process(tmp_path, repository.bare, initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
         if lost == "what STATE has learnt since":
             with parts.ledger.writing() as tx:
                 tx.mark()
-            turn(parts, NOON)
+            reconcile_at(parts, NOON)
     if lost == "OUTPUT":
         shutil.rmtree(tmp_path / "output")
     elif lost == "the mark in STATE":
@@ -443,14 +443,14 @@ def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
         found = json.loads(status.read_bytes())
         status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
     with in_process(tmp_path, repository.bare) as parts:
-        turn(parts, NOON + timedelta(seconds=1))
+        reconcile_at(parts, NOON + timedelta(seconds=1))
         assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
         instance_tables.add_request(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
-        turn(parts, NOON + timedelta(seconds=2))
+        reconcile_at(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
     with in_process(tmp_path, repository.bare) as parts:  # reported once
-        turn(parts, NOON + timedelta(seconds=3))
+        reconcile_at(parts, NOON + timedelta(seconds=3))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
 
 

@@ -50,7 +50,7 @@ def lose(bench: Bench) -> None:
     bench.request("records", items=[item], reason="as seen")
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
@@ -65,7 +65,7 @@ UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 
 def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
-        assert shown(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("the ledger is new, and 1 server has provision 1 or more")
@@ -89,15 +89,15 @@ def test_the_value_with_which_a_new_ledger_begins_decides_what_is_installed(
     tmp_path: Path, initial: str | None, provision: int, expected: tuple[Phase, Cause]
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
-        assert shown(bench.decide(*fleet_of(provision)).plan()) == expected
+        assert summarize_plan(bench.decide(*fleet_of(provision)).plan()) == expected
         assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
 
 
 def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provision_says_so(bench: Bench) -> None:
     bench.decide(*SEED).plan()
     bench.decide(*fleet_of(provision=0), server("web02", "role: web", "provision: 1")).plan()
-    assert shown(bench.servers["web02"].plan) == TO_INSTALL
-    assert shown(bench.servers["web01"].plan) == INSTALLED
+    assert summarize_plan(bench.servers["web02"].plan) == TO_INSTALL
+    assert summarize_plan(bench.servers["web01"].plan) == INSTALLED
 
 
 # A ledger in doubt
@@ -134,7 +134,7 @@ def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
     with doubted(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
         for _ in range(2):
-            assert shown(bench.plan()) == expected, case
+            assert summarize_plan(bench.plan()) == expected, case
         answered = initial not in (None, "fresh")
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         if not answered:
@@ -144,7 +144,7 @@ def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
             assert bench.told("RecordsBegun") == ["RecordsBegun"]
             assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Verified"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
-        again = shown(bench.decide(*fleet_of(provision=2)).plan())
+        again = summarize_plan(bench.decide(*fleet_of(provision=2)).plan())
         assert again == expected or (doubt == "ForeignLedger" and not answered)  # it is found again at each start
 
 
@@ -157,17 +157,17 @@ def test_the_beginning_of_a_new_ledger_stays_the_same_for_each_server_over_resta
     for start in (initial, None, "fresh", "adopt"):
         with Bench(tmp_path, initial=start) as bench:
             bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1")).plan()
-            assert shown(bench.servers["web02"].plan) == web02, start
+            assert summarize_plan(bench.servers["web02"].plan) == web02, start
             bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 2")).plan()
             expected = TO_INSTALL if web02 == INSTALLED else web02
-            assert shown(bench.servers["web02"].plan) == expected, start
+            assert summarize_plan(bench.servers["web02"].plan) == expected, start
 
 
 def test_a_server_in_the_records_file_that_comes_back_later_is_verified(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
         bench.decide(*fleet_of(provision=1)).plan()
         bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1")).plan()
-        assert shown(bench.servers["web02"].plan) == INSTALLED
+        assert summarize_plan(bench.servers["web02"].plan) == INSTALLED
 
 
 class Full(Unsynced):
@@ -193,7 +193,7 @@ def test_an_operator_cannot_set_a_single_record_while_the_ledger_is_unverified(t
         bench.decide(*fleet_of(provision=2)).plan()
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
         number = bench.request("records", items=[item], reason="as seen")
-        assert shown(bench.plan()) == UNKNOWN
+        assert summarize_plan(bench.plan()) == UNKNOWN
         assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
 
 
@@ -210,16 +210,19 @@ def test_after_adopt_the_maintenances_that_have_begun_are_done(
 ) -> None:
     with Bench(tmp_path, initial="adopt") as bench:
         bench.decide(*fleet_of(1, "Once", maintenance("repair", window, "networkBoot: Once, run: 2"))).plan()
-        assert shown(bench.wait(minutes=2).plan()) == expected, case
+        assert summarize_plan(bench.wait(minutes=2).plan()) == expected, case
 
 
 def test_a_fetch_before_all_servers_were_adopted_proves_nothing(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         earlier = bench.decide(*fleet_of(1, "OnImageChange")).plan()
     with Bench(tmp_path, initial="adopt", doubt="RestoredLedger") as bench:
-        assert shown(bench.wait(hours=1).decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+        assert (
+            summarize_plan(bench.wait(hours=1).decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan())
+            == INSTALLED
+        )
         boot_once(bench, earlier, made_at=NOON)
-        assert shown(bench.plan()) == INSTALLED
+        assert summarize_plan(bench.plan()) == INSTALLED
 
 
 # Identities
@@ -238,7 +241,7 @@ def test_a_server_with_the_same_uuid_keeps_its_record(bench: Bench, case: str, s
     boot_once(bench, bench.decide(*fleet_of()).plan())
     bench.wait(hours=1).decide(SEED[0], spec, *fleet_of()[2:]).plan()
     (state,) = bench.servers.values()
-    assert shown(state.plan) == INSTALLED, case
+    assert summarize_plan(state.plan) == INSTALLED, case
 
 
 MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
@@ -265,24 +268,24 @@ def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
         if gap:
             bench.decide(SEED[0], *fleet_of()[2:]).plan()
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
-        assert shown(bench.servers[name].plan) == expected, case
+        assert summarize_plan(bench.servers[name].plan) == expected, case
         assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
     with Bench(tmp_path) as bench:
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
-        assert shown(bench.servers[name].plan) == expected
+        assert summarize_plan(bench.servers[name].plan) == expected
         if expected == UNKNOWN:
             item = {"uuid": uuid_of("a new board"), "server": name, **record_facts(Record())}
             bench.request("records", items=[item], reason="it is empty")
             bench.plan()
-            assert shown(bench.servers[name].plan) == TO_INSTALL
+            assert summarize_plan(bench.servers[name].plan) == TO_INSTALL
 
 
 def test_a_new_motherboard_of_an_unverified_server_is_unverified_too(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={}) as bench:
-        assert shown(bench.decide(*fleet_of()).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*fleet_of()).plan()) == UNKNOWN
         for board in ("second", "third"):
             bench.decide(*(text.replace(uuid_of("web01"), uuid_of(board)) for text in fleet_of()))
-            assert shown(bench.plan()) == UNKNOWN, board
+            assert summarize_plan(bench.plan()) == UNKNOWN, board
 
 
 def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_provision_number(tmp_path: Path) -> None:
@@ -292,7 +295,7 @@ def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_provision_nu
         for provision in (1, 2):  # lowered, and raised again
             bench.decide(*fleet_of(provision))
             plans = [bench.plan() for _ in range(3)]  # it is accepted once all fetches before it are read
-            assert shown(plans[-1]) == INSTALLED
+            assert summarize_plan(plans[-1]) == INSTALLED
 
 
 # Declared
@@ -329,20 +332,20 @@ def test_an_installation_that_git_declares_is_trusted(
         plan = bench.decide(*declared(number, provision)).plan()
         bench.fetch(plan)  # which is no evidence here
         bench.reconcile()
-    assert shown(bench.plan()) == expected, case
+    assert summarize_plan(bench.plan()) == expected, case
 
 
 def test_git_can_declare_an_installation_of_an_unverified_server(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={}) as bench:
-        assert shown(bench.decide(*declared(None)).plan()) == UNKNOWN
-        assert shown(bench.decide(*declared(1)).plan()) == INSTALLED
+        assert summarize_plan(bench.decide(*declared(None)).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*declared(1)).plan()) == INSTALLED
         assert bench.record is not None and bench.record.evidence == "Declared"
 
 
 def test_one_provision_number_declares_only_one_image(bench: Bench) -> None:
-    assert shown(bench.decide(*declared(1, often="OnImageChange")).plan()) == INSTALLED
-    assert shown(bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
-    assert shown(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange")).plan()) == INSTALLED
+    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
+    assert summarize_plan(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
 
 
 # Boots that this instance cannot observe
@@ -387,7 +390,7 @@ def test_a_boot_that_this_instance_could_not_observe_is_not_offered(
             profile("web", "flatcar-1", f"httpBoot: {kind}" if direct else "", method="UefiHttp" if direct else "Pxe"),
             policy("web", often="Once", spec=f"override: {override}"),
         )
-        assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
+        assert summarize_plan(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
         assert (bench.condition("EvidenceAvailable") or (None,))[:2] == (
             (True, "Available") if known else (False, "NoEvidence")
         )
@@ -399,7 +402,7 @@ def test_a_boot_that_this_instance_could_not_observe_is_not_offered(
 def test_a_mirror_with_a_fast_clock_does_not_keep_a_boot_offered(bench: Bench) -> None:
     plan = bench.decide(*fleet_of()).plan()
     boot_once(bench, plan, made_at=NOON + timedelta(days=1))
-    assert shown(bench.wait(seconds=60).plan()) == INSTALLED
+    assert summarize_plan(bench.wait(seconds=60).plan()) == INSTALLED
 
 
 def test_evidence_meets_the_provision_key_and_is_reported_once(bench: Bench) -> None:
@@ -438,7 +441,7 @@ def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
 ) -> None:
     boot_once(bench, bench.decide(*fleet_of()).plan())
     plan = bench.wait(seconds=seconds).plan()
-    assert shown(plan) == expected
+    assert summarize_plan(plan) == expected
     assert plan is not None and plan.override is None  # but no override is set
 
 
@@ -467,16 +470,16 @@ def test_a_commit_after_the_installation_installs_again_only_if_it_should(
     bench: Bench, case: str, before: tuple[str, ...], after: tuple[str, ...], expected: tuple[Phase, Cause]
 ) -> None:
     boot_once(bench, bench.decide(*before).plan())
-    assert shown(bench.wait(minutes=5).decide(*after).plan()) == expected
+    assert summarize_plan(bench.wait(minutes=5).decide(*after).plan()) == expected
 
 
 def test_a_provision_number_that_was_lowered_and_raised_again_installs_nothing_new(bench: Bench) -> None:
     for provision in (2, 1, 2):
         bench.decide(*fleet_of(provision))
-        if bench.plan() and shown(bench.plan()) == TO_INSTALL:
+        if bench.plan() and summarize_plan(bench.plan()) == TO_INSTALL:
             boot_once(bench, bench.plan())
             bench.wait(minutes=5)
-    assert shown(bench.plan()) == INSTALLED
+    assert summarize_plan(bench.plan()) == INSTALLED
     assert bench.told("Provisioned") == ["Provisioned"]
 
 
@@ -494,7 +497,7 @@ def test_a_boot_that_was_published_before_a_restart_is_still_evidence(bench: Ben
         other.decide(*fleet_of(provision=2))
         boot_once(other, plan)
         assert other.record is not None and other.record.provision == 1, "it meets the key that it had"
-        assert shown(other.plan()) == TO_INSTALL
+        assert summarize_plan(other.plan()) == TO_INSTALL
 
 
 def test_the_next_boot_is_offered_ahead_of_its_time(bench: Bench) -> None:
@@ -515,9 +518,9 @@ def test_a_boot_that_was_served_before_the_ledger_was_unverified_counts_after_it
         assert (bench.record, bench.told("Provisioned")) == (None, [])  # the server has no record
         bench.request("begin", how="as-recorded")
         bench.plan()
-        assert shown(bench.plan()) == TO_INSTALL  # for one more minute: its loader may fetch again
+        assert summarize_plan(bench.plan()) == TO_INSTALL  # for one more minute: its loader may fetch again
         bench.wait(minutes=2)
-        assert (shown(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
+        assert (summarize_plan(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
 
 
 # Maintenances
@@ -538,7 +541,7 @@ def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_p
             bench = stack.enter_context(Bench(tmp_path, initial=None))
             bench.decide(*fleet_of(1, "Once", repair()))
         bench.request("records", items=[item], reason="once more")
-        assert shown(bench.wait(seconds=120).plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
+        assert summarize_plan(bench.wait(seconds=120).plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
         assert bench.record is not None and bench.record.runs["repair"].run == 1
 
 
@@ -546,12 +549,12 @@ def test_a_maintenance_of_an_adopted_ledger_gets_no_minute_of_grace(tmp_path: Pa
     with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(1, "Once", repair())).plan()
         bench.request(BEGIN, **beginning("adopt"))
-        assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+        assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 
 def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -> None:
     plan = bench.decide(*fleet_of(0, "Once", repair())).plan()
-    assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {
         "repair": Run(1, NOON, at("20T14:00"), given=StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
@@ -562,8 +565,8 @@ def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -
         "MaintenanceBooted",
         "web01: booted run 1 of Maintenance/repair (Fetched)",
     )
-    assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 
 @pytest.mark.parametrize(
@@ -576,7 +579,7 @@ def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -
 )
 def test_a_maintenance_boots_once_for_each_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
     boot_once(bench, bench.decide(*fleet_of(0, "Once", repair(1))).plan())
-    assert shown(bench.wait(minutes=2).decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
+    assert summarize_plan(bench.wait(minutes=2).decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
 
 
 def test_a_maintenance_that_always_boots_is_never_done(bench: Bench) -> None:
@@ -587,7 +590,7 @@ def test_a_maintenance_that_always_boots_is_never_done(bench: Bench) -> None:
 
 def test_a_fetch_during_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
     boot_once(bench, bench.decide(*fleet_of(1, "Once", repair())).plan())
-    assert shown(bench.wait(hours=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(hours=2).plan()) == TO_INSTALL
 
 
 # Consumed without evidence
@@ -597,10 +600,10 @@ def test_an_override_consumed_without_evidence_waits_half_an_hour_and_then_needs
     bench.decide(*fleet_of()).plan()
     lose(bench)
     plan = bench.plan()
-    assert shown(plan) == TO_INSTALL
+    assert summarize_plan(plan) == TO_INSTALL
     assert plan is not None and plan.override is None  # no override is set between its consumption and evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
-    assert shown(bench.wait(minutes=30).plan()) == (Phase.DISK, Cause.CONSUMED)
+    assert summarize_plan(bench.wait(minutes=30).plan()) == (Phase.DISK, Cause.CONSUMED)
 
 
 def test_the_wait_for_evidence_begins_once(bench: Bench) -> None:

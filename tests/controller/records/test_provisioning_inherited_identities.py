@@ -97,7 +97,7 @@ def start(tmp_path: Path, repository: Repository) -> Start:
     return lambda: in_process(tmp_path, repository.bare, limits=LIMITS)
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
+def reconcile_twice(parts: Parts, seconds: float = 0) -> None:
     parts.source.fetch()
     for each in range(2):
         parts.reconciler.reconcile(NOON + timedelta(seconds=seconds + each))
@@ -114,7 +114,7 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
             if number == 0:
                 instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             if looks or number in (0, len(story) - 1):
-                turn(parts, number * 60)
+                reconcile_twice(parts, number * 60)
                 if number < len(story) - 1:
                     is_held = parts.reconciler.status.held is not None
                     assert is_held is (number > 0 and machines == story[-1]), f"commit {number}"
@@ -292,7 +292,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
             instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts, number * 60)
+        reconcile_twice(parts, number * 60)
 
 
 def begin(parts: Parts, repository: Repository, story: Story) -> Held:
@@ -318,14 +318,14 @@ def test_a_restart_between_the_commits_changes_nothing(repository: Repository, s
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts)
+        reconcile_twice(parts)
     with start() as parts:
         repository.push(files(TWO_COMMITS[1]))
-        turn(parts, 60)
+        reconcile_twice(parts, 60)
         assert parts.reconciler.status.held is None
     with start() as parts:
         repository.push(files(TWO_COMMITS[2]))
-        turn(parts, 120)
+        reconcile_twice(parts, 120)
         assert parts.reconciler.status.held is not None
 
 
@@ -340,7 +340,7 @@ def test_an_acknowledgement_of_two_commits_does_not_acknowledge_facts_in_the_led
         assert digest != held.digest
         line = f"Gitboot-Ack: {digest} maxReinstalls"
         repository.push(files(TWO_COMMITS[2]) | {"README": "more"}, f"Change\n\n{line}")
-        turn(parts, 300)
+        reconcile_twice(parts, 300)
         assert parts.reconciler.status.held is not None
 
 
@@ -352,11 +352,11 @@ def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
         lost = server_tables.read_lost_identities(parts.ledger)
         assert [(each.key, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
         approve(parts, held.digest)
-        turn(parts, 300)
+        reconcile_twice(parts, 300)
         assert parts.reconciler.status.held is None
         assert server_tables.read_lost_identities(parts.ledger) == frozenset()
         repository.push(files([old(), new()]))
-        turn(parts, 360)
+        reconcile_twice(parts, 360)
         assert [(each.key, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
             (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
         ]
@@ -376,17 +376,17 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts)
+        reconcile_twice(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")
     repository = Repository.create(tmp_path / "git")
     repository.push(files([old(), new(mac=MAC)]))
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
-        turn(parts, 60)
+        reconcile_twice(parts, 60)
         held = parts.reconciler.status.held
         assert held is not None and "maxReinstalls" in held.guards
         approve(parts, held.digest)
-        turn(parts, 120)
+        reconcile_twice(parts, 120)
         assert parts.reconciler.status.held is None
 
 
@@ -455,7 +455,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
         for number, machines in enumerate(story):
             repository.push(of_sites(machines, ledgers), f"Commit {number}")
             if looks or number in (0, len(story) - 1):
-                turn(here, number * 60)
+                reconcile_twice(here, number * 60)
                 if number < len(story) - 1:
                     assert here.reconciler.status.held is None, f"commit {number} is held"
         held = here.reconciler.status.held

@@ -377,7 +377,7 @@ def test_explain_shows_the_evidence_of_an_installation(web01: Installing) -> Non
 # It is shown until there is evidence of its completion
 
 
-def shown(web01: Installing) -> tuple[str, str] | None:
+def summarize_installation(web01: Installing) -> tuple[str, str] | None:
     web01.reconcile()
     found = web01.rendered["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
@@ -388,28 +388,28 @@ def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it
     web01: Installing, evidence: str
 ) -> None:
     plan = web01.install(evidence=evidence)
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
     web01.entry(plan)
-    assert shown(web01) == ("Installing", "Attempted")
+    assert summarize_installation(web01) == ("Installing", "Attempted")
     web01.wait(minutes=2).data()
-    assert shown(web01) == ("Installing", "Started")
+    assert summarize_installation(web01) == ("Installing", "Started")
     web01.wait(days=3)
-    assert shown(web01) == ("Installing", "Started")
+    assert summarize_installation(web01) == ("Installing", "Started")
     for provision in (2, 1):  # the wanted image proves nothing about the disks
         web01.install(evidence=evidence, provision=provision)
-        assert shown(web01) == ("Installing", "Started")
+        assert summarize_installation(web01) == ("Installing", "Started")
     looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
     (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
 def test_a_report_ends_the_display_of_an_installation(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
-    assert shown(web01) == ("Installing", "Failed")
+    assert summarize_installation(web01) == ("Installing", "Failed")
     web01.entry(web01.reconcile())
-    assert shown(web01) == ("Installing", "Attempted")
+    assert summarize_installation(web01) == ("Installing", "Attempted")
     token = web01.servers["web01"].plan
     assert token is not None and token.token is not None
     web01.observe(
@@ -421,7 +421,7 @@ def test_a_report_ends_the_display_of_an_installation(web01: Installing) -> None
             at=web01.now,
         )
     )
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
 @pytest.mark.parametrize("data", [True, False])
@@ -429,15 +429,15 @@ def test_an_installation_proven_by_a_fetch_is_shown_as_served_for_at_most_thirty
     web01: Installing, data: bool
 ) -> None:
     web01.entry(web01.install(data=data))
-    assert shown(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
+    assert summarize_installation(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
     if data:
         web01.data()
-        assert shown(web01) == ("Served", "Started")
+        assert summarize_installation(web01) == ("Served", "Started")
     web01.wait(minutes=29, seconds=59)
-    assert shown(web01) is not None
+    assert summarize_installation(web01) is not None
     assert web01.servers["web01"].transition == web01.now + timedelta(seconds=1)
     web01.wait(seconds=1)
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
 def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> None:
@@ -446,7 +446,7 @@ def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> Non
     digest = web01.rendered["web01"].evidence_digests[ENTRY]
     web01.wait(minutes=7)
     web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
     assert web01.record is not None and web01.record.attempts[-1].disk_boot == StepEvidence(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
     assert ENTRY not in web01.rendered["web01"].evidence_digests, "no further boot of the disk is written down"

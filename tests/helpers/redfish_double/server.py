@@ -297,15 +297,15 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
         return Answer(status=308, headers={"Location": machine.path})  # iLO
     match request.method, path:
         case "GET", machine.path:
-            return _shown(machine, machine.system())
+            return _respond_with(machine, machine.system())
         case "GET", machine.settings_path:
-            return _shown(machine, machine.settings())
+            return _respond_with(machine, machine.settings())
         case "PATCH", (machine.path | machine.settings_path):
             return machine.patch(path, content, request.headers.get("If-Match"))
         case "GET", machine.bios.path if machine.bios.attributes:
             return Answer(status=200, body=machine.bios.resource())
         case "GET", machine.bios.settings_path if machine.bios.attributes:
-            return _shown(machine, machine.tagged(machine.bios.settings()))
+            return _respond_with(machine, machine.tagged(machine.bios.settings()))
         case "PATCH", machine.bios.settings_path if machine.bios.attributes:
             shown = machine.tagged(machine.bios.settings())
             if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
@@ -332,7 +332,7 @@ def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
     if drive is None:
         return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
     if method == "GET":
-        return _shown(machine, machine.tagged(drive.resource()))
+        return _respond_with(machine, machine.tagged(drive.resource()))
     if method == "PATCH":
         shown = machine.tagged(drive.resource())
         if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
@@ -350,7 +350,7 @@ def _reset(machine: Machine, content: Any) -> Answer:
     return Answer(status=204)
 
 
-def _shown(machine: Machine, body: Json) -> Answer:
+def _respond_with(machine: Machine, body: Json) -> Answer:
     form = machine.profile.etag_header
     return Answer(status=200, body=body, headers={"ETag": machine.etag(body, form)} if form else {})
 

@@ -35,7 +35,7 @@ from gitboot.render.paths import File
 from tests.helpers.cases import every
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.published_trees import bring_up
-from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, made_keys
+from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, make_keys
 from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 
@@ -279,7 +279,7 @@ def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> Non
         if number == 1:
             replace_list_keys(publisher.public.parent, None, None, AT)
         elif number == 2:
-            publisher.keys = made_keys(tmp_path / "new", AT)
+            publisher.keys = make_keys(tmp_path / "new", AT)
         publisher.publish(made=AT + number * DAY)
         site.follow()
         signed = read_list(FolderMirror(folder / "boot/signed").get, [publisher.key])

@@ -149,7 +149,7 @@ HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
 IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
 
 
-def entry(writes: DiskWrite | None, role: Role = Role.BOOT_SCRIPT) -> PathVersion:
+def make_version(writes: DiskWrite | None, role: Role = Role.BOOT_SCRIPT) -> PathVersion:
     return PathVersion(
         since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes
     )
@@ -161,13 +161,15 @@ ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
 @for_each(
     ("path", "turn", "lacks"),
     [
-        pytest.param(IPXE, entry(None), False, id="a boot that writes no disk"),
-        pytest.param(IPXE, entry(ONCE._replace(once=False)), False, id="a boot of each time"),
-        pytest.param(IPXE, entry(ONCE), True, id="a one-time boot"),
-        pytest.param(IPXE, entry(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"),
-        pytest.param(IPXE, entry(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint"),
-        pytest.param(HTTPBOOT, entry(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
-        pytest.param(IGNITION, entry(ONCE, Role.DATA), False, id="data of a one-time boot"),
+        pytest.param(IPXE, make_version(None), False, id="a boot that writes no disk"),
+        pytest.param(IPXE, make_version(ONCE._replace(once=False)), False, id="a boot of each time"),
+        pytest.param(IPXE, make_version(ONCE), True, id="a one-time boot"),
+        pytest.param(
+            IPXE, make_version(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"
+        ),
+        pytest.param(IPXE, make_version(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint"),
+        pytest.param(HTTPBOOT, make_version(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
+        pytest.param(IGNITION, make_version(ONCE, Role.DATA), False, id="data of a one-time boot"),
     ],
 )
 def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(
