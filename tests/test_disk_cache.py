@@ -41,7 +41,7 @@ def filled(path: Path) -> Path:
     return path
 
 
-def kept(path: Path, *, kind: str = "kind") -> dict[bytes, bytes]:
+def read_values(path: Path, *, kind: str = "kind") -> dict[bytes, bytes]:
     """Return the values that a new process finds."""
     with DiskCache(path, pytest.fail) as cache:
         return cache.get_many(kind, ROWS)
@@ -57,8 +57,8 @@ def sql(path: Path, *statements: str) -> None:
 
 
 def test_values_are_found_by_kind_and_key_and_the_file_is_private(filled: Path) -> None:
-    assert kept(filled) == ROWS
-    assert kept(filled, kind="other") == {}
+    assert read_values(filled) == ROWS
+    assert read_values(filled, kind="other") == {}
     assert (filled.stat().st_mode & 0o777, filled.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert list(filled.parent.iterdir()) == [filled]
 
@@ -79,11 +79,11 @@ def test_keys_are_found_by_kind_without_their_values(filled: Path) -> None:
 def test_values_of_another_gitboot_are_a_miss_and_stay(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(disk_cache, "this_program", lambda: b"another" * 4)
-        assert kept(filled) == {}
+        assert read_values(filled) == {}
         with DiskCache(filled, pytest.fail) as cache:
             cache.insert_many("kind", {b"key 0": b"of another"})
             assert cache.get_many("kind", ROWS) == {b"key 0": b"of another"}
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
 def test_the_program_is_identified_once_at_its_start(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,11 +156,11 @@ def test_a_file_that_exceeds_the_limit_is_created_again(filled: Path) -> None:
 )
 def test_a_damaged_entry_is_a_miss_and_can_be_stored_again(filled: Path, change: str) -> None:
     sql(filled, f"UPDATE entry SET {change} WHERE rowid = 1")
-    assert len(kept(filled)) == len(ROWS) - 1
-    assert kept(filled).items() <= ROWS.items()
+    assert len(read_values(filled)) == len(ROWS) - 1
+    assert read_values(filled).items() <= ROWS.items()
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
 def test_an_entry_counts_only_with_its_own_id(filled: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_entry_counts_only_with_its_own_id(filled: Path) -> None:
         "DELETE FROM entry WHERE rowid = 2",
         "UPDATE entry SET id = (SELECT id FROM second) WHERE rowid = 3",
     )
-    found = kept(filled)
+    found = read_values(filled)
     assert len(found) == len(ROWS) - 3
     assert found.items() <= ROWS.items()
 
@@ -260,7 +260,7 @@ REPAIRED: dict[str, Damage] = {
 }
 
 
-def what_lies_at(path: Path) -> tuple[int, ...]:
+def stat_file(path: Path) -> tuple[int, ...]:
     """Return attributes of a file that change with a write, without the access time."""
     found = path.lstat()
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
@@ -295,7 +295,7 @@ def test_an_unusable_file_is_created_again(filled: Path, damage: str, while_open
             cache.insert_many("kind", ROWS)
             assert cache.get_many("kind", ROWS) == ROWS
     assert len(said) <= 1
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
     assert (filled.stat().st_mode & 0o777, filled.stat().st_uid) == (0o600, os.geteuid())
     assert filled.parent.stat().st_mode & 0o777 == 0o700
 
@@ -323,12 +323,12 @@ def test_foreign_content_is_left_alone_with_one_warning(filled: Path, damage: st
         if while_open:
             cache.get_many("kind", ROWS)
         spoil(filled)
-        before = what_lies_at(filled)
+        before = stat_file(filled)
         for _ in range(3):
             assert cache.get_many("kind", ROWS) == {}
             cache.insert_many("kind", {b"new": b"value"})
     assert said == [f"the cache {filled} is not used: {reason}"]
-    assert what_lies_at(filled) == before
+    assert stat_file(filled) == before
 
 
 def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> Non
 
 def test_a_garbage_journal_does_no_harm(filled: Path) -> None:
     filled.with_name("cache.sqlite-journal").write_bytes(os.urandom(9999))
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
 @pytest.mark.parametrize("place", ["file/cache.sqlite", "file"])
@@ -500,7 +500,7 @@ for number in range(1_000_000):
         process.kill()
         process.communicate()
         torn += journal.exists()
-        assert kept(filled) == ROWS
+        assert read_values(filled) == ROWS
         with DiskCache(filled, pytest.fail) as cache:
             cache.insert_many("kind", {b"after %d" % process.pid: b"it"})
             assert cache.get_many("kind", [b"after %d" % process.pid]) == {b"after %d" % process.pid: b"it"}
@@ -550,7 +550,7 @@ def test_a_wal_with_a_truncated_index_kills_no_process(filled: Path, how: str) -
     assert reader.returncode == 0
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
-    assert (kept(filled), wal.exists(), index.exists()) == (ROWS, False, False)
+    assert (read_values(filled), wal.exists(), index.exists()) == (ROWS, False, False)
 
 
 def answer(process: subprocess.Popen[str]) -> str:

@@ -122,7 +122,7 @@ with hold_lock(Path(sys.argv[1]), "state is in use"):
 
 
 @contextmanager
-def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
+def _lock_in_another_process(lock: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -135,7 +135,7 @@ def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
-    with _held_by_another(tmp_path / "lock") as process:
+    with _lock_in_another_process(tmp_path / "lock") as process:
         named = re.escape(f"state is in use by process {process.pid} on {os.uname().nodename}")
         with pytest.raises(LockedByAnother, match=f"^{named}$"), hold_lock(tmp_path / "lock", "state is in use"):
             pytest.fail("two are in")
@@ -144,7 +144,7 @@ def test_a_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_lock_ends_with_its_process(tmp_path: Path, end: signal.Signals) -> None:
-    with _held_by_another(tmp_path / "lock") as process:
+    with _lock_in_another_process(tmp_path / "lock") as process:
         process.send_signal(end)
         process.wait()
         with hold_lock(tmp_path / "lock", "state is in use"):

@@ -47,7 +47,7 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.resolve.provisioning_record import Record
-from tests.controller.records.test_ledger_trust import documents, turn
+from tests.controller.records.test_ledger_trust import documents, reconcile_at
 from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import FailingDisk, failing_disk
 from tests.helpers.fleets import SEED, at, uuid_of
@@ -621,7 +621,7 @@ def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
     with in_process(disk.path, repository.bare, initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         disk.fail()
         for second in range(1, 50):
@@ -632,7 +632,7 @@ def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # known servers are planned
         disk.heal()
         for day in (1, 2):
-            turn(parts, NOON + timedelta(days=day))
+            reconcile_at(parts, NOON + timedelta(days=day))
         assert parts.reconciler.status.condition("LedgerWritable")
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         assert instance_tables.read_facts(parts.ledger).doubt is None

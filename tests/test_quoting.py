@@ -138,7 +138,7 @@ def kernel_parameters(line: str) -> list[tuple[str, str | None]]:
     return parameters
 
 
-def meant(argument: str) -> tuple[str, str | None]:
+def parse_argument(argument: str) -> tuple[str, str | None]:
     name, equals, value = argument.partition("=")
     if re.fullmatch('".*"', value):
         value = value[1:-1]
@@ -202,7 +202,7 @@ ONLY_SOME = {
 @for_each("loader", LOADERS)
 def test_an_argument_arrives_unchanged(loader: str, argument: str) -> None:
     arguments = ["before", argument, "after=1"]
-    assert LOADERS[loader](arguments) == [meant(each) for each in arguments]
+    assert LOADERS[loader](arguments) == [parse_argument(each) for each in arguments]
 
 
 @for_each("argument", NOWHERE)
@@ -219,7 +219,7 @@ def test_an_argument_that_the_kernel_cannot_read_is_rejected(loader: str, argume
 def test_an_argument_that_one_loader_cannot_carry_is_rejected_for_that_loader(loader: str, case: str) -> None:
     argument, refusing, reason = ONLY_SOME[case]
     if loader not in refusing:
-        assert LOADERS[loader]([argument, "after"]) == [meant(argument), ("after", None)]
+        assert LOADERS[loader]([argument, "after"]) == [parse_argument(argument), ("after", None)]
         return
     with pytest.raises(Unquotable) as caught:
         LOADERS[loader]([argument, "after"])
@@ -250,7 +250,7 @@ def test_arguments_arrive_unchanged_or_are_rejected(arguments: list[str]) -> Non
             arrived = through(arguments)
         except Unquotable:
             continue
-        assert arrived == [meant(argument) for argument in arguments]
+        assert arrived == [parse_argument(argument) for argument in arguments]
 
 
 @given(text=NASTY | st.text())
@@ -347,7 +347,7 @@ def test_the_quoting_of_the_kernel_is_kept() -> None:
 def test_the_longest_command_line_is_accepted_and_no_longer_one() -> None:
     longest = ["a=" + "x" * (MAX_COMMAND_LINE - 2)]
     for through in LOADERS.values():
-        assert through(longest) == [meant(longest[0])]
+        assert through(longest) == [parse_argument(longest[0])]
         with pytest.raises(Unquotable, match="1791 bytes"):
             through([longest[0] + "x"])
 

@@ -135,7 +135,7 @@ kea6: Final[Dhcp] = _kea6
 _NOWHERE: Final = f"http://{HOST}:9/"  # discard; no server listens
 
 
-def refused_by_ipv4(dhcp: Dhcp) -> Dhcp:
+def reject_ipv4(dhcp: Dhcp) -> Dhcp:
     """Return this IPv6 server beside an IPv4 that has an address and a URL for UEFI HTTP boot, but none for iPXE.
 
     The URL is rejected, and firmware continues with IPv6. Without an IPv4 response firmware waits a minute and uses a

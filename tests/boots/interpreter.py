@@ -38,7 +38,7 @@ def run(scripts: Mapping[str, bytes], folder: Path) -> dict[str, Run]:
     """Run them, one after the other, in one start of iPXE under BIOS; a script is named by a path."""
     fetched: dict[str, set[str]] = {name: set() for name in scripts}
     with _answering(scripts, fetched) as port:
-        said = _said(_driver(list(scripts), port), folder)
+        said = _run_driver(_driver(list(scripts), port), folder)
     parts = re.split(r"RUN (\d+)\n", said)[1:]
     texts = {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
     return {
@@ -57,7 +57,7 @@ def _driver(names: list[str], port: int) -> str:
     return f"#!ipxe\ndhcp\n{steps}echo ALL RUN\n"
 
 
-def _said(driver: str, folder: Path) -> str:
+def _run_driver(driver: str, folder: Path) -> str:
     entry, console = folder / "driver.ipxe", folder / "serial.log"
     entry.write_text(driver)
     command = [

@@ -11,13 +11,13 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import dnsmasq6, kea6, refused_by_ipv4
+from tests.boots.dhcp import dnsmasq6, kea6, reject_ipv4
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.site import Site, published
 
-BY: Final = {"gitboot": dnsmasq6, "nginx": refused_by_ipv4(dnsmasq6), "Caddy": refused_by_ipv4(kea6)}
+BY: Final = {"gitboot": dnsmasq6, "nginx": reject_ipv4(dnsmasq6), "Caddy": reject_ipv4(kea6)}
 GUESTS = (Guest(name="http", by=tuple(f"{by}-IPv6" for by in BY)),)
 
 

@@ -307,17 +307,17 @@ def test_a_block_that_its_reader_rejects_is_found(tmp_path: Path, of: str | None
 # The site
 
 
-def _named(navigation: list[Any]) -> Iterator[str]:
+def _list_pages(navigation: list[Any]) -> Iterator[str]:
     for each in navigation:
         if isinstance(each, str):
             yield each
         else:
             for inner in each.values():
-                yield from _named([inner] if isinstance(inner, str) else inner)
+                yield from _list_pages([inner] if isinstance(inner, str) else inner)
 
 
 def test_each_page_is_in_the_navigation_except_decisions_which_have_a_list() -> None:
-    named = list(_named(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    named = list(_list_pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
     assert len(named) == len(set(named))
     assert all((ROOT / name).is_file() for name in named)

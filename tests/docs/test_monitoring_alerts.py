@@ -131,7 +131,7 @@ OTHERS: Final = (
 _READ: Final = frozenset(re.findall(r"gitboot_\w+", RULES_FILE.read_text()))  # the metrics that any of them looks at
 
 
-def _shown(page: str) -> Iterator[tuple[str, str]]:
+def _list_series(page: str) -> Iterator[tuple[str, str]]:
     for family in parser.text_string_to_metric_families(page):
         for each in family.samples:
             labels = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(each.labels.items()))
@@ -148,7 +148,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     )
     status = structs.replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
-        found = dict(_shown(get(f"{url}/metrics").text))
+        found = dict(_list_series(get(f"{url}/metrics").text))
     assert found.keys() >= {ENDS, TRANSITION, AT}
     return {**found, ENDS: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
 
@@ -163,7 +163,7 @@ def _with(healthy: Series, series: Series) -> Series:
 HERE: Final = "boot:8080"
 
 
-def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, str]]:
+def _make_input_series(series: Series, minutes: int, instance: str) -> Iterator[dict[str, str]]:
     for name, value in series.items():
         target = f'{{instance="{instance}",job="gitboot",'
         yield {
@@ -173,7 +173,7 @@ def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, st
 
 
 def _test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
-    return {"interval": "1m", "input_series": list(_given(series, minutes, HERE)), **asserted}
+    return {"interval": "1m", "input_series": list(_make_input_series(series, minutes, HERE)), **asserted}
 
 
 def _fires(minutes: int, *alerts: str, instance: str = HERE) -> dict[str, object]:
@@ -212,7 +212,7 @@ def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tm
         asserted: list[dict[str, object]] = []
         for number, case in enumerate(cases):
             instance = f"{number} {case.says}"
-            given += _given(_with(healthy, case.series), case.minutes, instance)
+            given += _make_input_series(_with(healthy, case.series), case.minutes, instance)
             asserted += [_fires(case.minutes - 1, instance=instance)] if case.minutes > 1 else []
             asserted.append(_fires(case.minutes, case.alert, instance=instance))
         tests.append({"interval": "1m", "input_series": given, "promql_expr_test": asserted})
@@ -241,7 +241,11 @@ Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, an
 
 
 def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
-    found = [each for site, of in accepted.items() for each in _given(_site(healthy, site, *of), 70, f"{site}:8080")]
+    found = [
+        each
+        for site, of in accepted.items()
+        for each in _make_input_series(_site(healthy, site, *of), 70, f"{site}:8080")
+    ]
     return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
 
 
@@ -388,7 +392,7 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def found(prometheus: str, expression: str) -> list[Any]:
+def query_prometheus(prometheus: str, expression: str) -> list[Any]:
     answer = http_peers.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
@@ -396,20 +400,20 @@ def found(prometheus: str, expression: str) -> list[Any]:
 
 def test_every_panel_has_data(prometheus: str) -> None:
     for _, expression in EXPRESSIONS:
-        eventually(partial(found, prometheus, expression))
+        eventually(partial(query_prometheus, prometheus, expression))
 
 
 def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_respond(prometheus: str) -> None:
     answers, commits, _ = (expression for title, expression in EXPRESSIONS if title == "Sites")
 
     def by_site() -> bool:
-        return {each["metric"]["site"]: float(each["value"][1]) for each in found(prometheus, answers)} == {
+        return {each["metric"]["site"]: float(each["value"][1]) for each in query_prometheus(prometheus, answers)} == {
             "fra1": 1,
             "ams2": 0,
         }
 
     eventually(by_site)
-    (fra1,) = eventually(partial(found, prometheus, commits))
+    (fra1,) = eventually(partial(query_prometheus, prometheus, commits))
     assert (fra1["metric"]["site"], fra1["metric"]["commit"]) == ("fra1", "acce97ed")
     assert float(fra1["value"][1]) == 1000 * COMMITTED.timestamp()
 

@@ -22,7 +22,7 @@ ONCE = ("Once", "Pxe")
 REASON = ("--reason", "INC-4711")
 
 
-def noted(instance: Instance, type: str) -> list[str]:
+def find_events(instance: Instance, type: str) -> list[str]:
     return [event["message"] for event in instance.events if event["type"] == type]
 
 
@@ -31,7 +31,7 @@ def until_applied(instance: Instance, commit: str) -> None:
 
 
 def until_confirmed(instance: Instance, blade: Blade) -> None:
-    eventually(lambda: blade.override == ONCE and noted(instance, "OverrideConfirmed"))
+    eventually(lambda: blade.override == ONCE and find_events(instance, "OverrideConfirmed"))
 
 
 def install(instance: Instance, blade: Blade) -> None:
@@ -40,10 +40,10 @@ def install(instance: Instance, blade: Blade) -> None:
     blade.machine.run_through()
     assert blade.machine.boots[-1].target == "Pxe"
     assert boots(instance, blade) == "flatcar-1"
-    eventually(lambda: noted(instance, "Provisioned"))
+    eventually(lambda: find_events(instance, "Provisioned"))
 
 
-def _attempted(instance: Instance, name: str) -> dict[str, Any] | None:
+def _show_attempted(instance: Instance, name: str) -> dict[str, Any] | None:
     """Return the API entry of a server once an attempt to install it is shown."""
     shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
     return shown if shown["provisioned"]["attempts"] else None
@@ -81,7 +81,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: 
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
         install(instance, web)
-        shown = eventually(lambda: _attempted(instance, "web01"))  # once the record is published, too
+        shown = eventually(lambda: _show_attempted(instance, "web01"))  # once the record is published, too
         given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
         assert shown["phase"] == "Network"
         assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
@@ -212,7 +212,7 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
         found = until_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
         assert "web01" in found["message"] and "records set" in found["message"]
         assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
-        assert "new motherboard" in noted(instance, "ServerUnknown")[0]
+        assert "new motherboard" in find_events(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
         until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
@@ -387,7 +387,7 @@ def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetc
         assert condition(instance, "RecordsVerified")["status"] is is_told
         assert record(rack, other) == (0, "Adopted")
         assert record(rack, web) == ((1, "Fetched") if is_told else None)
-        assert bool(noted(instance, "ServerUnknown")) is not is_told
+        assert bool(find_events(instance, "ServerUnknown")) is not is_told
     assert web.times_set == 1
 
 

@@ -367,10 +367,10 @@ def test_a_base_has_its_own_limits_if_the_process_does_not_hold_it(
     second = newest(source)
     repository.push({"web03.yaml": server("web03", "role: web")})
     with started(Child("gitboot.evaluator", str(state))) as child:
-        assert (begun_commits(child, first, second), begun_commits(child, second, newest(source))) == (2, 1)
+        assert (count_begun_commits(child, first, second), count_begun_commits(child, second, newest(source))) == (2, 1)
 
 
-def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
+def count_begun_commits(process: Child, base: Revision, revision: Revision) -> int:
     """Return for how many commits the process starts to count what they take."""
     process.send(protocol.Question(revision, base, EvaluationLimits()), lambda: 600)
     begun = 0

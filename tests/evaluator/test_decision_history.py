@@ -34,7 +34,7 @@ def cache_of(work: Work) -> DiskCache:
     return DiskCache(work.path.parent / "cache.sqlite", pytest.fail)
 
 
-def told(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
+def list_history(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
     """Return the history of a server: subjects and kinds of changes; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
     with cache_of(work) as cache:
@@ -53,35 +53,35 @@ def test_only_commits_that_changed_the_decision_are_listed(work: Work) -> None:
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Its policy")
     work.commit({"web02.yaml": server("web02", "role: web")}, "Another server")
     work.commit(None, "Nothing")
-    assert told(work, "web01") == ["Its policy: Changed", "Begin: Added"]
-    assert told(work, "web02") == ["Another server: Added"]
+    assert list_history(work, "web01") == ["Its policy: Changed", "Begin: Added"]
+    assert list_history(work, "web02") == ["Another server: Added"]
 
 
 def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
     work.commit({WEB01: server("db01", "role: web").replace(uuid_of("db01"), uuid_of("web01"))}, "Rename")
     work.commit({"new.yaml": server("web01", "role: web").replace(uuid_of("web01"), uuid_of("x"))}, "Reuse the name")
-    assert told(work, "db01") == ["Rename: Changed", "Begin: Added"]
-    assert told(work, "web01") == ["Reuse the name: Added"]
+    assert list_history(work, "db01") == ["Rename: Changed", "Begin: Added"]
+    assert list_history(work, "web01") == ["Reuse the name: Added"]
 
 
 def test_a_removed_server_is_found_by_its_last_name(work: Work) -> None:
     work.commit({"web02.yaml": server("web02", "role: web")}, "Come")
     work.commit({"web02.yaml": None}, "Go")
-    assert (told(work, "web02"), told(work, "web03")) == (["Go: Removed", "Come: Added"], [])
+    assert (list_history(work, "web02"), list_history(work, "web03")) == (["Go: Removed", "Come: Added"], [])
 
 
 def test_commits_that_were_invalid_before_a_server_was_added_are_not_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: FILES[POLICY], "web02.yaml": server("web02", "role: web")}, "Come")
-    assert told(work, "web02") == ["Come: Added"]
+    assert list_history(work, "web02") == ["Come: Added"]
 
 
 def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Fix otherwise")
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
-    assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
-    assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
+    assert list_history(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
+    assert list_history(work, "web01", "HEAD~3") == ["Begin: Added"]
     with cache_of(work) as cache:
         first, *_ = lineage(open_history(work.path, None), cache).list_changes("web01")
     assert isinstance(first, InvalidCommit)
@@ -91,7 +91,7 @@ def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
 def test_a_revert_is_a_change_back(work: Work) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("revert", "--no-edit", "HEAD")
-    assert told(work, "web01") == ['Revert "Stop": Changed', "Stop: Changed", "Begin: Added"]
+    assert list_history(work, "web01") == ['Revert "Stop": Changed', "Stop: Changed", "Begin: Added"]
 
 
 def test_a_merge_is_one_step(work: Work) -> None:
@@ -100,19 +100,19 @@ def test_a_merge_is_one_step(work: Work) -> None:
     work.commit({POLICY: policy("web", often="Once")}, "Second on the branch")
     work.git("switch", "--quiet", "main")
     work.git("merge", "--quiet", "--no-ff", "--message=Merge it", "branch")
-    assert told(work, "web01") == ["Merge it: Changed", "Begin: Added"]
-    assert told(work, "web01", "branch") == [
+    assert list_history(work, "web01") == ["Merge it: Changed", "Begin: Added"]
+    assert list_history(work, "web01", "branch") == [
         *("Second on the branch: Changed", "First on the branch: Changed", "Begin: Added")
     ]
 
 
 def test_the_history_of_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
     work.commit({f"fleet/{name}": text for name, text in FILES.items()}, "Copy into a folder")
-    assert told(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
+    assert list_history(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
 
 
 def test_a_bare_repository_has_the_same_history(work: Work, tmp_path: Path) -> None:
-    assert told(work, "web01", path=work.bare(tmp_path / "bare.git")) == ["Begin: Added"]
+    assert list_history(work, "web01", path=work.bare(tmp_path / "bare.git")) == ["Begin: Added"]
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: Work, de
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     work.commit(None, "Nothing")
-    first = told(work, "web01")
+    first = list_history(work, "web01")
     assert len(decided) == len(set(decided)) == 5  # every tree but the invalid one, which does not load
     decided.clear()
-    assert (told(work, "web01"), decided) == (first, [])
+    assert (list_history(work, "web01"), decided) == (first, [])
     work.commit({"web02.yaml": server("web02", "role: web")}, "One more")
-    assert told(work, "web02") == ["One more: Added"]
+    assert list_history(work, "web02") == ["One more: Added"]
     assert len(decided) == 2  # it and its parent
 
 
@@ -158,4 +158,4 @@ def test_a_shallow_clone_is_detected(work: Work, tmp_path: Path) -> None:
     history = open_history(tmp_path / "shallow", None)
     assert history.shallow and [step.commit.subject for step in history.steps] == ["Stop"]
     assert not open_history(work.path, None).shallow
-    assert told(work, "web01", path=tmp_path / "shallow") == ["Stop: Added"]
+    assert list_history(work, "web01", path=tmp_path / "shallow") == ["Stop: Added"]

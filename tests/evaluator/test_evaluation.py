@@ -304,7 +304,7 @@ PATIENCE_S = 300  # a thread that holds the interpreter of an endpoint holds it 
 
 
 @contextmanager
-def asked_all_the_while(instance: Instance) -> Iterator[None]:
+def keep_requesting(instance: Instance) -> Iterator[None]:
     """Request the boot script of a machine twice a second, and check that each response is a 200."""
     wrong: list[object] = []
     ended = threading.Event()
@@ -329,7 +329,7 @@ def asked_all_the_while(instance: Instance) -> Iterator[None]:
     assert not wrong, wrong
 
 
-def attempted(instance: Instance, commit: str) -> bool:
+def is_attempted(instance: Instance, commit: str) -> bool:
     return bool(instance.status()["attempted"]["commit"] == commit)
 
 
@@ -343,13 +343,13 @@ def test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_
     repository.push(harmless)
     with running(repository.bare, tmp_path, *LIMITS) as instance:
         for files in HOSTILE.values():
-            with asked_all_the_while(instance):
+            with keep_requesting(instance):
                 commit = repository.push(harmless | files)
-                eventually(partial(attempted, instance, commit))
+                eventually(partial(is_attempted, instance, commit))
             harmless |= {path: harmless.get(path, "") for path in files}
         applied = instance.status()["applied"]["commit"]
-    with running(repository.bare, tmp_path, *LIMITS) as instance, asked_all_the_while(instance):
-        eventually(partial(attempted, instance, commit))
+    with running(repository.bare, tmp_path, *LIMITS) as instance, keep_requesting(instance):
+        eventually(partial(is_attempted, instance, commit))
         assert instance.status()["applied"]["commit"] == applied
 
 
@@ -362,9 +362,9 @@ def test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end(tm
         commit = repository.push({"more.yaml": server("web02", "role: web")})
         eventually(lambda: [each for each in instance.events if each.get("commit") == commit])
         assert instance.get(ENTRY, timeout=PATIENCE_S).status_code == 200
-        assert not attempted(instance, commit)
+        assert not is_attempted(instance, commit)
         os.kill(evaluator, signal.SIGCONT)
-        eventually(partial(attempted, instance, commit))
+        eventually(partial(is_attempted, instance, commit))
 
 
 def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
@@ -391,10 +391,10 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
-        eventually(lambda: attempted(instance, first))
+        eventually(lambda: is_attempted(instance, first))
         before = peak_mib(instance.process.pid)
         hostile = push_blobs(repository, mebibytes=96, count=2)
-        eventually(lambda: attempted(instance, hostile))
+        eventually(lambda: is_attempted(instance, hostile))
         found = instance.status()["attempted"]["problems"]
         assert [(each["path"], each["code"]) for each in found] == [
             (f"big{number}.yaml", "GB1004") for number in range(2)

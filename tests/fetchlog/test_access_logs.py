@@ -180,7 +180,7 @@ WHO = f"uuid={UUID}&serial="  # as the first script sends it for a machine witho
 EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"
 
 
-def shown(found: object) -> str:
+def classify_line(found: object) -> str:
     """Return what a line proves about a boot: that a machine has booted, that perhaps one has, or nothing."""
     if isinstance(found, Observation):
         return USED_UP if found.is_open_intent else EVIDENCE
@@ -218,7 +218,7 @@ def test_finding_m3_evidence_needs_the_headers_or_query_of_a_machine(
     headers = {"User-Agent": [agent]} if agent else {}
     by_nginx = nginx(path=path, agent=agent, query=query)
     by_caddy = caddy({"uri": f"{path}?{query}" if query else path, "headers": headers})
-    assert shown(by_nginx) == shown(by_caddy) == expected
+    assert classify_line(by_nginx) == classify_line(by_caddy) == expected
 
 
 @for_each(
@@ -240,7 +240,7 @@ def test_finding_m2_without_user_agents_queries_and_tokens_are_evidence_and_a_fe
         {name: value for name, value in {**NGINX, "path": path, "query": query}.items() if name != "agent"}
     )
     found = parse_line(line.encode())
-    assert shown(found) == expected
+    assert classify_line(found) == expected
     assert found == parse_line(line.encode() + b"\n"), "a line that is read again is the same intent"
 
 

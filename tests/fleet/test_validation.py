@@ -34,14 +34,14 @@ def problems(given: Snapshot, cache: ParseCache | None = None) -> tuple[Problem,
     return ()
 
 
-def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
+def list_problems(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
     return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
 
 
 def wrong(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
-    return told(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
+    return list_problems(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
 # Files
@@ -116,7 +116,7 @@ def test_a_file_that_is_too_large_is_a_problem_at_its_path_and_where_it_is_named
             raise Oversized(2**30)
         return given.read(blob)
 
-    assert told(structs.replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
+    assert list_problems(structs.replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
 
 
 def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
@@ -166,8 +166,8 @@ def test_the_second_of_two_documents_with_one_name_is_a_problem(kind: str) -> No
 
 
 def test_there_must_be_exactly_one_fleet() -> None:
-    assert told(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
-    assert told(snapshot()) == ["fleet.yaml:1 GB2001"]
+    assert list_problems(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
+    assert list_problems(snapshot()) == ["fleet.yaml:1 GB2001"]
     assert wrong(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
 
 
@@ -304,7 +304,7 @@ LOST = (
 def test_every_name_of_a_missing_document_is_a_problem() -> None:
     counts = {"000": 3, "001": 3, "002": 5, "003": 6, "004": 1, "005": 3, "006": 2}
     expected = [f"{number}.yaml:4 GB2004" for number, count in counts.items() for _ in range(count)]
-    assert told(snapshot(*LOST)) == expected
+    assert list_problems(snapshot(*LOST)) == expected
 
 
 def test_every_field_that_names_a_document_is_checked() -> None:
@@ -343,14 +343,14 @@ def _dotted(path: Path) -> str:
     ],
 )
 def test_a_reference_to_a_broken_document_is_not_a_problem(case: str, broken: str, expected: list[str]) -> None:
-    found = told(snapshot(*SEED[:2], broken, *SEED[3:]))
+    found = list_problems(snapshot(*SEED[:2], broken, *SEED[3:]))
     assert sorted(each.split()[1] for each in found) == sorted(expected), case
     assert {each.split(":")[0] for each in found} == {"002.yaml"}
 
 
 def test_a_broken_fleet_does_not_count_as_missing() -> None:
-    assert told(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
-    assert told(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
+    assert list_problems(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
+    assert list_problems(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
 
 
 def test_a_broken_server_does_not_count_as_a_duplicate() -> None:
@@ -446,7 +446,7 @@ def test_only_blobs_that_the_cache_lacks_are_read() -> None:
 
 def test_a_blob_at_two_paths_is_read_once_and_reported_at_each_path() -> None:
     reads: list[BlobId] = []
-    found = told(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
+    found = list_problems(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
     assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
 
 
@@ -461,7 +461,7 @@ def test_a_file_is_read_once_for_any_number_of_problems() -> None:
     reads: list[BlobId] = []
     servers = [server(f"web{number}", "", "policy: lost") for number in range(2, 50)]
     given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
-    assert (len(told(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
+    assert (len(list_problems(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
 
 
 # Many problems

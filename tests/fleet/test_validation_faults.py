@@ -97,7 +97,7 @@ def _snapshot(files: Mapping[str, bytes], irregular: Mapping[str, Irregular] | N
     return Snapshot(revision=Revision("test"), blobs=blobs, read=data.__getitem__, irregular=irregular or {})
 
 
-def found(snapshot: Snapshot) -> list[Found]:
+def find_problems(snapshot: Snapshot) -> list[Found]:
     return [Found(each.path, each.line, each.column, each.code) for each in _problems(snapshot)]
 
 
@@ -109,13 +109,13 @@ def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
 
 
 def test_the_fleet_has_no_problem_before_a_fault_is_inserted() -> None:
-    assert found(planted()) == []
+    assert find_problems(planted()) == []
 
 
 @for_each("fault", ALL, ids=lambda fault: fault.name)
 def test_each_fault_is_found_at_its_place_and_nothing_else(fault: Fault) -> None:
     assert fault.expected
-    assert found(planted(fault)) == fault.expected
+    assert find_problems(planted(fault)) == fault.expected
 
 
 def test_each_fault_has_its_own_name() -> None:
@@ -142,7 +142,9 @@ def _nested(depth: int) -> bytes:
 )
 def test_faults_that_no_text_can_show_are_found_too(case: str, data: bytes, expected: list[str]) -> None:
     files = {path: text.encode() for path, text in FLEET.items()}
-    told = [f"{each.line}:{each.column} {each.code}" for each in found(_snapshot({**files, "other.yaml": data}))]
+    told = [
+        f"{each.line}:{each.column} {each.code}" for each in find_problems(_snapshot({**files, "other.yaml": data}))
+    ]
     assert told == expected
 
 
@@ -152,7 +154,7 @@ def test_faults_that_no_text_can_show_are_found_too(case: str, data: bytes, expe
 )
 def test_an_irregular_entry_is_found_by_its_path(irregular: Irregular, code: str) -> None:
     files = {path: text.encode() for path, text in FLEET.items()}
-    assert found(_snapshot(files, {"servers/more": irregular})) == [("servers/more", 1, 1, code)]
+    assert find_problems(_snapshot(files, {"servers/more": irregular})) == [("servers/more", 1, 1, code)]
 
 
 DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinations") for fault in FAULTS[name]]
@@ -165,7 +167,7 @@ def test_faults_of_several_documents_are_all_found_once_and_in_order(drawn: list
     for fault in drawn:
         if not any(fault.changed.keys() & other.changed.keys() for other in faults):
             faults.append(fault)
-    assert found(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
+    assert find_problems(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
 
 
 MESSAGES: Final = {

@@ -563,7 +563,7 @@ def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
     assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
 
-def left_by_a_killed_process(state: Path) -> Iterator[Path]:
+def leave_temporary_files(state: Path) -> Iterator[Path]:
     git = state / "repository.git"
     for path in (git / "refs/gitboot/accepted.lock", git / "HEAD.lock", git / "config.lock"):
         path.touch()
@@ -578,7 +578,7 @@ def left_by_a_killed_process(state: Path) -> Iterator[Path]:
 
 def test_leftovers_of_a_killed_process_are_removed(work: Work, state: Path, source: Source) -> None:
     source.accept(source.fetch())
-    left = list(left_by_a_killed_process(state))
+    left = list(leave_temporary_files(state))
     source = follow(work.path, state)
     assert [path for path in left if path.exists()] == []
     revision = work.commit({"fleet.yaml": "second"})

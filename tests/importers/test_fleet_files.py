@@ -307,7 +307,7 @@ def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] |
     return tmp_path / "fleet"
 
 
-def known(tmp_path: Path) -> tuple[object, ...]:
+def make_known_options(tmp_path: Path) -> tuple[object, ...]:
     (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
     (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
@@ -330,7 +330,7 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def of(system: str) -> Path:
         folder = tmp_path_factory.mktemp(system)
-        return imported(folder, system, *known(folder))
+        return imported(folder, system, *make_known_options(folder))
 
     return of
 
@@ -361,7 +361,7 @@ def test_each_system_becomes_a_fleet_that_is_valid_and_installs_nothing(
 @pytest.mark.parametrize("form", FORMS)
 def test_other_forms_of_a_source_give_the_same_documents(tmp_path: Path, form: str) -> None:
     system, files = FORMS[form]
-    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     spec = server_of(fleet, system)
     assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
     assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
@@ -408,7 +408,7 @@ BMCS = {
 )
 def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, old: str, new: str) -> None:
     files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
-    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
     assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
     assert typed("validate", fleet).code == 0
@@ -439,7 +439,7 @@ def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) 
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
         for name, text in SOURCES["ironic"].items()
     }
-    fleet = imported(tmp_path, "ironic", *known(tmp_path), files=files)
+    fleet = imported(tmp_path, "ironic", *make_known_options(tmp_path), files=files)
     assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
         *("root=/dev/ram0", "text", "quiet")
     ]
@@ -452,7 +452,7 @@ def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path
 
 
 def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "matchbox", *known(tmp_path))
+    fleet = imported(tmp_path, "matchbox", *make_known_options(tmp_path))
     server = fleet / "servers" / "web01.yaml"
     server.write_text(server.read_text().replace("  lifecycle: Parked\n", ""))
     (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
@@ -482,10 +482,10 @@ def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Pat
 
 
 def test_a_repeated_import_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
-    before = written(imported(tmp_path, "cobbler", *known(tmp_path)))
-    assert written(imported(tmp_path, "cobbler", *known(tmp_path))) == before
+    before = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path)))
+    assert written(imported(tmp_path, "cobbler", *make_known_options(tmp_path))) == before
     files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
-    after = written(imported(tmp_path, "cobbler", *known(tmp_path), files=files))
+    after = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files))
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {"profiles/base.yaml", "profiles/web.yaml", ".gitboot/import.json"}
 
@@ -493,26 +493,26 @@ def test_a_repeated_import_writes_nothing_and_a_change_changes_one_file(tmp_path
 def test_a_document_leaves_pending_when_its_missing_value_is_supplied(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "cobbler")
     assert (fleet / "pending" / "servers" / "web01.yaml").exists()
-    imported(tmp_path, "cobbler", *known(tmp_path))
+    imported(tmp_path, "cobbler", *make_known_options(tmp_path))
     assert not any(path.is_file() for path in fleet.glob("pending/**/*"))
     assert (fleet / "servers" / "web01.yaml").exists()
 
 
 def test_edited_files_stay_and_are_reported(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
+    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path))
     for name in ("servers/web01.yaml", "fleet.yaml"):
         (fleet / name).write_text((fleet / name).read_text() + "# mine\n")
     (tmp_path / "source" / "systems" / "web01.json").unlink()
     files = {name: text for name, text in SOURCES["cobbler"].items() if "systems" not in name}
     for _ in range(2):
-        imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+        imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
         for name in ("servers/web01.yaml", "fleet.yaml"):
             assert (fleet / name).read_text().endswith("# mine\n")
         assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
 
 
 def test_a_machine_that_was_removed_from_the_source_is_removed(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "isc", *known(tmp_path))
+    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path))
     (tmp_path / "source" / "dhcpd.conf").unlink()
     imported(tmp_path, "isc", files={"other": "host web02 { hardware ethernet 52:54:00:00:00:02; }"})
     assert not (fleet / "servers" / "web01.yaml").exists()
@@ -522,7 +522,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     text = "".join(
         f"host {name} {{ hardware ethernet {MAC}; fixed-address 10.0.0.13; }}\n" for name in ("web01", "Web01")
     )
-    fleet = imported(tmp_path, "isc", *known(tmp_path), files={"dhcpd.conf": text})
+    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
     assert "its MAC address 52-54-00-12-34-56, which web01 has too" in report
@@ -540,7 +540,7 @@ def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(
 def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) -> None:
     other = SOURCES["cobbler"]["systems/web01.json"].replace('"web01"', '"WEB01"').replace(MAC, "52:54:00:00:00:02")
     files = SOURCES["cobbler"] | {"systems/other.json": other.replace("10.9.0.13", "10.9.0.14")}
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
     documents = (yaml.safe_load(path.read_text()) for path in fleet.rglob("servers/*.yaml"))
     assert {each["spec"]["bmc"]["address"]: each["spec"]["bmc"]["credentials"] for each in documents} == {
         "https://10.9.0.13": "web01-bmc",

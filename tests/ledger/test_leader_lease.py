@@ -115,7 +115,7 @@ def run_out(path: Path, server: PostgresServer) -> None:
 
 
 @contextmanager
-def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
+def hold_lease(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.take_lease(holder)
         yield ledger, present(ledger.database.lease)
@@ -131,7 +131,7 @@ def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
 
 
 def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duration(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (one, first):
+    with hold_lease(path, ONE) as (one, first):
         with open_ledger(path) as two:
             for _ in range(2):
                 with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
@@ -151,18 +151,18 @@ def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duratio
 
 
 def test_the_same_instance_gets_its_own_lease_at_once_and_a_clean_end_releases_it(path: Path) -> None:
-    with held(path, ONE):
-        with held(path, ONE) as (_, again):
+    with hold_lease(path, ONE):
+        with hold_lease(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
             assert again.previous_place is None, "nobody else had it"
         assert present(summarize_ledger(path).lease)[:4] == (1, "host-a:/state", "one", False)
-    with held(path, TWO) as (_, lease):
+    with hold_lease(path, TWO) as (_, lease):
         assert (lease.lease.epoch, lease.previous_place) == (2, "host-a:/state")
 
 
 def test_artifact_checks_of_one_host_do_not_count_on_another(path: Path) -> None:
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
-    with held(path, ONE) as (one, _):
+    with hold_lease(path, ONE) as (one, _):
         learnt = apply_batch(Knowledge(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
         write_updates(one, [learnt.update])
         assert instance_tables.read_sightings(one, ONE.place) == seen
@@ -177,7 +177,7 @@ def test_only_one_of_many_simultaneous_requests_gets_the_lease(path: Path) -> No
     def take(number: int) -> bool:
         with open_ledger(path) as ledger:
             barrier.wait()
-            is_taken = taken_by(ledger, Holder(str(number), "", 3600))
+            is_taken = try_lease(ledger, Holder(str(number), "", 3600))
             barrier.wait()
             return is_taken
 
@@ -190,7 +190,7 @@ def test_a_thread_renews_the_lease_and_reports_when_it_is_lost(
 ) -> None:
     monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
     lost = threading.Event()
-    with held(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
+    with hold_lease(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
         for _ in range(3):
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
@@ -218,7 +218,7 @@ def test_an_instance_paused_together_with_its_clock_learns_from_the_server_that_
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine was paused because its host's disk was full. Its own clock stood still."""
-    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         give_to_two(path, postgres_server, lease)
         lease.check()
@@ -239,7 +239,7 @@ def test_an_action_that_only_ends_something_needs_the_last_confirmed_lease(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """A successful read in the meantime does not matter."""
-    with held(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
+    with hold_lease(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
@@ -264,7 +264,7 @@ def test_an_action_that_only_ends_something_does_not_wait_for_a_renewal_that_ano
             assert answer.wait(60)
             super().renew(held)
 
-    with held(path, ONE) as (_, lease), closing(Waiting(address(path))) as renewing:
+    with hold_lease(path, ONE) as (_, lease), closing(Waiting(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         other = threading.Thread(target=keeper.check)
         other.start()
@@ -291,7 +291,7 @@ def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path
         at=NOON,
         clears_from=NOON,
     )
-    with held(path, ONE) as (ledger, lease):
+    with hold_lease(path, ONE) as (ledger, lease):
         inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
         with psycopg.connect(address(path).url) as another:
             another.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -307,7 +307,7 @@ def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path
 
 def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
-    with held(path, ONE) as (_, lease):
+    with hold_lease(path, ONE) as (_, lease):
         keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
         with pytest.raises(LeaseLost, match="the database does not confirm"):
             keeper.check()
@@ -317,7 +317,7 @@ def test_a_lease_is_renewed_even_if_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """After a restart of the server, a recorded override is set, and no operator has to decide."""
-    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
         postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
@@ -331,7 +331,7 @@ def change(ledger: Store, revision: str) -> None:
 
 
 def test_a_restored_backup_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
-    with held(path, ONE) as (ledger, _):
+    with hold_lease(path, ONE) as (ledger, _):
         for revision in ("c0ffee", "decade"):
             change(ledger, revision)
         schema = schema_of(path)
@@ -345,7 +345,7 @@ def test_a_restored_backup_is_not_written_to(path: Path, postgres_server: Postgr
 
 
 def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (ledger, lease):
+    with hold_lease(path, ONE) as (ledger, lease):
         for _ in range(2):
             lease.check()
             clock.passes(ONE.seconds / 2)
@@ -373,7 +373,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
             store.database.take_lease(TWO)
         took.append("asked")
 
-    with held(path, ONE) as (one, lease), open_ledger(path) as two:
+    with hold_lease(path, ONE) as (one, lease), open_ledger(path) as two:
         one.database.execute("SET idle_in_transaction_session_timeout = 0")
         two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
@@ -389,7 +389,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
 
 
 def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (one, lease):
+    with hold_lease(path, ONE) as (one, lease):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
             instance_tables.write_facts(tx, accepted="c0ffee")
@@ -412,13 +412,13 @@ def shared(path: Path) -> Iterator[SharedFetchLog]:
 
 
 def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
+    with hold_lease(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
         assert here.find_served_boot("web01", OFFER, None) is None
         assert here.serving_identity == str(first.lease)
         here.record(GIVEN, str(first.lease))
         assert present(there.find_served_boot("web01", OFFER, None)).first == GIVEN
         clock.passes(ONE.seconds)
-        with held(path, TWO) as (_, second):
+        with hold_lease(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
                 with pytest.raises(FetchLogUnavailable):
                     here.record(replace(GIVEN, server="web02"), giver)
@@ -461,7 +461,7 @@ def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
 
 def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
     """The order of ids differs from the order in which transactions end."""
-    with held(path, ONE) as (_, lease):
+    with hold_lease(path, ONE) as (_, lease):
         count, read = 40, list[Observation]()
 
         def record(first: int) -> None:
@@ -483,7 +483,7 @@ def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_th
     path: Path, recorded: RecordedFetches
 ) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         taken = recorded.read({}).offsets
         assert recorded.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
@@ -520,14 +520,14 @@ def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path
 def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_boot(
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.find_served_boot("web01", OFFER, None)
         fetches.record(GIVEN, str(lease.lease))
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
     assert "has 1 fetches that no instance has read yet" in str(refused.exception)
-    with held(path, ONE) as (ledger, _), ledger.writing() as tx:
+    with hold_lease(path, ONE) as (ledger, _), ledger.writing() as tx:
         server_tables.write_spool_positions(tx, last)
     nowhere = address(path)
     assert CliRunner().invoke(cli, copy).exit_code == 0
@@ -553,7 +553,7 @@ def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_
         for each in makes.split(";")[:-1]:
             server.sql(each)
         write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
-        with held(path, ONE) as (_, lease):
+        with hold_lease(path, ONE) as (_, lease):
             server.sql(grants, database="gitboot")
             with closing(SharedFetchLog(its)) as fetches:
                 assert fetches.find_served_boot("web01", OFFER, None) is None
@@ -636,7 +636,7 @@ def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_
     write_address(patient / "ledger.sqlite", line.address(path))
 
     def write(state: Path = state) -> None:
-        with suppress(LedgerError), held(state / "ledger.sqlite", PAUSED) as (ledger, _):
+        with suppress(LedgerError), hold_lease(state / "ledger.sqlite", PAUSED) as (ledger, _):
             written(ledger)
 
     def paused_at(byte: int) -> threading.Thread | None:
@@ -655,7 +655,7 @@ def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_
         total = line.count
         for number in range(count):
             thread = eventually(lambda: paused_at(int(total * (number + chance.random()) / count)))  # noqa: B023
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: try_lease(two, NEXT))
             two.database.lease = None
             line.begin(math.inf)
             line.hang_up()
@@ -664,7 +664,7 @@ def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_
             run_out(path, postgres_server)
 
 
-def taken_by(ledger: Store, holder: Holder) -> bool:
+def try_lease(ledger: Store, holder: Holder) -> bool:
     try:
         ledger.database.take_lease(holder)
     except HeldByAnother:
@@ -679,7 +679,7 @@ def read(fetches: RecordedFetches) -> None:
 
 def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others(path: Path, line: Line) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         with closing(RecordedFetches(line.address(path))) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
@@ -722,7 +722,7 @@ def test_if_a_process_is_stopped_at_any_point_of_a_write_another_takes_over(
             process.stdout.readline()
             time.sleep(chance.uniform(0, 1))
             process.send_signal(signal.SIGSTOP)
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: try_lease(two, NEXT))
             two.database.lease = None
             process.kill()
             process.wait()

@@ -542,7 +542,7 @@ def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same(
         assert not instance_tables.is_behind(ledger)
 
 
-def refused(state: Path, to: str) -> str:
+def copy_fails(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
     assert isinstance(done.exception, OperatorError), done.output
     assert find_exit_code(done.exception) is Exit.USAGE
@@ -567,7 +567,7 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host(path: Path
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
         assert find_exit_code(done.exception) is Exit.USAGE
-    assert "was moved to" in refused(two, "file")
+    assert "was moved to" in copy_fails(two, "file")
     assert not (two / "ledger.sqlite").exists()
 
 
@@ -619,7 +619,7 @@ def test_the_same_command_moves_the_configuration_of_another_host(
     moved(tmp_path, url)
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
-    assert "was moved to" in refused(two, postgres_server.address().url), "another place"
+    assert "was moved to" in copy_fails(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
@@ -761,7 +761,7 @@ def test_a_ledger_can_be_moved_back_to_a_former_place_that_was_emptied(
     written(path)
     address = present(read_address(path))
     moved(tmp_path, "file")
-    assert "already has a ledger that was moved" in refused(tmp_path, address.url)
+    assert "already has a ledger that was moved" in copy_fails(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
@@ -817,7 +817,7 @@ def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(pat
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "has another ledger, or a newer state of it" in refused(other, address.url)
+    assert "has another ledger, or a newer state of it" in copy_fails(other, address.url)
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))

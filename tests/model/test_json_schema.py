@@ -79,7 +79,7 @@ def test_the_example_passes_the_checker_that_users_run() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def _shown() -> list[tuple[str, str]]:
+def _list_documents() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         for block in re.findall(r"^```ya?ml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -91,7 +91,7 @@ def _shown() -> list[tuple[str, str]]:
     return found
 
 
-SHOWN: Final = _shown()
+SHOWN: Final = _list_documents()
 
 
 def test_pages_contain_documents() -> None:

@@ -93,7 +93,7 @@ def podman(*arguments: str) -> str:
     return done.stdout
 
 
-def answered(url: str) -> str | None:
+def fetch_script(url: str) -> str | None:
     found = httpx.get(url, headers={"User-Agent": IPXE})
     return found.text if found.status_code == httpx.codes.OK else None
 
@@ -147,7 +147,7 @@ def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
     (debian.root / "etc" / "gitboot" / "serve.toml").write_text(f'listen = "127.0.0.1:{port}"\n')
     serve, user = started_by(debian, "gitboot-serve.service")
     with debian.running(*serve, *HERE, user=user, volumes=spool):
-        answer = eventually(lambda: answered(f"http://127.0.0.1:{port}/{ENTRY}"))
+        answer = eventually(lambda: fetch_script(f"http://127.0.0.1:{port}/{ENTRY}"))
     assert KERNEL in answer
 
 
@@ -168,7 +168,7 @@ def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path:
     image.debian.run("gitboot", "records", "begin", "fresh", "--yes", user=image.user, volumes=inside)
     port = free_port()
     with image.debian.running(*run, f"--listen=127.0.0.1:{port}", user=image.user, volumes=inside):
-        eventually(lambda: KERNEL in (answered(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
+        eventually(lambda: KERNEL in (fetch_script(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
 
 
 def test_the_image_has_the_programs_that_other_commands_need(image: Image, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from gitboot.status.work_progress import (
     iterate_with_progress,
 )
 from tests.helpers import endpoints, http_peers
-from tests.helpers.disks_and_terminals import shown
+from tests.helpers.disks_and_terminals import show_events
 from tests.helpers.endpoints import site as new_site
 from tests.helpers.published_trees import server_files
 
@@ -241,7 +241,7 @@ def test_status_shows_the_progress_while_an_instance_runs(tmp_path: Path, runs: 
 
 def test_on_a_terminal_the_next_line_replaces_the_progress() -> None:
     told = (Event(at=AT, type=kind, message=message) for kind, message in (("Progress", "half"), ("Published", "all")))
-    first, second = shown(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
+    first, second = show_events(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
     assert first.endswith("half") and "\n" not in first
     assert second.startswith("\x1b[K") and second.endswith("all\n")
 

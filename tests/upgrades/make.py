@@ -129,7 +129,7 @@ def server(name: str) -> str:
     return _SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), host=HOST, port=PORT, system=system)
 
 
-def entry(name: str) -> str:
+def format_script_path(name: str) -> str:
     """Return the path of a server's boot script, as a loader requests it."""
     return f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
 
@@ -227,7 +227,9 @@ def _leave(version: _Version, stack: ExitStack) -> None:
     with version.endpoint() as url:
         for name in ("web03", "web01"):
             rack[name].run_through()
-            assert installs(httpx.get(f"{url}{entry(name)}", headers=LOADER, timeout=60).raise_for_status().text)
+            assert installs(
+                httpx.get(f"{url}{format_script_path(name)}", headers=LOADER, timeout=60).raise_for_status().text
+            )
             if name == "web03":
                 version.once()
     assert {name: each.override[ENABLED] for name, each in rack.items()} == OVERRIDES
