@@ -1,7 +1,7 @@
 """The delay of a boot script that first asks the endpoint, by loader: `python -m benchmarks.asking_endpoint`.
 
 Each row is one boot in QEMU from a copy of a server in a maintenance window. The delay is the time between the requests
-of the boot script and of the kernel. Needs the programs of tests/boots/packages.txt.
+of the boot script and of the kernel. The benchmark needs the programs of tests/boots/packages.txt.
 """
 
 from __future__ import annotations

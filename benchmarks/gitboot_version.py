@@ -23,7 +23,7 @@ NOW: Final = Spelling(
 )
 BEFORE_SETTINGS: Final = Spelling(version="version", settings_in_file=False, fleet_spec="")
 
-# The guards let every commit of a benchmark pass, and its files may lie in memory.
+# The guards accept every commit of a benchmark, and its files may be in memory.
 _SETTINGS: Final = {"max-update-percent": "100", "max-reinstalls": "1000000000", "accept-filesystem": "tmpfs"}
 
 

@@ -182,7 +182,7 @@ def _ssh(folder: Path) -> Iterator[Copy]:
     (copy := folder / "copy").mkdir()
     server, key, known = SshServer(folder), folder / "key", folder / "known_hosts"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    server.key("client").with_suffix(".pub").write_bytes(key.with_suffix(".pub").read_bytes())  # who may log in
+    server.key("client").with_suffix(".pub").write_bytes(key.with_suffix(".pub").read_bytes())  # users that may log in
     with server.running(), Relay(f"ssh://127.0.0.1:{server.port}") as relay:
         host, _, port = relay.authority.partition(":")
         known.write_text(f"[{host}]:{port} {server.public('ed25519')}\n")
@@ -255,7 +255,7 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-# What is measured
+# Measured values
 
 
 class Site:

@@ -13,7 +13,7 @@ _HEIGHT: Final = 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 190, 14, 38  # margins; names of lines are on the right
 _NAME_STEP: Final = 15  # between two names
 
-# Colours of Okabe and Ito, which colour-blind readers can tell apart; a line without a colour is a floor.
+# Colours of Okabe and Ito, which colour-blind readers can distinguish; a line without a colour is a minimum.
 COLOURS: Final = ("#2b86d1", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _STYLE: Final = """\
 text{font:12px sans-serif;fill:#24292f}

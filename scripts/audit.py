@@ -1,7 +1,7 @@
-"""Ask for known vulnerabilities of what is installed here: pip-audit, in an environment of its own.
+"""Check the installed packages for known vulnerabilities: pip-audit, in its own environment.
 
-The exit code is 1 where one is known. Where no service answers, nothing is known, and nothing is said to be fine: that
-is told, and fails with --required alone.
+The exit code is 1 if a vulnerability is known. If no service responds, the script reports that nothing was checked, and
+fails with --required only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def asked() -> dict[str, Any]:
-    """What pip-audit says of this environment; {} where it cannot."""
+    """Return the report of pip-audit for this environment, or {} if it fails."""
     with TemporaryDirectory() as folder:
         own, installed = Path(folder) / "venv", Path(folder) / "installed"
         venv.create(own, with_pip=True)
@@ -41,7 +41,7 @@ def asked() -> dict[str, Any]:
 
 
 def told(report: dict[str, Any], *, required: bool) -> int:
-    """Print what a report says; its exit code."""
+    """Print a report; return the exit code."""
     packages = report.get("dependencies", [])
     audited = [each for each in packages if "vulns" in each]
     for each in audited:

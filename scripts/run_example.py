@@ -44,11 +44,11 @@ INSTALLS_S = 20  # long enough to be seen on the page
 LAST_LINE = "Ctrl-C ends it. The page: {}/"
 JUDGED = "--judged"  # how the hook of the fleet's repository calls this script
 
-PATIENCE_S = 5  # with what is asked to end, before it is killed
+PATIENCE_S = 5  # for the requested end, before it is killed
 QUIET_S = 1.5  # without a line, and what can be done is shown
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-# Becomes a command that is killed when its parent ends, however that ends, and that no signal is kept from.
+# A command that is killed when its parent ends, in any way, and from which no signal is withheld.
 LAUNCH = f"""\
 import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
@@ -61,7 +61,7 @@ os.execv(command[0], command)
 
 
 class Ended(BaseException):
-    """A signal asked for the end."""
+    """A signal requested the end."""
 
 
 def main() -> int:
@@ -75,7 +75,7 @@ def main() -> int:
             with _undisturbed():
                 for number in ENDING:
                     signal.signal(number, _end)
-                # Were make killed, nobody would be left to end this.
+                # If make were killed, no process would be left to end this.
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
                 if os.getppid() != PARENT:  # it ended before the kernel watched it
                     raise Ended
@@ -124,7 +124,7 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let a signal wait until what is begun here is sure to be ended."""
+    """Delay a signal until the resource that starts here is registered for its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -190,20 +190,20 @@ class Lines:
         threading.Thread(target=pump, daemon=True).start()
 
     def wait_for(self, type: str, server: str) -> None:
-        """Return when gitboot has told an event of this type about the server; or after a minute."""
+        """Return when gitboot has reported an event of this type about the server, or after a minute."""
         until = time.monotonic() + 60
         while (type, server) not in self._told and time.monotonic() < until:
             time.sleep(0.1)
 
     def wait_until_quiet(self) -> None:
-        """Let what happens at the start be told first; no longer than some seconds."""
+        """Wait until the events of the start are printed; no longer than some seconds."""
         until = time.monotonic() + 10 * QUIET_S
         while time.monotonic() < min(until, self._last + QUIET_S):
             time.sleep(0.1)
 
 
 def _event(line: str) -> str:
-    """An event of gitboot's as a line of text; what is none stays as it is."""
+    """Format an event of gitboot as a line of text; any other line stays unchanged."""
     try:
         event = json.loads(line)
         return f"{event['at'][11:19]} {event['type']:<18} {event['message']}"
@@ -238,7 +238,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
-    """A process of its own group, so that Ctrl-C is ours to pass on; it is ended when the stack is."""
+    """Start a process in its own group, so that this script passes Ctrl-C on; the stack ends it."""
     with _undisturbed():
         process: subprocess.Popen[str] = subprocess.Popen(
             [PYTHON, "-c", LAUNCH, str(os.getpid()), *command],
@@ -254,7 +254,7 @@ def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.P
 def _end_group(process: subprocess.Popen[str]) -> None:
     """Ask a process to end; kill what it started, and itself where it takes too long."""
     _ignore_signals()
-    if process.returncode is None:  # until it is waited for, its number and its group's are nobody else's
+    if process.returncode is None:  # until it is reaped, its number and its group's are not reused
         os.kill(process.pid, signal.SIGTERM)
         until = time.monotonic() + PATIENCE_S
         while not _has_ended(process.pid) and time.monotonic() < until:
@@ -264,12 +264,12 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process has ended, without waiting for it: its number stays taken."""
+    """Return whether a process has ended, without reaping it: its number stays in use."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
-    """Start a Redfish double with a system for each server that has a BMC; return its URL, and what it says."""
+    """Start a Redfish double with a system for each server that has a BMC; return its URL and its output."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
         text = path.read_text()
@@ -281,7 +281,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         folder.mkdir(parents=True)
         (folder / "username").write_text("gitboot")
         (folder / "password").write_text("example")
-    # What the instance says itself: who may be sent them, and that the fleet's own authority proves who that is.
+    # Facts of the instance: the hosts for its credentials, and the fleet's own authority that proves them.
     (scratch / "credentials" / "access.toml").write_text(
         'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
     )
@@ -349,7 +349,7 @@ def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     while time.monotonic() < until and not _has_ended(gitboot.pid):
         try:
             urllib.request.urlopen(f"{base}/readyz", timeout=2)
-            time.sleep(0.2)  # a gitboot that finds its port taken by another has ended by now
+            time.sleep(0.2)  # a gitboot whose port another process has taken has ended by now
             return not _has_ended(gitboot.pid)
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)

@@ -1,7 +1,7 @@
 """Build the documentation as a site, from the pages as a forge shows them: `scripts/site.py` (zensical.toml).
 
-What the pages link to is gathered in build/docs as the repository has it, so that one link does on a forge and here.
-Every link is followed before it is done: zensical knows pages and their anchors, and this the other files.
+The script copies all linked files to build/docs with the layout of the repository, so that a link works on a forge and
+on the site. It also checks every link: zensical checks pages and their anchors, and this script the other files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build() -> None:
 
 
 def list_folders() -> None:
-    """Give each folder that has no page a list of its files: many servers of files show none themselves."""
+    """Give each folder without a page a list of its files, because many servers of files do not list them."""
     for folder in (SITE, *(each for each in SITE.rglob("*") if each.is_dir())):
         names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in folder.iterdir())
         if "index.html" not in names:
@@ -57,7 +57,7 @@ def list_folders() -> None:
 
 
 class _References(HTMLParser):
-    """What a page names: its links, and what a browser fetches to show it."""
+    """The references of a page: its links, and the files that a browser loads to show it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _References(HTMLParser):
 
 
 def faults() -> Iterator[str]:
-    """Each link to a file that is not there, and whatever is fetched from elsewhere."""
+    """Return each link to a missing file, and each file that is loaded from elsewhere."""
     for page in sorted(SITE.rglob("*.html")):
         if page.name == "404.html":  # shown at any path, so by the site's root
             continue

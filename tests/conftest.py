@@ -1,7 +1,7 @@
-"""How Hypothesis searches, where tests write, and which of them are left out unless asked for, and said to be.
+"""Settings of tests: the search of Hypothesis, temporary folders, and tests that only run on request.
 
-Hypothesis takes the same examples each time in CI, new ones on a developer's machine. Neither has a deadline: a busy
-machine is not a wrong result.
+Hypothesis takes the same examples each time in CI, and new ones on the machine of a developer. Neither has a deadline:
+a busy machine is not a wrong result.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
 _HERE: Final = Path(__file__).parent
 
-os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
+os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # tests may be there, as in containers
 
-os.environ.pop("COLUMNS", None)  # which xdist sets: tables are as wide as where nobody looks
+os.environ.pop("COLUMNS", None)  # xdist sets it: tables have the width without a terminal
 
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests write to memory, where there is plenty of it: gitboot syncs whatever it writes, a disk waits for that.
+    """Let tests write to memory if there is enough, because gitboot syncs all writes and a disk is slow.
 
-    Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
-    (`disks_and_terminals`).
+    The images of boots and packages are too big for memory. Tests of disks create their own (`disks_and_terminals`).
     """
     cases.lives = config.getoption("lives")
     how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.examples(100))
@@ -53,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
             _HERE / "data" / "nobody.pem"
-        )  # to read whom this machine trusts takes 40 ms each time
+        )  # reading the trusted certificates of this machine takes 40 ms each time
     if "TMPDIR" not in os.environ and not reaches_out and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)
-        tempfile.tempdir = None  # is found anew
+        tempfile.tempdir = None  # is computed again
 
 
 def _has_room(folder: Path) -> bool:
@@ -80,12 +79,12 @@ def pytest_collection(session: pytest.Session) -> None:
     modules = sorted(_name_of(path) for path in paths)
     first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for module in (*modules[first:], *modules[:first]):
-        with suppress(Exception):  # the collection says so where it comes to it
+        with suppress(Exception):  # the collection reports it later
             import_module(f"tests.{module.replace('/', '.')}")
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # it is not looked at again and again
+    gc.freeze()  # it is not checked again
     gc.enable()
 
 
@@ -142,7 +141,7 @@ _FIRST: Final = (
     "render/test_web_servers",
     "evaluator/test_evaluation",
 )
-# What a folder's tests need, which is left out without the option of its name.
+# The needs of the tests of a folder, which are skipped without the option of its name.
 _LEFT_OUT: Final = {
     "boots": "boots real firmware, for which `make test-boot` installs what is needed",
     "packages": "builds packages and installs them, for which `make test-packages` installs what is needed",
@@ -175,7 +174,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def lives() -> int:
-    """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
+    """Return how long to search: so many lives of a machine at each BMC, and kills and commits in proportion."""
     return cases.lives
 
 

@@ -38,8 +38,8 @@ class Mutation:
     def apply(self, root: Path, stamp_s: int) -> None:
         """Put the fault into the tree at ``root``. Raises ValueError if the old text does not occur exactly once.
 
-        Python compiles a module again only if its size or the second of its modification time is another. ``stamp_s``
-        is that time; a caller that edits a file twice has to give two.
+        Python compiles a module again only if its size or the second of its modification time differs. ``stamp_s`` is
+        that time; a caller that edits a file twice must pass two.
         """
         path = root / self.file
         content = path.read_text() if path.is_file() else ""

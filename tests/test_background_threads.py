@@ -1,4 +1,4 @@
-"""Threads beside the rest of a process: whatever ends one, its work goes on; and signals that reach the main thread."""
+"""Background threads: after any error their work continues; and signals that reach the main thread."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ GITBOOT = Path(background_threads.__file__).parent
 PLAIN_THREADS = {
     "background_threads.py",
     "child_processes.py",  # it waits for a process to end, which cannot fail
-    "http_client.py",  # a name is looked up once
+    "http_client.py",  # a name is resolved once
     "controller/notifications.py",  # a notice is sent once, and the caller raises the error
-    "endpoint/server.py",  # where it ends, the process does
+    "endpoint/server.py",  # its end ends the process
     "publish/targets/s3.py",  # it lists once, and the caller raises the error
 }
-# Who may speak HTTP: the client, and sushy's transport. The names of errors and statuses are no transport.
+# Modules that may speak HTTP: the client, and sushy's transport. Names of errors and statuses do not count.
 HTTP_MODULES = {"http_client.py", "bmc/redfish/transport.py", "bmc/redfish/client.py"}
 HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.request|http\.client)\b"
 
 
 @pytest.fixture(autouse=True)
 def tracebacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would stand in the log."""
+    """Return the tracebacks in the log."""
     found: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", found.append)
     return found
@@ -59,7 +59,9 @@ class Dying:
 @pytest.mark.parametrize(
     "error", [ValueError("a\x1b[31m\nb"), MemoryError(), SystemExit(1), KeyboardInterrupt()], ids=repr
 )
-def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseException, tracebacks: list[Any]) -> None:
+def test_finding_s8_a_thread_that_dies_is_reported_and_starts_again(
+    error: BaseException, tracebacks: list[Any]
+) -> None:
     said, woken = list[str](), threading.Event()
     work = Dying(error, error)
     thread = BackgroundThread(work, name="follow boots", on_death=said.append, first_pause_s=0.01)
@@ -77,7 +79,7 @@ def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseEx
     assert background_threads.list_failures() == []
 
 
-def test_a_thread_that_is_to_end_does_not_start_again() -> None:
+def test_a_thread_that_should_end_does_not_start_again() -> None:
     died = threading.Event()
     thread = BackgroundThread(Dying(ValueError()), name="ended", on_death=lambda _: died.set(), first_pause_s=600)
     thread.start()
@@ -86,7 +88,7 @@ def test_a_thread_that_is_to_end_does_not_start_again() -> None:
     assert not thread.is_alive
 
 
-def test_a_thread_whose_death_cannot_be_told_starts_again() -> None:
+def test_a_thread_whose_death_cannot_be_reported_starts_again() -> None:
     def fail(_: str) -> None:
         raise OSError
 
@@ -143,10 +145,10 @@ def test_every_thread_starts_again_and_every_request_has_limits(allowed: set[str
 
 @contextmanager
 def handled_late(handler: Callable[[], None]) -> Iterator[None]:
-    """Let the operating system hand SIGUSR1 to another thread while the block runs.
+    """Let the operating system deliver SIGUSR1 to another thread while the block runs.
 
-    Python calls the handler in the main thread, which goes on sleeping: the same as for a signal that arrives
-    between the thread's last step and its sleep.
+    Python calls the handler in the main thread, which continues to sleep. The same happens for a signal that arrives
+    between the last step of the thread and its sleep.
     """
 
     def send() -> None:
@@ -163,18 +165,18 @@ def handled_late(handler: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_that_does_not_end_the_sleep_of_the_main_thread_wakes_an_instance() -> None:
+def test_a_signal_that_does_not_interrupt_the_main_thread_wakes_an_instance() -> None:
     bell = WakeSignal()
     with handled_late(bell.wake):
         assert bell.wait(60) == {WakeCause.ANYTHING}
 
 
-def test_a_queue_without_an_item_gives_none_after_its_time() -> None:
+def test_an_empty_queue_returns_none_after_its_timeout() -> None:
     assert SignalQueue[int]().get(0) is None
     assert SignalQueue[int]().get(0.01) is None
 
 
-def test_items_are_taken_in_the_order_in_which_they_were_put() -> None:
+def test_items_are_returned_in_their_order() -> None:
     queue = SignalQueue[int]()
     queue.put(1)
     queue.put(2)

@@ -1,4 +1,4 @@
-"""The cache: what was stored is found again, and whatever happens to the file costs time and nothing else."""
+"""The cache: stored values are found again, and any fault of the file only costs time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def filled(path: Path) -> Path:
     return path
 
 
-def kept(path: Path, *, kind: str = "kind") -> dict[bytes, bytes]:
-    """What a process that begins now finds."""
+def read_values(path: Path, *, kind: str = "kind") -> dict[bytes, bytes]:
+    """Return the values that a new process finds."""
     with DiskCache(path, pytest.fail) as cache:
         return cache.get_many(kind, ROWS)
 
@@ -57,13 +57,13 @@ def sql(path: Path, *statements: str) -> None:
 
 
 def test_values_are_found_by_kind_and_key_and_the_file_is_private(filled: Path) -> None:
-    assert kept(filled) == ROWS
-    assert kept(filled, kind="other") == {}
+    assert read_values(filled) == ROWS
+    assert read_values(filled, kind="other") == {}
     assert (filled.stat().st_mode & 0o777, filled.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert list(filled.parent.iterdir()) == [filled]
 
 
-def test_a_value_that_is_there_is_never_replaced(filled: Path) -> None:
+def test_an_existing_value_is_never_replaced(filled: Path) -> None:
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", {b"key 0": b"another", b"new": b"value"})
         assert cache.get_many("kind", [b"key 0", b"new"]) == {b"key 0": ROWS[b"key 0"], b"new": b"value"}
@@ -76,17 +76,17 @@ def test_keys_are_found_by_kind_without_their_values(filled: Path) -> None:
         assert cache.find_keys("kind", (b"key %d" % number for number in range(5000))) == ROWS.keys()
 
 
-def test_what_another_gitboot_stored_is_a_miss_and_stays(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_another_gitboot_are_a_miss_and_stay(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(disk_cache, "this_program", lambda: b"another" * 4)
-        assert kept(filled) == {}
+        assert read_values(filled) == {}
         with DiskCache(filled, pytest.fail) as cache:
             cache.insert_many("kind", {b"key 0": b"of another"})
             assert cache.get_many("kind", ROWS) == {b"key 0": b"of another"}
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
-def test_the_program_that_counts_is_the_one_that_began(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_identified_once_at_its_start(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DiskCache(filled, pytest.fail) as cache:
         monkeypatch.setattr(disk_cache, "this_program", lambda: b"upgraded" * 4)
         assert cache.get_many("kind", ROWS) == ROWS
@@ -101,7 +101,7 @@ def test_without_a_path_each_lookup_is_a_miss() -> None:
 # Room
 
 
-def test_the_file_stays_small_and_what_is_used_stays_in_it(path: Path) -> None:
+def test_the_file_stays_small_and_used_values_stay_in_it(path: Path) -> None:
     most = 2**18
     with DiskCache(path, pytest.fail, max_bytes=most) as cache:
         cache.insert_many("kind", {b"used": b"u" * 2000, b"unused": b"n" * 2000})
@@ -112,7 +112,7 @@ def test_the_file_stays_small_and_what_is_used_stays_in_it(path: Path) -> None:
         assert cache.get_many("kind", [b"unused", b"0", b"399"]) == {b"399": b"x" * 5000}
 
 
-def test_of_more_than_there_is_room_for_a_part_is_stored(path: Path) -> None:
+def test_if_there_is_not_enough_room_a_part_is_stored(path: Path) -> None:
     rows = {b"%d" % number: b"x" * 1000 for number in range(1000)}
     with DiskCache(path, pytest.fail, max_bytes=2**18) as cache:
         cache.insert_many("kind", rows)
@@ -122,14 +122,14 @@ def test_of_more_than_there_is_room_for_a_part_is_stored(path: Path) -> None:
     assert found.items() <= rows.items()
 
 
-def test_a_value_that_is_too_large_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_too_large_is_not_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "MAX_VALUE_BYTES", 1000)
     with DiskCache(path, pytest.fail) as cache:
         cache.insert_many("kind", {b"large": b"x" * 1001, b"small": b"x" * 1000})
         assert cache.get_many("kind", [b"large", b"small"]) == {b"small": b"x" * 1000}
 
 
-def test_a_file_that_has_outgrown_the_limit_is_made_anew(filled: Path) -> None:
+def test_a_file_that_exceeds_the_limit_is_created_again(filled: Path) -> None:
     with filled.open("r+b") as file:
         file.truncate(2**30)
     said: list[str] = []
@@ -139,7 +139,7 @@ def test_a_file_that_has_outgrown_the_limit_is_made_anew(filled: Path) -> None:
     assert filled.stat().st_size < 2**20
 
 
-# Damage of entries
+# Damage of rows
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_a_file_that_has_outgrown_the_limit_is_made_anew(filled: Path) -> None:
 )
 def test_a_damaged_entry_is_a_miss_and_can_be_stored_again(filled: Path, change: str) -> None:
     sql(filled, f"UPDATE entry SET {change} WHERE rowid = 1")
-    assert len(kept(filled)) == len(ROWS) - 1
-    assert kept(filled).items() <= ROWS.items()
+    assert len(read_values(filled)) == len(ROWS) - 1
+    assert read_values(filled).items() <= ROWS.items()
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
-def test_an_entry_counts_only_under_its_own_id(filled: Path) -> None:
+def test_an_entry_counts_only_with_its_own_id(filled: Path) -> None:
     sql(
         filled,
         "UPDATE entry SET id = zeroblob(32) WHERE rowid = 1",
@@ -171,13 +171,13 @@ def test_an_entry_counts_only_under_its_own_id(filled: Path) -> None:
         "DELETE FROM entry WHERE rowid = 2",
         "UPDATE entry SET id = (SELECT id FROM second) WHERE rowid = 3",
     )
-    found = kept(filled)
+    found = read_values(filled)
     assert len(found) == len(ROWS) - 3
     assert found.items() <= ROWS.items()
 
 
-def test_an_index_that_leads_to_another_entry_is_damage(filled: Path) -> None:
-    """As after pages of two states of the file were mixed."""
+def test_an_index_that_leads_to_another_entry_counts_as_damage(filled: Path) -> None:
+    """This state exists after pages of two states of the file were mixed."""
     sql(
         filled,
         "PRAGMA writable_schema = ON",
@@ -260,8 +260,8 @@ REPAIRED: dict[str, Damage] = {
 }
 
 
-def what_lies_at(path: Path) -> tuple[int, ...]:
-    """What differs once anything is put there: not the time at which the file was read."""
+def stat_file(path: Path) -> tuple[int, ...]:
+    """Return attributes of a file that change with a write, without the access time."""
     found = path.lstat()
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
 
@@ -279,7 +279,7 @@ NOT_USED: dict[str, tuple[Damage, str]] = {
 @pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("first", ["insert", "look up"])
 @pytest.mark.parametrize("damage", REPAIRED)
-def test_a_file_that_is_no_good_is_made_anew(filled: Path, damage: str, while_open: bool, first: str) -> None:
+def test_an_unusable_file_is_created_again(filled: Path, damage: str, while_open: bool, first: str) -> None:
     said: list[str] = []
     with DiskCache(filled, said.append) as cache:
         if while_open:
@@ -295,14 +295,14 @@ def test_a_file_that_is_no_good_is_made_anew(filled: Path, damage: str, while_op
             cache.insert_many("kind", ROWS)
             assert cache.get_many("kind", ROWS) == ROWS
     assert len(said) <= 1
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
     assert (filled.stat().st_mode & 0o777, filled.stat().st_uid) == (0o600, os.geteuid())
     assert filled.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("damage", REPAIRED)
-def test_a_reader_leaves_a_file_that_is_no_good_to_its_writer(filled: Path, damage: str, while_open: bool) -> None:
+def test_a_reader_leaves_an_unusable_file_to_its_writer(filled: Path, damage: str, while_open: bool) -> None:
     with DiskCache(filled, lambda _: None, writes=False) as cache:
         if while_open:
             assert cache.get_many("kind", ROWS) == ROWS
@@ -316,21 +316,19 @@ def test_a_reader_leaves_a_file_that_is_no_good_to_its_writer(filled: Path, dama
 
 @pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("damage", NOT_USED)
-def test_what_gitboot_did_not_put_there_is_left_alone_with_one_warning(
-    filled: Path, damage: str, while_open: bool
-) -> None:
+def test_foreign_content_is_left_alone_with_one_warning(filled: Path, damage: str, while_open: bool) -> None:
     said: list[str] = []
     spoil, reason = NOT_USED[damage]
     with DiskCache(filled, said.append) as cache:
         if while_open:
             cache.get_many("kind", ROWS)
         spoil(filled)
-        before = what_lies_at(filled)
+        before = stat_file(filled)
         for _ in range(3):
             assert cache.get_many("kind", ROWS) == {}
             cache.insert_many("kind", {b"new": b"value"})
     assert said == [f"the cache {filled} is not used: {reason}"]
-    assert what_lies_at(filled) == before
+    assert stat_file(filled) == before
 
 
 def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> None:
@@ -343,13 +341,13 @@ def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> Non
     assert said == [f"the cache {filled} is rebuilt: it has another schema"]
 
 
-def test_garbage_of_a_journal_harms_nothing(filled: Path) -> None:
+def test_a_garbage_journal_does_no_harm(filled: Path) -> None:
     filled.with_name("cache.sqlite-journal").write_bytes(os.urandom(9999))
-    assert kept(filled) == ROWS
+    assert read_values(filled) == ROWS
 
 
 @pytest.mark.parametrize("place", ["file/cache.sqlite", "file"])
-def test_without_a_place_for_the_file_its_user_is_told_once(tmp_path: Path, place: str) -> None:
+def test_without_a_place_for_the_file_there_is_one_warning(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o400)
     said: list[str] = []
@@ -399,7 +397,7 @@ def test_no_damage_gives_a_wrong_value_or_an_error(damages: list[tuple[Written |
 # Disks
 
 
-def test_a_full_disk_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_existing_values(tmp_path: Path) -> None:
     said: list[str] = []
     with small_disk(tmp_path) as disk, DiskCache(disk / "cache.sqlite", said.append) as cache:
         disk.chmod(0o700)
@@ -414,7 +412,7 @@ def test_a_full_disk_keeps_what_is_there(tmp_path: Path) -> None:
         assert cache.get_many("kind", [b"new 0"]) == {b"new 0": b"x"}
 
 
-def test_a_full_disk_has_no_place_for_a_new_file(tmp_path: Path) -> None:
+def test_a_full_disk_has_no_room_for_a_new_file(tmp_path: Path) -> None:
     said: list[str] = []
     with small_disk(tmp_path) as disk, DiskCache(disk / "gitboot" / "cache.sqlite", said.append) as cache:
         disk.chmod(0o700)
@@ -424,13 +422,13 @@ def test_a_full_disk_has_no_place_for_a_new_file(tmp_path: Path) -> None:
         assert len(said) == 1
 
 
-def test_a_disk_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_read(tmp_path: Path) -> None:
     said: list[str] = []
     with small_disk(tmp_path) as disk:
         disk.chmod(0o700)
         path = disk / "cache.sqlite"
         with DiskCache(path, pytest.fail) as cache:
-            for number in range(20):  # so that what is read is old, and would be noted as used
+            for number in range(20):  # so that the rows that are read are old, and would be marked as used
                 cache.insert_many("kind", ROWS if number == 0 else {b"later %d" % number: b"x"})
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with DiskCache(path, said.append) as cache:
@@ -487,7 +485,7 @@ for number in range(60):
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_what_was_whole(filled: Path) -> None:
+def test_a_process_that_is_killed_while_it_writes_leaves_complete_entries(filled: Path) -> None:
     script = """
 for number in range(1_000_000):
     rows = {b"%d of %d" % (each, number): b"x" * 3000 for each in range(400)}
@@ -502,14 +500,14 @@ for number in range(1_000_000):
         process.kill()
         process.communicate()
         torn += journal.exists()
-        assert kept(filled) == ROWS
+        assert read_values(filled) == ROWS
         with DiskCache(filled, pytest.fail) as cache:
             cache.insert_many("kind", {b"after %d" % process.pid: b"it"})
             assert cache.get_many("kind", [b"after %d" % process.pid]) == {b"after %d" % process.pid: b"it"}
         assert not journal.exists()
 
 
-def test_a_file_that_another_process_has_locked_is_done_without(filled: Path) -> None:
+def test_a_file_that_another_process_has_locked_is_not_used(filled: Path) -> None:
     with DiskCache(filled, pytest.fail) as cache, DiskCache(filled, pytest.fail) as late:
         assert cache.get_many("kind", ROWS) == ROWS
         locked = run("c = cache._usable_connection(); c.execute('BEGIN EXCLUSIVE'); print(flush=True); input()", filled)
@@ -527,7 +525,7 @@ def test_a_file_that_another_process_has_locked_is_done_without(filled: Path) ->
 
 
 @pytest.mark.parametrize("how", ["by another process", "by its file"])
-def test_a_wal_whose_index_is_cut_kills_no_process(filled: Path, how: str) -> None:
+def test_a_wal_with_a_truncated_index_kills_no_process(filled: Path, how: str) -> None:
     """SQLite maps the -shm file of a WAL, and a process that reads a mapped file behind its end gets SIGBUS."""
     wal, index = (filled.with_name(f"cache.sqlite-{each}") for each in ("wal", "shm"))
     with (
@@ -552,7 +550,7 @@ def test_a_wal_whose_index_is_cut_kills_no_process(filled: Path, how: str) -> No
     assert reader.returncode == 0
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
-    assert (kept(filled), wal.exists(), index.exists()) == (ROWS, False, False)
+    assert (read_values(filled), wal.exists(), index.exists()) == (ROWS, False, False)
 
 
 def answer(process: subprocess.Popen[str]) -> str:
@@ -573,7 +571,7 @@ def digest_of(program: Path, libraries: Path) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_digest_of_a_program_differs_by_its_files_and_by_the_versions_of_its_libraries(tmp_path: Path) -> None:
+def test_the_digest_of_a_program_depends_on_its_files_and_on_the_versions_of_its_libraries(tmp_path: Path) -> None:
     program, libraries = tmp_path / "program", tmp_path / "libraries"
     shutil.copytree(Path(disk_cache.__file__).parent, program / "gitboot")
     (libraries / "yaml").mkdir(parents=True)

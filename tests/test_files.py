@@ -23,7 +23,7 @@ from tests.helpers.cases import for_each
 
 
 @for_each(("umask", "more", "mode"), [(0, {}, 0o600), (0o077, {"mode": 0o644}, 0o644)])
-def test_a_file_has_its_mode_whatever_the_umask_and_nothing_else_is_left_in_the_folder(
+def test_a_file_has_its_mode_under_any_umask_and_no_other_file_is_left(
     tmp_path: Path, umask: int, more: dict[str, int], mode: int
 ) -> None:
     before = os.umask(umask)
@@ -42,14 +42,14 @@ def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "status.json").is_symlink()
 
 
-def test_what_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_replaced_stays_and_no_other_file_is_left(tmp_path: Path) -> None:
     (tmp_path / "status.json").mkdir()
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "status.json", b"{}")
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_reader_sees_the_old_content_or_the_new_and_never_a_part(tmp_path: Path) -> None:
+def test_a_reader_sees_the_old_or_the_new_content_and_never_a_part(tmp_path: Path) -> None:
     path, contents = tmp_path / "status.json", (b"a" * 300_000, b"b" * 300_000)
     write_atomically(path, contents[0])
     began, done, seen = threading.Event(), threading.Event(), set()
@@ -69,7 +69,7 @@ def test_a_reader_sees_the_old_content_or_the_new_and_never_a_part(tmp_path: Pat
     assert seen <= set(contents)
 
 
-def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path) -> None:
+def test_simultaneous_writers_leave_the_content_of_one_of_them(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
 
     def write(text: bytes) -> None:
@@ -85,14 +85,14 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_file_and_its_name_are_on_the_disk_before_the_call_returns(tmp_path: Path, trace_syncs: list[str]) -> None:
+def test_a_file_and_its_name_are_synced_before_the_call_returns(tmp_path: Path, trace_syncs: list[str]) -> None:
     write_atomically(tmp_path / "status.json", b"{}")
     assert trace_syncs == ["file", "renamed", "folder"]
 
 
 @pytest.fixture
 def trace_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synchronised, and when the new file got its name."""
+    """Record the syncs and the rename of the new file."""
     seen: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -122,7 +122,7 @@ with hold_lock(Path(sys.argv[1]), "state is in use"):
 
 
 @contextmanager
-def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
+def _lock_in_another_process(lock: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -134,8 +134,8 @@ def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def test_a_lock_keeps_others_out_and_names_who_is_in(tmp_path: Path) -> None:
-    with _held_by_another(tmp_path / "lock") as process:
+def test_a_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
+    with _lock_in_another_process(tmp_path / "lock") as process:
         named = re.escape(f"state is in use by process {process.pid} on {os.uname().nodename}")
         with pytest.raises(LockedByAnother, match=f"^{named}$"), hold_lock(tmp_path / "lock", "state is in use"):
             pytest.fail("two are in")
@@ -143,15 +143,15 @@ def test_a_lock_keeps_others_out_and_names_who_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_lock_goes_with_its_process(tmp_path: Path, end: signal.Signals) -> None:
-    with _held_by_another(tmp_path / "lock") as process:
+def test_a_lock_ends_with_its_process(tmp_path: Path, end: signal.Signals) -> None:
+    with _lock_in_another_process(tmp_path / "lock") as process:
         process.send_signal(end)
         process.wait()
         with hold_lock(tmp_path / "lock", "state is in use"):
             assert find_lock_holder(tmp_path / "lock") == os.getpid()
 
 
-def test_nobody_holds_what_was_never_locked_or_is_free_again(tmp_path: Path) -> None:
+def test_a_lock_that_is_free_has_no_holder(tmp_path: Path) -> None:
     assert find_lock_holder(tmp_path / "lock") is None
     with hold_lock(tmp_path / "lock", "state is in use"):
         pass
@@ -167,7 +167,9 @@ def test_a_lock_excludes_its_own_process_too(tmp_path: Path) -> None:
         pytest.fail("two are in")
 
 
-def test_whoever_looks_who_holds_a_lock_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_holder_of_a_lock_excludes_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "_PROBES", 10_000)  # no look takes so long on any machine
     lock, done = tmp_path / "lock", threading.Event()
     lock.touch()
@@ -187,7 +189,7 @@ def test_whoever_looks_who_holds_a_lock_keeps_nobody_out(tmp_path: Path, monkeyp
         looking.join()
 
 
-def test_a_symlink_is_no_lock(tmp_path: Path) -> None:
+def test_a_symlink_is_rejected_as_a_lock(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / "lock").symlink_to("theirs")
     with pytest.raises(OSError, match="symbolic links"), hold_lock(tmp_path / "lock", "state is in use"):

@@ -1,4 +1,4 @@
-"""Where output and state lie: what is replaced, what is refused or warned of, and disks that fail."""
+"""The places of output and state: replaced files, rejected and discouraged places, and disks that fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.resolve.provisioning_record import Record
-from tests.controller.records.test_ledger_trust import documents, turn
+from tests.controller.records.test_ledger_trust import documents, reconcile_at
 from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import FailingDisk, failing_disk
 from tests.helpers.fleets import SEED, at, uuid_of
@@ -81,7 +81,7 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-# What a branch can plant
+# Attacks by a branch
 
 
 PLANTED = {
@@ -148,7 +148,7 @@ def test_finding_s1_no_command_writes_through_a_symlink_of_the_branch(work: Work
 
 
 @pytest.mark.parametrize("name", ["../site-packages/zz.pth", "{outside}/zz.pth", "servers/zz.pth"])
-def test_finding_s1_an_import_deletes_nothing_outside_of_its_folder(
+def test_finding_s1_an_import_deletes_nothing_outside_its_folder(
     work: Work, outside: Path, tmp_path: Path, name: str
 ) -> None:
     """A commit can change which files the last import wrote, and those that the source no longer has are deleted."""
@@ -174,7 +174,7 @@ def test_finding_s1_no_module_of_the_branch_is_imported(
     assert (done.returncode, list(ran.iterdir())) == (Exit.FINE, []), done.stderr
 
 
-# What the caller of gitboot opened
+# Descriptors that the caller opened
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def shell(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
         "mkfifo done; gitboot explain Server -o json=>(cat > out; echo > done); read < done",
     ],
 )
-def test_what_the_caller_opened_can_be_written_to(
+def test_a_descriptor_that_the_caller_opened_can_be_written_to(
     shell: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path, script: str
 ) -> None:
     done = shell(script)
@@ -210,7 +210,7 @@ def test_what_the_caller_opened_can_be_written_to(
     assert (tmp_path / "out").read_text() == captured("explain", "Server", "-o", "json").stdout
 
 
-def test_a_descriptor_that_the_caller_did_not_open_is_refused(tmp_path: Path) -> None:
+def test_a_descriptor_that_the_caller_did_not_open_is_rejected(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "ours", os.O_WRONLY | os.O_CREAT)  # Python's are closed when another program starts
     try:
         with pytest.raises(UsageError, match="without this descriptor"):
@@ -222,14 +222,14 @@ def test_a_descriptor_that_the_caller_did_not_open_is_refused(tmp_path: Path) ->
     assert (tmp_path / "ours").read_bytes() == b""
 
 
-# What is replaced, and how
+# Replaced files
 
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_file_has_the_mode_that_the_umask_leaves_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+def test_a_new_file_has_the_mode_of_the_umask_and_an_existing_one_keeps_its_own(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_output_file(tmp_path / "new", [b"1"])
@@ -244,14 +244,14 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves_and_an_old_one_keeps_its_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exact", "new", "old"]
 
 
-def test_another_name_of_the_file_keeps_the_old_content(tmp_path: Path) -> None:
+def test_another_hard_link_of_the_file_keeps_the_old_content(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "other").hardlink_to(tmp_path / "old")
     write_output_file(tmp_path / "old", [b"new"])
     assert ((tmp_path / "old").read_bytes(), (tmp_path / "other").read_bytes()) == (b"new", b"old")
 
 
-def test_a_file_whose_content_fails_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_file_whose_content_fails_stays_unchanged(tmp_path: Path) -> None:
     def failing() -> Iterator[bytes]:
         yield b"half"
         raise UsageError("no more")
@@ -264,9 +264,7 @@ def test_a_file_whose_content_fails_stays_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device", "socket", "symlink"])
 @pytest.mark.parametrize("act", [lambda path: write_output_file(path, [b"x"]), read_output_file], ids=["write", "read"])
-def test_nothing_but_a_regular_file_is_replaced_or_read(
-    tmp_path: Path, kind: str, act: Callable[[Path], object]
-) -> None:
+def test_only_a_regular_file_is_replaced_or_read(tmp_path: Path, kind: str, act: Callable[[Path], object]) -> None:
     path = tmp_path / "file"
     match kind:
         case "directory":
@@ -285,7 +283,7 @@ def test_nothing_but_a_regular_file_is_replaced_or_read(
 
 
 @pytest.mark.parametrize("name", ["", "/", ".."])
-def test_a_name_that_can_only_be_a_directorys_is_refused(name: str) -> None:
+def test_a_name_that_can_only_be_a_directory_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         write_output_file(Path(name), [b"x"])
 
@@ -315,7 +313,7 @@ def test_a_loop_of_symlinks_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         write_output_file(tmp_path / "loop" / "file", [b"x"])
 
 
-def test_a_file_is_created_only_where_nothing_is(tmp_path: Path) -> None:
+def test_a_file_is_created_only_at_a_free_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
     assert create_output_file(tmp_path / "folder" / "new", b"1", mode=0o600, make_folders=True)
     assert not create_output_file(tmp_path / "folder" / "new", b"2")
@@ -376,12 +374,12 @@ MOUNTS = r"""
         ("/mnt/far", "fuse.sshfs"),
     ],
 )
-def test_a_path_is_on_the_mount_that_is_nearest_above_it_and_was_made_last(path: str, expected: str) -> None:
+def test_a_path_is_on_the_nearest_mount_above_it_that_was_made_last(path: str, expected: str) -> None:
     assert _find_mount_type(MOUNTS, Path(path)) == expected
 
 
 def mounted(kind: str, folder: Path) -> Path:
-    """A directory on a file system of this type; the test is left out where none can be had."""
+    """Yield a directory on a file system of this type; skip the test if there is none."""
     folder.mkdir()
     if kind == "tmpfs":
         command = ["mount", "-t", "tmpfs", "tmpfs", str(folder)]
@@ -402,7 +400,7 @@ def volatile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, Path], tmp_path: Path) -> None:
+def test_e37_a_fetch_log_on_volatile_storage_counts_as_none(volatile: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = volatile
     warned: list[str] = []
     assert find_filesystem(folder) == kind
@@ -413,7 +411,7 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
     check_fetch_log_folder(
         folder, (), warned.append, state=folder
-    )  # what is lost together with the ledger misleads nobody
+    )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
     assert f"is on {kind}, which loses its data at a restart" in warned[0]
@@ -421,7 +419,9 @@ def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, P
     assert len(warned) == 1
 
 
-def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tuple[str, Path], tmp_path: Path) -> None:
+def test_e37_an_endpoint_with_a_fetch_log_on_volatile_storage_does_not_start(
+    volatile: tuple[str, Path], tmp_path: Path
+) -> None:
     kind, folder = volatile
     command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--spool", str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "GITBOOT_ACCEPT_FILESYSTEM"}
@@ -429,20 +429,20 @@ def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tupl
     assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)
 
 
-def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], tmp_path: Path) -> None:
+def test_e37_a_volatile_output_tree_is_only_a_warning(volatile: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = volatile
     warned: list[str] = []
     check_output_directory(folder, (kind,), warned.append, state=tmp_path)
     check_output_directory(
         folder, (), warned.append, state=folder
-    )  # what is lost together with the ledger misleads nobody
+    )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
     assert f"is on {kind}, which loses its data at a restart: the ledger is then unverified" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
-def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
+def test_e37_a_ledger_on_a_network_file_system_is_rejected_and_a_fetch_log_is_a_warning(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = tmp_path / "mountinfo"
@@ -458,8 +458,10 @@ def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
     assert [f"is on {kind}" in each for each in warned] == [True, True, True]
 
 
-def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that says yes to every lock: the second process locks another file of that name."""
+def test_e37_locks_that_do_not_exclude_a_second_process_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may accept every lock: the second process locks another file of that name."""
     check_state_directory(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
     monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
@@ -478,7 +480,7 @@ def disk(tmp_path: Path) -> Iterator[FailingDisk]:
         yield made
 
 
-def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(disk: FailingDisk) -> None:
+def test_e37_after_a_failed_sync_a_ledger_counts_only_what_is_read_back(disk: FailingDisk) -> None:
     path = disk.path / "ledger.sqlite"
 
     def write(provision: int) -> None:
@@ -502,13 +504,13 @@ def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(dis
         ledger.read_back()
         assert not ledger.is_suspect
         found = server_tables.read_records(ledger)[WEB01].provision
-        assert found in (failed - 1, failed)  # that one may stand, or not
+        assert found in (failed - 1, failed)  # that one may exist, or not
         write(1000)
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger)[WEB01].provision == 1000
 
 
-def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_e37_a_ledger_whose_disk_lost_synced_data_is_not_used(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.sqlite", tmp_path / "older.sqlite"
     with open_ledger(path) as ledger:
         for provision in (1, 2):
@@ -521,8 +523,8 @@ def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tm
             ledger.read_back()
 
 
-def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_path: Path) -> None:
-    """So it does not go on to set what no record would know of after a crash."""
+def test_e3_a_task_learns_that_its_record_was_not_written_and_no_other_code_uses_the_record(tmp_path: Path) -> None:
+    """Therefore the task does not set an override that no record would have after a crash."""
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         inbox = Inbox(ledger)
         inbox.record(WEB01, INTENT)
@@ -534,7 +536,7 @@ def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_
         assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
 
-def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path: Path) -> None:
+def test_the_end_of_an_override_is_stored_without_an_attempt_to_write(tmp_path: Path) -> None:
     """Each attempt could wait for a lock, and reads succeed meanwhile."""
 
     def ended(number: int) -> OverrideRecord:
@@ -579,8 +581,8 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
     assert {observation(0).at, observation(5000).at} <= found
 
 
-def test_e37_a_sync_that_fails_once_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel tells of it once: a second sync would say that all is well."""
+def test_e37_one_failed_sync_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reports the error once: a second sync would succeed."""
     seen = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON)
     spool, line = SpoolFile(tmp_path), encode_line(seen)
     spool.append(line)
@@ -600,7 +602,7 @@ def raising(number: int) -> Callable[[int], None]:
     return refuse
 
 
-def test_e37_a_tree_on_a_disk_that_fails_is_not_said_to_stand(disk: FailingDisk) -> None:
+def test_e37_a_tree_on_a_failing_disk_is_not_reported_as_published(disk: FailingDisk) -> None:
     def stands(version: int) -> bool:
         try:
             publish(directory, version, servers=50)
@@ -613,15 +615,15 @@ def test_e37_a_tree_on_a_disk_that_fails_is_not_said_to_stand(disk: FailingDisk)
         disk.fail()
         version = next(each for each in range(1, 200) if not stands(each))
         disk.heal()
-        assert any(stands(version) for _ in range(5))  # the kernel tells each who asks of what it has lost
+        assert any(stands(version) for _ in range(5))  # the kernel reports lost data once to each reader
     assert_complete(disk.path / "output", version, servers=50)
 
 
-def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
+def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
     with in_process(disk.path, repository.bare, initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         disk.fail()
         for second in range(1, 50):
@@ -629,10 +631,10 @@ def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_p
             if not parts.reconciler.status.condition("LedgerWritable"):
                 break
         assert not parts.reconciler.status.condition("LedgerWritable")
-        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # what was known is planned
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # known servers are planned
         disk.heal()
         for day in (1, 2):
-            turn(parts, NOON + timedelta(days=day))
+            reconcile_at(parts, NOON + timedelta(days=day))
         assert parts.reconciler.status.condition("LedgerWritable")
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         assert instance_tables.read_facts(parts.ledger).doubt is None
@@ -642,8 +644,8 @@ def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_p
     ("option", "below"),
     [("--state", ""), ("--state", "state"), ("--spool", "ops/spool"), ("--push-secret", "boot/secret")],
 )
-def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, option: str, below: str) -> None:
-    """Whoever serves OUTPUT would give the ledger and its keys to anybody; nothing is made then."""
+def test_private_files_are_rejected_inside_the_output_tree(tmp_path: Path, option: str, below: str) -> None:
+    """A server of OUTPUT would publish the ledger and its keys; nothing is created in this case."""
     output = tmp_path / "output"
     (tmp_path / "beside").symlink_to(output)
     places = {"--state": tmp_path / "state", "--out": output, option: tmp_path / "beside" / below}
@@ -658,7 +660,7 @@ def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, optio
     assert [each.name for each in tmp_path.iterdir()] == ["beside"]
 
 
-def test_nor_does_what_operators_show(tmp_path: Path) -> None:
+def test_secrets_of_operators_are_rejected_inside_the_output_tree(tmp_path: Path) -> None:
     (output := tmp_path / "output").mkdir()
     (tokens := output / "tokens").write_text("a token that nobody guesses\n")
     places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
@@ -666,7 +668,7 @@ def test_nor_does_what_operators_show(tmp_path: Path) -> None:
     assert done.code == Exit.USAGE and done.err.startswith(f"gitboot: --operators-tokens {tokens} is in --out {output}")
 
 
-def test_a_repository_is_not_published_into(tmp_path: Path) -> None:
+def test_a_repository_is_rejected_as_the_output_directory(tmp_path: Path) -> None:
     (repository := Repository.create(tmp_path / "git")).push(documents())
     for fleet, what in ((repository.work, "work tree"), (repository.bare, "repository")):
         before = sorted(each.name for each in fleet.iterdir())

@@ -25,7 +25,7 @@ from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_
 from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
 from tests.helpers.instance_with_bmcs import typed
 
-SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
+SHORT_S = 0.4  # a deadline: anything that takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"
 TOKEN = {"Authorization": "Bearer very-secret"}
 TOO_SLOW = r"the response was not complete after 0\.4 s"
@@ -61,14 +61,14 @@ TRICKLES: dict[str, StrangeAnswer] = {
 
 
 @pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
-def test_finding_s16_an_answer_that_drips_ends_at_the_deadline(answer: StrangeAnswer) -> None:
+def test_finding_s16_a_slow_response_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
             HttpClient().request_json(server.url, deadline_s=SHORT_S)
         assert server.left.wait(60)
 
 
-def test_finding_s16_a_command_that_asks_an_instance_ends_at_the_deadline() -> None:
+def test_finding_s16_a_command_that_contacts_an_instance_ends_at_the_deadline() -> None:
     with strange_server(TRICKLES["body"]) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
             fetch_accepted_commit(server.url, deadline_s=SHORT_S)
@@ -100,7 +100,7 @@ def test_redirects_share_one_deadline() -> None:
         pass
 
 
-def test_a_resolver_that_does_not_answer_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_that_does_not_respond_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
     with pytest.raises(HostUnreachable, match=TOO_SLOW):
@@ -108,8 +108,8 @@ def test_a_resolver_that_does_not_answer_ends_at_the_deadline(monkeypatch: pytes
     over.set()
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a host with an IPv6 address that leads nowhere, as many have."""
+def test_an_address_that_does_not_respond_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many hosts have an IPv6 address that is not reachable."""
     with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
         port = full.getsockname()[1]
         waiting = [socket.socket() for _ in range(4)]  # the queue of its connections is full
@@ -152,7 +152,7 @@ FLOODS: dict[str, StrangeAnswer] = {
 
 
 @pytest.mark.parametrize("answer", FLOODS.values(), ids=FLOODS.keys())
-def test_an_answer_without_end_ends_at_its_size(answer: StrangeAnswer) -> None:
+def test_a_response_without_end_is_cut_at_its_size(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=r"sent more than|too many|got more than|line") as raised:
             HttpClient().request_json(server.url, deadline_s=600)
@@ -170,7 +170,7 @@ def test_a_body_is_never_decompressed() -> None:
         assert b"Accept-Encoding: identity\r\n" in server.requests[0]
 
 
-def test_a_body_that_ends_too_early_is_none() -> None:
+def test_a_body_that_ends_too_early_is_an_error() -> None:
     def answer(client: StrangeClient) -> None:
         client.send(OK + b"Content-Length: 10\r\n\r\n{}")
         raise ConnectionError
@@ -221,7 +221,7 @@ def test_time_in_which_the_reader_is_busy_does_not_count_against_a_download() ->
         assert answer.read(10) == b"}"
 
 
-def test_an_artifact_that_trickles_is_unknown() -> None:
+def test_an_artifact_that_arrives_slowly_is_unknown() -> None:
     fetcher = WebFetcher(deadline_s=SHORT_S, rate=MinimumRate(size_bytes=1 << 20, period_s=SHORT_S))
     with strange_server(TRICKLES["body"]) as server:
         with pytest.raises(HostUnreachable), fetcher.read(server.url) as content:
@@ -250,7 +250,7 @@ def test_an_artifact_that_trickles_is_unknown() -> None:
         ("HTTP://boot.test/", False),
     ],
 )
-def test_finding_s16_tokens_go_to_https_and_to_this_machine(url: str, is_sent: bool) -> None:
+def test_finding_s16_tokens_are_sent_only_by_https_or_to_this_machine(url: str, is_sent: bool) -> None:
     if is_sent:
         check_credentials(url)
     else:
@@ -266,19 +266,19 @@ def test_finding_s16_a_command_sends_no_token_to_an_http_url(tmp_path: Path) -> 
     assert (done.code, "unencrypted" in done.err, "very-secret" in done.err) == (64, True, False)
 
 
-def test_credentials_may_not_be_passed_as_other_headers() -> None:
+def test_credentials_cannot_be_passed_as_other_headers() -> None:
     for name in ("authorization", "Cookie", "PRIVATE-TOKEN"):
         with pytest.raises(ValueError, match="as credentials"):
             HttpClient().request_json("https://boot.test/", headers={name: "very-secret"})
 
 
-def test_a_token_of_two_lines_is_refused_and_not_shown() -> None:
+def test_a_token_of_two_lines_is_rejected_and_not_shown() -> None:
     with pytest.raises(UsageError, match="one line") as raised:
         HttpClient().request_json("https://boot.test/", credentials={"Authorization": "Bearer very\r\nsecret"})
     assert "secret" not in str(raised.value)
 
 
-def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_localhost_name_on_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resolver may answer anything; the address of the connection counts."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
         if found.connect_ex(("192.0.2.1", 9)):
@@ -340,7 +340,7 @@ def test_no_redirect_leads_from_https_to_http(tmp_path: Path) -> None:
     assert other.requests == []
 
 
-def test_redirects_are_followed_only_so_often() -> None:
+def test_the_number_of_redirects_is_limited() -> None:
     with strange_server(leading_to("/again")) as server:
         with (
             pytest.raises(RedirectRefused, match="more than 5 redirects"),
@@ -353,7 +353,7 @@ def test_redirects_are_followed_only_so_often() -> None:
 # Connections
 
 
-def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> None:
+def test_a_connection_is_kept_and_opened_again_after_the_server_has_ended_it() -> None:
     def answer(client: StrangeClient) -> None:
         client.send(OK + b"Content-Length: 2\r\n\r\n{}")
         if len(server.requests) == 2:
@@ -365,7 +365,7 @@ def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> No
         assert [client.request_json(server.url).json for _ in range(3)] == [{}, {}, {}]
 
 
-def test_a_server_that_ends_each_connection_is_asked_once() -> None:
+def test_a_server_that_ends_each_connection_gets_one_request() -> None:
     def answer(client: StrangeClient) -> None:
         raise ConnectionResetError
 
@@ -413,7 +413,7 @@ def test_finding_p13_commands_fetch_artifacts_through_the_proxy_of_the_environme
     assert server.requests[0].startswith(b"GET http://mirror.invalid/vmlinuz HTTP/1.1\r\n")
 
 
-def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:
+def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:
     with strange_server(sending(b"HTTP/1.1 200 OK\r\n", drips=b"X-A: b\r\n")) as server:
         proxy(server.url)
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
@@ -421,12 +421,12 @@ def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -
 
 
 @pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
-def test_what_is_no_url_of_a_web_server_is_a_wrong_setting(url: str) -> None:
+def test_an_invalid_url_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError, match="is not the URL of a web server"):
         HttpClient().request_json(url)
 
 
-def test_what_a_server_says_is_read_as_json() -> None:
+def test_a_response_is_parsed_as_json() -> None:
     said = json.dumps({"message": "not\nnow"}).encode()
     head = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n" % len(said)
     with strange_server(sending(head, said)) as server:
@@ -435,7 +435,7 @@ def test_what_a_server_says_is_read_as_json() -> None:
 
 
 @pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
-def test_finding_s16_a_bmc_that_drips_ends_at_the_deadline(answer: StrangeAnswer) -> None:
+def test_finding_s16_a_slow_bmc_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     credentials = Credentials(name="", username="admin", password="secret")
     with strange_server(answer) as server:
         bmc = BmcConnection(

@@ -60,18 +60,18 @@ class Outer:
         pytest.param(
             Outer(max_small_group=3),
             {"maxSmallGroup": 3, "inner": [{"baseURL": "http://boot"}]},
-            id="dataclasses in camelCase, by other names, without what is left out",
+            id="dataclasses in camelCase, by other names, without omitted fields",
         ),
     ],
 )
-def test_a_value_is_shown_as_json_has_it(value: Any, shown: Any) -> None:
+def test_a_value_is_converted_to_its_json_form(value: Any, shown: Any) -> None:
     assert to_json_value(value) == shown
     assert type(to_json_value(value)) is type(shown)
     assert json.loads(json.dumps(to_json_value(value))) == shown
 
 
 @pytest.mark.parametrize("value", [object(), Outer, b"bytes", {1, 2}], ids=["an object", "a class", "bytes", "a set"])
-def test_what_json_does_not_have_is_refused_and_not_guessed(value: object) -> None:
+def test_a_value_without_a_json_form_is_rejected(value: object) -> None:
     with pytest.raises(TypeError, match="JSON has no"):
         to_json_value({"in": [value]})
 
@@ -86,14 +86,14 @@ _VALUES = st.recursive(
 @given(_VALUES)
 @example('\x00\x1f\x7f\u2028é😀/"\\\b\f\n\r\t')
 @example({"😀": 10**30, "\uffff": -(2**64), "é": [], "": {}})
-def test_canonical_json_is_spelt_as_by_the_standard_library(value: Any) -> None:
+def test_canonical_json_equals_the_output_of_the_standard_library(value: Any) -> None:
     spelt = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     assert encode_canonical(value) == spelt
     assert compute_digest(value) == sha256(spelt).hexdigest()
 
 
-def test_what_is_laid_out_says_the_same_on_several_lines() -> None:
+def test_indented_json_has_the_same_value_on_several_lines() -> None:
     assert encode_indented({"b": [1, 2], "a": "é"}).decode() == '{\n  "a": "é",\n  "b": [\n    1,\n    2\n  ]\n}'
 
 
@@ -140,12 +140,12 @@ thread.join()
 """
 
 
-def test_a_decoder_that_another_thread_makes_at_the_same_time_does_not_end_the_process() -> None:
+def test_a_decoder_that_another_thread_builds_at_the_same_time_does_not_crash_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "Outer(middle=Middle(number=1), name='a')\n"), done
 
 
-def test_every_decoder_is_made_by_the_module_that_makes_one_after_the_other() -> None:
+def test_every_decoder_is_built_by_the_module_that_builds_them_one_after_another() -> None:
     found = {str(path.relative_to(SOURCES)): list(makers(path)) for path in sorted(SOURCES.rglob("*.py"))}
     assert {path for path, calls in found.items() if calls} == {"jsonio.py", OWN_CLASS}
 

@@ -1,4 +1,4 @@
-"""The list of codes is complete: each that can be told is in it, explained, and found by some test."""
+"""The list of codes is complete: each code in the code is listed, explained, and found by a test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_code_in_the_source_is_in_the_list() -> None:
     assert len(written) > len(Code)
 
 
-def test_a_code_is_told_by_some_module_and_found_by_some_test() -> None:
+def test_each_code_is_reported_by_a_module_and_found_by_a_test() -> None:
     definitions = re.compile(r"^class Code\b.*?^(?=\S)", re.MULTILINE | re.DOTALL)
     modules = "\n".join(definitions.sub("", text) if path == CODES else text for path, text in source().items())
     told = {*re.findall(r"\bCode\.\w+|\bGB\d{4}\b", modules)}
@@ -34,14 +34,14 @@ def test_a_code_is_told_by_some_module_and_found_by_some_test() -> None:
     assert [code for code in Code if not {code.name, code.value} & found] == []
 
 
-def test_codes_are_sorted_and_none_is_another() -> None:
+def test_codes_are_sorted_and_unique() -> None:
     values = [code.value for code in Code]
     assert values == sorted(values)
     assert len(values) == CODES.read_text().count('\n        "GB') == len({code.headline for code in Code})
     assert all(re.fullmatch(r"GB[1-7]\d{3}", value) for value in values)
 
 
-def test_a_code_has_a_headline_a_reason_and_a_fix_which_is_the_hint_behind_a_message() -> None:
+def test_a_code_has_a_headline_a_reason_and_a_fix_that_is_the_hint_of_a_message() -> None:
     for code in Code:
         assert re.fullmatch(r"[A-Z%][^\n]{5,80}[^.\n]", code.headline), code
         for sentences in (code.why, code.fix):
@@ -51,6 +51,6 @@ def test_a_code_has_a_headline_a_reason_and_a_fix_which_is_the_hint_behind_a_mes
         assert code.hint == code.fix[0].lower() + code.fix[1:-1], code
 
 
-def test_a_code_is_its_number_wherever_it_is_written() -> None:
+def test_a_code_is_formatted_as_its_number() -> None:
     assert f"{Code.MAC}" == str(Code.MAC) == "GB1033"
     assert pickle.loads(pickle.dumps(Code.MAC)) is Code.MAC

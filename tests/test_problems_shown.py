@@ -1,4 +1,4 @@
-"""Which problems of a commit hold at an instant, and that the first ones are shown, with how many more there are."""
+"""Problems of a commit that are valid at a time: the first ones are shown, with the number of the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_hundred_problems_of_a_file_are_shown(given: int, more: int, last: lis
     assert [bool(each.hint) for each in shown] == [each.code == "GB1015" for each in shown]
 
 
-def test_each_file_has_a_hundred_of_its_own() -> None:
+def test_each_file_has_its_own_hundred() -> None:
     problems = select_first(problem(line, path) for path in ("b.yaml", "a.yaml") for line in range(1, 201))
     assert [each.path for each in problems] == ["a.yaml"] * 101 + ["b.yaml"] * 101
 
@@ -69,7 +69,7 @@ def test_warnings_hide_no_error() -> None:
         (None, None, True, True, True),
     ],
 )
-def test_a_problem_holds_from_its_beginning_until_its_end(
+def test_a_problem_is_valid_from_its_beginning_until_its_end(
     since: datetime | None, until: datetime | None, before: bool, there: bool, after: bool
 ) -> None:
     each = dated(since, until)
@@ -77,14 +77,14 @@ def test_a_problem_holds_from_its_beginning_until_its_end(
     assert found == [before, there, after]
 
 
-def test_the_next_change_is_the_first_beginning_or_end_that_lies_ahead() -> None:
+def test_the_next_change_is_the_first_future_beginning_or_end() -> None:
     found = [dated(None, NOON + 3 * SECOND), dated(NOON + SECOND, NOON + 2 * SECOND), dated(NOON - SECOND, None)]
     ahead = [find_next_change(found, NOON + seconds * SECOND) for seconds in (-2, -1, 0, 1, 2, 3)]
     assert ahead == [NOON - SECOND, *2 * [NOON + SECOND], NOON + 2 * SECOND, NOON + 3 * SECOND, None]
     assert find_next_change([], NOON) is None
 
 
-def test_an_invalid_commit_has_the_problems_of_the_instant_besides_those_that_stay() -> None:
+def test_an_invalid_commit_has_its_permanent_problems_and_those_of_the_time() -> None:
     stays = Problem(path="b.yaml", line=1, column=1, code="GB1001", message="not YAML")
     error = InvalidRepository([stays], dated=[dated(None, NOON), dated(NOON, None, 2)])
     assert [each.line for each in error.at(NOON - SECOND).problems if each != stays] == [1]
@@ -93,7 +93,7 @@ def test_an_invalid_commit_has_the_problems_of_the_instant_besides_those_that_st
     assert "not YAML" in str(error.at(NOON)) and "no. 2" in str(error.at(NOON))
 
 
-def test_of_many_problems_of_a_file_those_that_hold_longest_are_shown() -> None:
+def test_of_many_problems_of_a_file_those_that_last_longest_are_shown() -> None:
     many = [dated(None, NOON + line * SECOND, line) for line in range(1, 151)]
     warnings = [dated(NOON + line * SECOND, None, line, severity=Severity.WARNING) for line in range(1, 3)]
     shown = select_longest([*many, *warnings])
@@ -109,7 +109,7 @@ def test_of_many_problems_of_a_file_those_that_hold_longest_are_shown() -> None:
         assert bool(find_problems_at(many, instant)) == bool(find_problems_at(errors, instant))
 
 
-def test_of_many_problems_that_begin_the_first_are_shown() -> None:
+def test_of_many_problems_that_begin_later_the_first_are_shown() -> None:
     many = [dated(NOON + line * SECOND, None, line) for line in range(1, 151)]
     shown = [each.problem.line for each in select_longest(many)]
     assert shown == list(range(1, 102))

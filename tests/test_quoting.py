@@ -35,7 +35,7 @@ KERNEL_SPACE = " \t\n\v\f\r\xa0"  # Linux lib/ctype.c
 
 
 def ipxe_commands(script: str) -> Iterator[list[str]]:
-    """What iPXE executes where all succeeds: process_script (image/script.c), system (core/exec.c)."""
+    """Return what iPXE executes if everything succeeds: process_script (image/script.c), system (core/exec.c)."""
     line = ""
     for part in script.split("\n"):
         line = (line + part).removesuffix("\r")
@@ -76,7 +76,7 @@ GRUB_PIECE = re.compile(r"'(?P<single>[^']*)'|(?P<double>\".*?\"|\$)|(?P<text>\\
 
 
 def grub_commands(script: str) -> Iterator[list[str]]:
-    """What GRUB executes, were it to know neither variables nor blocks: both end the test."""
+    """Return what GRUB executes without variables and blocks: both end the test."""
     argv: list[str] = []
     place = 0
     while place < len(script):
@@ -138,7 +138,7 @@ def kernel_parameters(line: str) -> list[tuple[str, str | None]]:
     return parameters
 
 
-def meant(argument: str) -> tuple[str, str | None]:
+def parse_argument(argument: str) -> tuple[str, str | None]:
     name, equals, value = argument.partition("=")
     if re.fullmatch('".*"', value):
         value = value[1:-1]
@@ -200,14 +200,14 @@ ONLY_SOME = {
 
 @for_each("argument", EVERYWHERE)
 @for_each("loader", LOADERS)
-def test_argument_arrives_as_it_was_given(loader: str, argument: str) -> None:
+def test_an_argument_arrives_unchanged(loader: str, argument: str) -> None:
     arguments = ["before", argument, "after=1"]
-    assert LOADERS[loader](arguments) == [meant(each) for each in arguments]
+    assert LOADERS[loader](arguments) == [parse_argument(each) for each in arguments]
 
 
 @for_each("argument", NOWHERE)
 @for_each("loader", LOADERS)
-def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> None:
+def test_an_argument_that_the_kernel_cannot_read_is_rejected(loader: str, argument: str) -> None:
     with pytest.raises(Unquotable) as caught:
         LOADERS[loader](["before", argument, "after=1"])
     assert caught.value.loader == "the kernel"
@@ -216,10 +216,10 @@ def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> N
 
 @for_each("case", ONLY_SOME)
 @for_each("loader", LOADERS)
-def test_what_one_loader_cannot_carry_is_refused_for_that_one(loader: str, case: str) -> None:
+def test_an_argument_that_one_loader_cannot_carry_is_rejected_for_that_loader(loader: str, case: str) -> None:
     argument, refusing, reason = ONLY_SOME[case]
     if loader not in refusing:
-        assert LOADERS[loader]([argument, "after"]) == [meant(argument), ("after", None)]
+        assert LOADERS[loader]([argument, "after"]) == [parse_argument(argument), ("after", None)]
         return
     with pytest.raises(Unquotable) as caught:
         LOADERS[loader]([argument, "after"])
@@ -244,17 +244,17 @@ ARGUMENTS = st.lists(
 @given(arguments=ARGUMENTS)
 @example(arguments=["a=b\\", "boot"])
 @example(arguments=['a="b', 'c="'])
-def test_arguments_arrive_as_they_were_given_or_are_refused(arguments: list[str]) -> None:
+def test_arguments_arrive_unchanged_or_are_rejected(arguments: list[str]) -> None:
     for through in LOADERS.values():
         try:
             arrived = through(arguments)
         except Unquotable:
             continue
-        assert arrived == [meant(argument) for argument in arguments]
+        assert arrived == [parse_argument(argument) for argument in arguments]
 
 
 @given(text=NASTY | st.text())
-def test_a_word_arrives_as_it_was_given_or_is_refused(text: str) -> None:
+def test_a_word_arrives_unchanged_or_is_rejected(text: str) -> None:
     for word, commands in ((quote_ipxe_word, ipxe_commands), (quote_grub_word, grub_commands)):
         try:
             line = f"set a {word(text)} b\n"
@@ -267,7 +267,7 @@ def test_a_word_arrives_as_it_was_given_or_is_refused(text: str) -> None:
 @example(url="--replace")
 @example(url="http://h/${net0/mac}")
 @example(url="http://h/a'b;c&d||e#f?g=[h]")
-def test_a_url_arrives_as_it_was_given_or_is_refused(url: str) -> None:
+def test_a_url_arrives_unchanged_or_is_rejected(url: str) -> None:
     try:
         line = f"chain {check_ipxe_url(url)} || goto next\n"
     except Unquotable:
@@ -285,12 +285,12 @@ def test_a_url_arrives_as_it_was_given_or_is_refused(url: str) -> None:
         "https://h/a'(b)*!",
     ],
 )
-def test_ipxe_carries_a_sound_url(url: str) -> None:
+def test_ipxe_carries_a_valid_url(url: str) -> None:
     assert check_ipxe_url(url) == url
 
 
 @for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
-def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
+def test_a_url_for_ipxe_must_be_absolute_and_encoded(url: str) -> None:
     with pytest.raises(Unquotable, match=r"cannot be written for iPXE: .*URL"):
         check_ipxe_url(url)
 
@@ -301,7 +301,7 @@ def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
 @example(text="-n; ; #x \\")
 @example(text="a\nreboot")
 @example(text="$'reboot'\\")
-def test_text_for_people_stays_text(text: str) -> None:
+def test_text_for_people_is_not_executed(text: str) -> None:
     script = f"#!ipxe\n# {sanitize_ipxe_text(text)}\necho {sanitize_ipxe_text(text)}\nboot\n"
     (echo, *words), boot = ipxe_commands(script)
     assert (echo, boot) == ("echo", ["boot"])
@@ -321,7 +321,7 @@ def test_text_for_people_stays_text(text: str) -> None:
         "BIOS 2.19, CHG-3381; see NET-412!",
     ],
 )
-def test_text_for_people_keeps_what_does_no_harm(text: str) -> None:
+def test_harmless_text_for_people_stays_unchanged(text: str) -> None:
     assert sanitize_ipxe_text(text) == text
     assert next(grub_commands(f"echo {sanitize_grub_text(text)}\n")) == ["echo", text]
 
@@ -337,22 +337,22 @@ def test_a_plain_grub_word_is_not_quoted() -> None:
     assert quote_grub_word("it's $1") == r"'it'\''s $1'"
 
 
-def test_the_kernel_s_own_quoting_is_kept() -> None:
+def test_the_quoting_of_the_kernel_is_kept() -> None:
     assert (
         quote_kernel_argument('dyndbg="file a +p"') == quote_kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
     )
     assert quote_kernel_argument('a="b"') == "a=b"
 
 
-def test_the_longest_command_line_is_carried_and_no_longer_one() -> None:
+def test_the_longest_command_line_is_accepted_and_no_longer_one() -> None:
     longest = ["a=" + "x" * (MAX_COMMAND_LINE - 2)]
     for through in LOADERS.values():
-        assert through(longest) == [meant(longest[0])]
+        assert through(longest) == [parse_argument(longest[0])]
         with pytest.raises(Unquotable, match="1791 bytes"):
             through([longest[0] + "x"])
 
 
-def test_ipxe_takes_no_more_words_than_its_stack_does() -> None:
+def test_ipxe_accepts_no_more_words_than_its_stack_holds() -> None:
     assert len(through_ipxe(["a"] * MAX_IPXE_WORDS)) == MAX_IPXE_WORDS
     for arguments in (["a"] * (MAX_IPXE_WORDS + 1), ["a=" + "b " * MAX_IPXE_WORDS + "c"]):
         with pytest.raises(Unquotable, match="129 words"):

@@ -1,4 +1,4 @@
-"""Standard output and standard error: nothing that is written there commands who shows it, whoever writes it."""
+"""Standard output and standard error: no text of any origin controls the program that shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J\u202e\udcff" + "\n" + r"\u003a:
 
 
 def written(*texts: str, to_terminal: bool) -> str:
-    """What a terminal, or a pipe, gets of what is written to a guarded stream."""
+    """Return what a terminal or a pipe receives from a guarded stream."""
     if to_terminal:
         read, write = os.openpty()
         tty.setraw(write)
@@ -40,25 +40,25 @@ def written(*texts: str, to_terminal: bool) -> str:
 
 
 @pytest.mark.parametrize("to_terminal", [False, True], ids=["pipe", "terminal"])
-def test_what_is_written_is_escaped(to_terminal: bool) -> None:
+def test_hostile_text_is_escaped(to_terminal: bool) -> None:
     assert written(HOSTILE, to_terminal=to_terminal) == SHOWN
     assert written("a", "::b\n", "\t::c", to_terminal=to_terminal) == "a" + r"\u003a:b" + "\n\t" + r"\u003a:c"
 
 
-def test_a_terminal_has_our_own_colours_and_no_others() -> None:
+def test_a_terminal_gets_the_colours_of_gitboot_and_no_others() -> None:
     line = f"{style(HOSTILE, 'red', bold=True)} {style('fine', 'green')}{build_control_sequence('K')}"
     assert written(line, to_terminal=True) == f"\x1b[31m\x1b[1m{SHOWN}\x1b[0m \x1b[32mfine\x1b[0m\x1b[K"
     assert written(line, to_terminal=False) == f"{SHOWN} fine"
 
 
-def test_colours_take_no_room_and_can_be_taken_off() -> None:
+def test_colours_have_no_width_and_can_be_removed() -> None:
     cell = style("web01\n", "red")
     assert (strip_style(cell), click.unstyle(cell)) == ("web01\n", "web01\n")
     assert strip_style(escape_line(f"{cell}\x1b[0m")) == r"web01\n\u001b[0m"
     assert style("plain") == "plain"
 
 
-def test_a_library_may_draw_and_the_stream_goes_on() -> None:
+def test_a_library_may_draw_and_the_stream_continues() -> None:
     read, write = os.pipe()
     with open(write, "w") as stream:
         output = guard_stream(stream)
@@ -82,7 +82,7 @@ def test_a_library_may_draw_and_the_stream_goes_on() -> None:
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_nothing_that_python_or_a_library_says_is_obeyed(raises: str, encoding: str) -> None:
+def test_no_text_of_python_or_a_library_is_executed(raises: str, encoding: str) -> None:
     guarding = "from gitboot.standard_streams import guard_output; guard_output()"
     script = f"import sys; {guarding}; HOSTILE = {HOSTILE!a}; {raises}"
     done = subprocess.run(
@@ -93,7 +93,7 @@ def test_nothing_that_python_or_a_library_says_is_obeyed(raises: str, encoding: 
     assert "owned" in text and "##[" not in text
 
 
-def test_what_has_no_letter_in_an_encoding_is_written_all_the_same(tmp_path: Path) -> None:
+def test_a_character_that_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     script = "from gitboot.standard_streams import guard_output; guard_output(); print('机架 ünlü')"
     with (tmp_path / "out").open("wb") as output:
         environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}

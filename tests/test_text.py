@@ -21,7 +21,7 @@ from gitboot.text import (
 )
 from tests.helpers.cases import for_each
 
-# What a stranger would write: beginnings of commands, white space of every kind, and characters without a glyph.
+# Text of a stranger: beginnings of commands, white space of every kind, and characters without a glyph.
 HOSTILE = st.text() | st.lists(
     st.sampled_from(
         [
@@ -58,7 +58,7 @@ HOSTILE = st.text() | st.lists(
         ("a heading", "## Guards #[1]", "## Guards #[1]"),
     ],
 )
-def test_what_commands_or_misleads_is_escaped(kind: str, found: str, expected: str) -> None:
+def test_control_and_misleading_characters_are_escaped(kind: str, found: str, expected: str) -> None:
     assert (printable(found), printable(printable(found))) == (expected, expected)
 
 
@@ -74,15 +74,15 @@ def test_what_commands_or_misleads_is_escaped(kind: str, found: str, expected: s
         ("a section of GitLab", "section_start:1:x\r\x1b[0K", r"section_start:1:x\r\u001b[0K"),
     ],
 )
-def test_no_line_begins_with_a_command(kind: str, found: str, expected: str) -> None:
+def test_no_line_begins_with_a_ci_command(kind: str, found: str, expected: str) -> None:
     assert (printable_lines(found), printable_lines(printable_lines(found))) == (expected, expected)
 
 
 def commands(line: str) -> list[str]:
-    """The commands that a CI system finds in a line, whatever they are called.
+    """Return the commands that a CI system finds in a line.
 
-    As actions/runner (ActionCommand.cs) and azure-pipelines-agent (Command.cs) look for them; what a comparison of .NET
-    may not see is taken out first.
+    The line is parsed as actions/runner (ActionCommand.cs) and azure-pipelines-agent (Command.cs) do; characters that a
+    comparison of .NET may ignore are removed first.
     """
     seen = "".join(char for char in line if char.isprintable() or char.isspace())
     seen = seen.translate(dict.fromkeys(map(ord, "\ufe0f\u034f")))
@@ -94,7 +94,7 @@ def commands(line: str) -> list[str]:
 @example("\u2028::error::x")
 @example("a\x85 ::error::x")
 @example("#\u200b#[add-mask]x")
-def test_no_text_commands_a_ci_system_or_a_terminal(found: str) -> None:
+def test_no_text_controls_a_ci_system_or_a_terminal(found: str) -> None:
     lines = printable_lines(found).split("\n")
     assert [commands(line) for line in lines if commands(line)] == []
     assert all(line.replace("\t", "").isprintable() for line in lines)
@@ -105,13 +105,13 @@ def test_no_text_commands_a_ci_system_or_a_terminal(found: str) -> None:
 @given(HOSTILE)
 @example("\u2000\ufe0f")
 @example("\u2072\ufe0f\ufe0f")
-def test_a_second_time_changes_nothing(found: str) -> None:
+def test_escaping_twice_changes_nothing(found: str) -> None:
     assert printable(printable(found)) == printable(found)
     assert printable_lines(printable_lines(found)) == printable_lines(found)
 
 
 @given(HOSTILE, st.booleans(), st.sampled_from([None, 2]))
-def test_json_stays_the_same_json(found: str, ensure_ascii: bool, indent: int | None) -> None:
+def test_json_keeps_its_value(found: str, ensure_ascii: bool, indent: int | None) -> None:
     value = {found: [found, 1]}
     assert json.loads(printable_lines(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent))) == value
 
@@ -124,7 +124,7 @@ def test_json_stays_the_same_json(found: str, ensure_ascii: bool, indent: int | 
         (["web01", "web 02", ""], "web01 'web 02' ''"),
     ],
 )
-def test_words_to_copy_are_words_of_a_shell(words: list[str], expected: str) -> None:
+def test_words_to_copy_are_shell_words(words: list[str], expected: str) -> None:
     assert quote_words(*words) == expected
     assert shlex.split(expected) == words
 
@@ -133,7 +133,7 @@ def test_words_to_copy_are_words_of_a_shell(words: list[str], expected: str) -> 
 
 
 @for_each(("number", "said"), [(0, "0 servers"), (1, "1 server"), (2, "2 servers"), (12_345, "12,345 servers")])
-def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, said: str) -> None:
+def test_a_noun_is_plural_unless_the_number_is_one(number: int, said: str) -> None:
     assert format_count(number, "server") == said
 
 
@@ -148,7 +148,7 @@ def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, said: str) -> 
         (1234, "", "and 1,234 more"),
     ],
 )
-def test_what_is_left_out_is_counted(number: int, noun: str, said: str) -> None:
+def test_the_omitted_rest_is_counted(number: int, noun: str, said: str) -> None:
     assert format_rest(number, noun) == said
 
 
@@ -161,7 +161,7 @@ def test_what_is_left_out_is_counted(number: int, noun: str, said: str) -> None:
         (["a", "b", "c"], "a, b and 1 more"),
     ],
 )
-def test_the_first_names_stand_for_many(names: list[str], said: str) -> None:
+def test_the_first_names_are_shown_and_the_rest_is_counted(names: list[str], said: str) -> None:
     assert format_names(names, 2) == said
 
 
@@ -175,15 +175,15 @@ def test_the_first_names_stand_for_many(names: list[str], said: str) -> None:
         ("", None),
     ],
 )
-def test_the_nearest_word_is_meant(found: str, word: str | None) -> None:
+def test_the_nearest_word_is_suggested(found: str, word: str | None) -> None:
     assert find_similar(found, ["db01", "matchLabels", "web01"]) == word
 
 
-def test_of_words_that_are_as_near_the_same_is_meant_in_any_order() -> None:
+def test_of_equally_near_words_the_same_is_suggested_in_any_order() -> None:
     assert find_similar("web0", ["web02", "web01"]) == find_similar("web0", ["web01", "web02"])
 
 
-def test_where_no_word_is_near_something_else_is_said() -> None:
+def test_without_a_near_word_the_other_text_is_shown() -> None:
     assert did_you_mean("web1", ["web01"], "gitboot plan lists them") == "did you mean web01?"
     assert did_you_mean("zzz", ["web01"], "gitboot plan lists them") == "gitboot plan lists them"
     assert did_you_mean("zzz", ["web01"]) == ""

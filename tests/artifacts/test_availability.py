@@ -114,7 +114,7 @@ THERE = Sighting(presence=Presence.FOUND)
 class Told:
     sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)
     wanted: Collection[BootFile] = ()
-    late: Mapping[BootFile, Sighting] | None = None  # what is seen only by who waits for it
+    late: Mapping[BootFile, Sighting] | None = None  # a fault that only its waiters see
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         self.wanted = files
@@ -146,7 +146,7 @@ def bench(tmp_path: Path, told: Told) -> Iterator[Bench]:
         yield bench
 
 
-def shown(planned: BootPlan | None) -> tuple[Phase, Cause, str | None]:
+def summarize_plan(planned: BootPlan | None) -> tuple[Phase, Cause, str | None]:
     assert planned is not None
     return planned.phase, planned.cause, planned.boot.image if planned.boot is not None else None
 
@@ -158,13 +158,13 @@ OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
 @pytest.mark.parametrize(
     ("case", "seen", "name", "expected"),
     [
-        ("nothing is known of it", None, KERNEL, OFFERED),
-        ("nobody answers", SILENT, KERNEL, OFFERED),
+        ("no result of it", None, KERNEL, OFFERED),
+        ("no server responds", SILENT, KERNEL, OFFERED),
         ("it is there", THERE, KERNEL, OFFERED),
-        ("there is none", ABSENT, KERNEL, DISK),
-        ("it is another", WRONG, KERNEL, DISK),
+        ("there is no file", ABSENT, KERNEL, DISK),
+        ("a file with another digest", WRONG, KERNEL, DISK),
         ("an initrd of it", ABSENT, "flatcar-1/initrd", DISK),
-        ("another image's file", ABSENT, "memtest-7/kernel", OFFERED),
+        ("a file of another image", ABSENT, "memtest-7/kernel", OFFERED),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
@@ -173,7 +173,7 @@ def test_only_an_artifact_that_is_certainly_absent_withholds_a_boot(
 ) -> None:
     if seen is not None:
         told.see(seen, name)
-    assert shown(bench.decide(*ONCE).reconcile()) == expected
+    assert summarize_plan(bench.decide(*ONCE).reconcile()) == expected
     state = bench.rendered["web01"]
     turn = next(turns for path, turns in state.published.paths.items() if path.endswith("boot.ipxe"))[0]
     assert (turn.writes is not None) == (expected == OFFERED)
@@ -183,13 +183,13 @@ def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_even
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
     for _ in range(2):
-        assert shown(bench.reconcile()) == DISK
+        assert summarize_plan(bench.reconcile()) == DISK
     status, reason, message = bench.condition("ArtifactsPresent") or (None, "", "")
     assert (status, reason) == (False, "Missing")
     assert f"BootImage/flatcar-1 for 1 server ({ASSETS}/{KERNEL}: boot.test answers 404)" in message
     told.see(THERE, KERNEL)
     for _ in range(2):
-        assert shown(bench.reconcile()) == OFFERED
+        assert summarize_plan(bench.reconcile()) == OFFERED
     assert bench.told("ArtifactMissing", "ArtifactFound", "ArtifactsMissing") == [
         "ArtifactMissing",
         "ArtifactsMissing",
@@ -220,7 +220,7 @@ def test_other_servers_continue_and_the_servers_of_a_missing_file_are_counted(be
     bench.decide(SEED[0], *ONCE[1:-1], policy("web", "{matchLabels: {role: web}}", often="Once"), *blue, *more)
     told.see(ABSENT, "flatcar-2/kernel")
     bench.reconcile()
-    found = {name: shown(state.plan)[1] for name, state in bench.servers.items()}
+    found = {name: summarize_plan(state.plan)[1] for name, state in bench.servers.items()}
     assert found == {"web01": Cause.PENDING, **{f"blue{number}": Cause.FILE_MISSING for number in range(3)}}
     assert "BootImage/flatcar-2 for 3 servers" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
 
@@ -233,15 +233,15 @@ def test_a_maintenance_with_a_missing_artifact_is_replaced_by_a_boot_that_writes
         *(profile("web", "live-1"), profile("repair", "memtest-7"), policy("web")),
         maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1"),
     )
-    assert shown(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    assert summarize_plan(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
     told.see(ABSENT, "memtest-7/kernel")
-    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.FILE_MISSING, "live-1")
+    assert summarize_plan(bench.reconcile()) == (Phase.NETWORK, Cause.FILE_MISSING, "live-1")
     told.see(ABSENT, "live-1/initrd")
-    assert shown(bench.reconcile()) == DISK
+    assert summarize_plan(bench.reconcile()) == DISK
     bench.now = at("20T14:00")
-    assert shown(bench.reconcile()) == DISK  # the policy's own boot is absent as well
+    assert summarize_plan(bench.reconcile()) == DISK  # the policy's own boot is absent as well
     told.see(THERE, "live-1/initrd")
-    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ALWAYS, "live-1")
+    assert summarize_plan(bench.reconcile()) == (Phase.NETWORK, Cause.ALWAYS, "live-1")
 
 
 DISKLESS = (
@@ -271,7 +271,7 @@ def test_a_boot_with_a_missing_artifact_is_withheld_while_the_instance_is_down(b
 
     def unheard() -> tuple[Phase, Cause, str | None]:
         bench.reconcile()
-        return shown(bench.rendered["web01"].later[-1][1])
+        return summarize_plan(bench.rendered["web01"].later[-1][1])
 
     assert unheard() == (Phase.NETWORK, Cause.INSTANCE_SILENT, "live-1")
     told.see(ABSENT, "live-1/kernel")
@@ -282,11 +282,11 @@ def test_a_later_window_with_a_missing_artifact_is_not_published_ahead(bench: Be
     bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
     told.see(ABSENT, "memtest-7/kernel")
     bench.reconcile()
-    later = [shown(planned) for _, planned in bench.rendered["web01"].later]
+    later = [summarize_plan(planned) for _, planned in bench.rendered["web01"].later]
     assert all(cause is not Cause.MAINTENANCE for _, cause, _ in later), later
     told.see(THERE, "memtest-7/kernel")
     bench.reconcile()
-    assert shown(bench.rendered["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    assert summarize_plan(bench.rendered["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
 
 
 def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: Told) -> None:
@@ -294,25 +294,25 @@ def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: T
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
     told.see(ABSENT, KERNEL)
-    assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
+    assert summarize_plan(bench.wait(seconds=10).reconcile()) == OFFERED
     planned = bench.wait(seconds=60).reconcile()
     assert planned is not None and planned.boot is None
-    assert planned.cause is not Cause.FILE_MISSING  # what was begun is told as what it is
+    assert planned.cause is not Cause.FILE_MISSING  # the boot that was started keeps its name
 
 
 def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
     bench.decide(*ONCE[:2], image("flatcar-1", "boots: 2"), *ONCE[3:])
     bench.fetch(bench.reconcile())
-    assert shown(bench.wait(minutes=5).reconcile()) == OFFERED
+    assert summarize_plan(bench.wait(minutes=5).reconcile()) == OFFERED
     told.see(ABSENT, KERNEL)
-    assert shown(bench.reconcile()) == DISK
+    assert summarize_plan(bench.reconcile()) == DISK
     told.see(THERE, KERNEL)
     planned = bench.reconcile()
-    assert shown(planned) == OFFERED
+    assert summarize_plan(planned) == OFFERED
     assert planned is not None and planned.key == "provision/1/boot/2"
 
 
-def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: Told) -> None:
+def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(bench: Bench, told: Told) -> None:
     bench.decide(fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
     told.see(ABSENT, "memtest-7/kernel")
 
@@ -322,7 +322,7 @@ def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: To
     bench.reconcile()
     assert "memtest-7" not in unknown()
     assert "BootImage/memtest-7 for unknown machines" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
-    assert shown(bench.rendered["web01"].plan) == OFFERED
+    assert summarize_plan(bench.rendered["web01"].plan) == OFFERED
     told.see(THERE, "memtest-7/kernel")
     bench.reconcile()
     assert "memtest-7" in unknown()
@@ -337,29 +337,31 @@ MIRRORING = (
 
 
 def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: Bench, told: Told) -> None:
-    assert shown(bench.decide(*MIRRORING).reconcile()) == DISK
+    assert summarize_plan(bench.decide(*MIRRORING).reconcile()) == DISK
     assert "gitboot has not checked it yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
-    assert shown(bench.reconcile()) == DISK
+    assert summarize_plan(bench.reconcile()) == DISK
     told.sightings = dict.fromkeys(told.wanted, THERE)
-    assert shown(bench.reconcile()) == OFFERED
+    assert summarize_plan(bench.reconcile()) == OFFERED
 
 
 def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
-    assert shown(bench.decide(*ONCE).reconcile()) == DISK
+    assert summarize_plan(bench.decide(*ONCE).reconcile()) == DISK
     assert bench.told("ArtifactMissing") == ["ArtifactMissing"]
 
 
 def test_without_artifact_checks_there_is_no_condition(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        assert shown(bench.decide(*ONCE).reconcile()) == OFFERED
+        assert summarize_plan(bench.decide(*ONCE).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
 
 
-def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSite, tmp_path: Path) -> None:
+def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_appears(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
     site = make_site()
     told = Told()
     site.restart(artifacts=told)
@@ -380,7 +382,7 @@ def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSit
 
 
 def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) -> None:
-    # The machine has reset by it, and is on its way to its entry.
+    # The machine has reset with it, and is about to fetch its boot script.
     site = make_site()
     told = Told()
     site.restart(artifacts=told)
@@ -395,7 +397,7 @@ def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) ->
     assert site.states["provision/1"] is OverrideState.CONSUMED
     told.see(ABSENT, KERNEL)
     planned = site.bench.reconcile()
-    assert shown(planned) == OFFERED
+    assert summarize_plan(planned) == OFFERED
     assert planned is not None and planned.override is None
 
 
@@ -494,7 +496,7 @@ def test_a_watch_notices_a_missing_artifact_and_its_appearance(
     web.put("/missing", KERNEL_BYTES)
     eventually(lambda: lookout.get_sightings()[missing].is_there)
     eventually(lambda: len(woken) >= 2)
-    assert len(woken) == 2  # who is woken is woken for a reason
+    assert len(woken) == 2  # each wakeup has a reason
     del web.files["/there"]
     eventually(lambda: lookout.get_sightings()[there].is_absent)
 
@@ -585,7 +587,7 @@ def test_files_that_this_host_serves_are_read_and_others_only_if_configured(
 def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
-    # A site is asked itself; where nobody answers there, it will have what stands here.
+    # A site has its own artifacts; if its server does not respond, the local results count for it.
     path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
     bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
@@ -612,7 +614,7 @@ def test_artifact_checks_can_be_switched_off(tmp_path: Path, ledger: Store) -> N
 
 
 def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, web: ArtifactServer) -> None:
-    # A kernel that is not at its server, and one that is not in --assets: neither offered nor set until they
+    # A kernel that is missing on its server, and one that is missing in --assets: neither offered nor set until they
     # come.
     assets = tmp_path / "assets"
     (assets / "own-1").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Loaders from packages: what is placed, what is missing, and that doing it twice changes nothing."""
+"""Loaders from packages: which are placed, which are missing, and that a second run changes nothing."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_the_command_uses_the_base_url_of_the_fleet_and_prints_each_loader(tmp_p
     assert (tmp_path / "out/assets" / MANIFEST).exists()
 
 
-def test_packages_of_another_architecture_are_taken_from_where_they_were_unpacked(tmp_path: Path) -> None:
+def test_packages_of_another_architecture_are_read_from_the_folder_where_they_were_unpacked(tmp_path: Path) -> None:
     installed, unpacked = packages(tmp_path / "installed"), tmp_path / "unpacked"
     (installed / "usr/lib/ipxe/ipxe-arm64.efi").unlink()
     for name in ("ipxe-arm64.efi", "undionly.kpxe"):
@@ -241,7 +241,7 @@ def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
     assert "expected an http or https URL" in str(done.exception)
 
 
-def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_path: Path) -> None:
     outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
@@ -274,8 +274,8 @@ def test_a_program_with_a_certificate_table_is_signed(magic: int, signed: bool) 
         ("no table of certificates at all", program(signed=True, directories=4), False),
         ("a compressed kernel", b"\x1f\x8b" + b"\0" * 100, None),
         ("an old program of DOS", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"NE" * 40, None),
-        ("one whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
-        ("one that ends too early", program(signed=True)[:200], None),
+        ("a program whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
+        ("a program that ends too early", program(signed=True)[:200], None),
         ("nothing", b"", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Artifacts as real servers and registries have them: what is said of them, and what is not known."""
+"""Checks of artifacts at real servers and registries: present, missing, wrong and unknown."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
         yield f"{mirror.url}/assets", folder
 
 
-def named(url: str, content: bytes = KERNEL) -> BootFile:
+def make_boot_file(url: str, content: bytes = KERNEL) -> BootFile:
     return BootFile(url=url, sha256=digest_of(content), size=len(content))
 
 
 def test_a_file_of_nginx_is_verified(published: tuple[str, Path]) -> None:
     url, _ = published
-    looked = check_artifact(WebFetcher(), named(f"{url}/linux.efi"), read=False)
+    looked = check_artifact(WebFetcher(), make_boot_file(f"{url}/linux.efi"), read=False)
     assert (looked.presence, looked.head.size) == (Presence.FOUND, len(KERNEL))
     assert find_firmware_obstacle(looked.head) is None
-    read = check_artifact(WebFetcher(), named(f"{url}/linux.efi"), looked, read=True)
+    read = check_artifact(WebFetcher(), make_boot_file(f"{url}/linux.efi"), looked, read=True)
     assert (read.presence, read.head.version) == (Presence.VERIFIED, looked.head.version)
     assert read.head.version is not None
     assert find_firmware_obstacle(WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
@@ -77,7 +77,7 @@ def test_a_file_of_nginx_is_verified(published: tuple[str, Path]) -> None:
 
 def test_a_file_that_nginx_lacks_is_missing_until_it_appears(published: tuple[str, Path]) -> None:
     url, folder = published
-    file = named(f"{url}/late.iso")
+    file = make_boot_file(f"{url}/late.iso")
     assert check_artifact(WebFetcher(), file, read=True).presence is Presence.MISSING
     (folder / "late.iso").write_bytes(KERNEL)
     assert check_artifact(WebFetcher(), file, read=True).presence is Presence.VERIFIED
@@ -88,7 +88,7 @@ def test_an_interrupted_read_from_nginx_continues_at_its_offset(published: tuple
     with WebFetcher().read(f"{url}/disc.iso", 100) as content:
         assert (content.offset, content.head.size) == (100, len(KERNEL))
         assert b"".join(content.chunks) == KERNEL[100:]
-    with WebFetcher().read(f"{url}/disc.iso", len(KERNEL)) as content:  # nothing is left: 416
+    with WebFetcher().read(f"{url}/disc.iso", len(KERNEL)) as content:  # no bytes are left: 416
         assert (content.offset, b"".join(content.chunks)) == (0, KERNEL)
 
 
@@ -110,7 +110,7 @@ def test_a_404_and_a_410_mean_that_the_file_is_missing(server: ArtifactServer, s
 
 def test_a_refused_connection_and_an_unknown_host_name_are_unknown() -> None:
     for url in (f"http://127.0.0.1:{free_port()}/a", "http://nowhere.invalid/a", "oci://registry.test/a"):
-        seen = check_artifact(PrefixFetcher({"http://": WebFetcher()}), named(url), read=True)
+        seen = check_artifact(PrefixFetcher({"http://": WebFetcher()}), make_boot_file(url), read=True)
         assert seen.presence is Presence.UNKNOWN, url
         assert seen.message
         assert "<" not in seen.message
@@ -151,7 +151,7 @@ def test_a_file_is_not_read_again_while_its_version_is_the_same(server: Artifact
         Presence.VERIFIED,
         1,
     )
-    server.no_version = True  # nothing says any more that it is the same
+    server.no_version = True  # no header shows any more that it is the same
     check_artifact(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2
 
@@ -215,7 +215,7 @@ def test_a_server_without_ranges_is_read_from_the_beginning(server: ArtifactServ
 def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -> None:
     server.put("/a", KERNEL, "application/efi")
     server.led["/old"] = "/a"
-    seen = check_artifact(WebFetcher(), named(f"{server.url}/old"), read=True)
+    seen = check_artifact(WebFetcher(), make_boot_file(f"{server.url}/old"), read=True)
     assert (seen.presence, seen.head.redirect_url) == (Presence.VERIFIED, f"{server.url}/a")
     assert "redirect" in (find_firmware_obstacle(seen.head) or "")
 
@@ -223,7 +223,7 @@ def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -
 @pytest.mark.parametrize("where", ["/old", "file:///etc/passwd", "ftp://127.0.0.1/a"])
 def test_a_redirect_that_leads_nowhere_is_not_followed(server: ArtifactServer, where: str) -> None:
     server.led["/old"] = where
-    assert check_artifact(WebFetcher(), named(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
+    assert check_artifact(WebFetcher(), make_boot_file(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
 
 
 def test_firmware_needs_a_content_length(server: ArtifactServer) -> None:
@@ -242,7 +242,10 @@ def test_a_folder_has_the_files_that_endpoints_serve_and_no_others(tmp_path: Pat
         (tmp_path / name).write_bytes(KERNEL)
     (root / "link").symlink_to(tmp_path / "outside")
     fetcher = FolderFetcher(root, "http://boot.test/assets/")
-    assert check_artifact(fetcher, named("http://boot.test/assets/vm%20linuz"), read=True).presence is Presence.VERIFIED
+    assert (
+        check_artifact(fetcher, make_boot_file("http://boot.test/assets/vm%20linuz"), read=True).presence
+        is Presence.VERIFIED
+    )
     with pytest.raises(ArtifactMissing):
         fetcher.head(f"http://boot.test/assets/{path}")
     with pytest.raises(ArtifactMissing), fetcher.read(f"http://boot.test/assets/{path}"):
@@ -257,7 +260,7 @@ def test_an_error_of_the_reader_is_not_an_error_of_the_source(tmp_path: Path) ->
 
 def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
-    fetcher, file = FolderFetcher(tmp_path, "http://b/"), named("http://b/a")
+    fetcher, file = FolderFetcher(tmp_path, "http://b/"), make_boot_file("http://b/a")
     first = check_artifact(fetcher, file, read=True)
     assert check_artifact(fetcher, file, first, read=False).presence is Presence.VERIFIED
     (tmp_path / "b").write_bytes(KERNEL[::-1])
@@ -271,8 +274,8 @@ def test_the_longest_prefix_selects_the_fetcher(tmp_path: Path, server: Artifact
     both = PrefixFetcher(
         {"http://": WebFetcher(), f"{server.url}/assets/": FolderFetcher(tmp_path, f"{server.url}/assets/")}
     )
-    assert check_artifact(both, named(f"{server.url}/assets/a"), read=True).presence is Presence.VERIFIED
-    assert check_artifact(both, named(f"{server.url}/a"), read=True).presence is Presence.MISSING
+    assert check_artifact(both, make_boot_file(f"{server.url}/assets/a"), read=True).presence is Presence.VERIFIED
+    assert check_artifact(both, make_boot_file(f"{server.url}/a"), read=True).presence is Presence.MISSING
     with pytest.raises(HostUnreachable), both.read("ftp://x/a"):
         pass
 
@@ -355,7 +358,7 @@ def test_a_range_other_than_the_requested_one_is_rejected() -> None:
         server.answers[path] = 416, {}, b"no"
         with pytest.raises(HostUnreachable, match="416"), fetcher(server.url).read(url(server.host), 3):
             pass
-        server.answers[path] = 200, {}, b"kernel"  # a server that knows no ranges
+        server.answers[path] = 200, {}, b"kernel"  # a server without ranges
         with fetcher(server.url).read(url(server.host), 3) as content:
             assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
 

@@ -193,7 +193,7 @@ def test_sources_can_be_checked_before_a_merge(found: Registry, web: ArtifactSer
         kernel: ("Verified", ["", "fra"], 2),
         f"{web.url}/initrd.img": ("Verified", ["", "fra"], 2),
     }
-    assert CliRunner().invoke(cli, command).exit_code == Exit.SOURCE  # nobody says that the registry may be asked
+    assert CliRunner().invoke(cli, command).exit_code == Exit.SOURCE  # no option allows the registry
     web.statuses["/initrd.img"] = 404
     assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL
 

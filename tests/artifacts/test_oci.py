@@ -159,7 +159,7 @@ def test_a_registry_asks_for_a_token(rack: Rack, tmp_path: Path) -> None:
     anonymous = asking(rack.token, tls=rack.tls)
     rack.tokens.asked.clear()
     assert resolve(image(rack.token, "open/linux:1.0"), anonymous, cname="metal_pxe").architectures
-    assert len(rack.tokens.asked) == 1  # it is kept
+    assert len(rack.tokens.asked) == 1  # the copy stays
     with pytest.raises(RegistryRefused, match="credentials do not allow access"):
         anonymous.manifest(image(rack.token))
     assert asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls).manifest(image(rack.token))[1]
@@ -201,7 +201,7 @@ def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> N
     assert RegistryCredentials(file).authorization("h") == BASIC
 
 
-# What a hostile registry, or somebody on the way to it, answers.
+# Responses of a hostile registry, or of an attacker on the way to it.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Signatures of images: whose keys count, and what fetched signatures say of an image."""
+"""Signatures of images: which keys count, and what a fetched signature proves."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LOOSE = {"max_small_group": 100, "max_update_percent": 100}
 
 
 class Collector:
-    """A listener that keeps what it is sent, and how often somebody came."""
+    """A listener that records what it receives and the number of connections."""
 
     def __init__(self, family: socket.AddressFamily, host: str) -> None:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -85,7 +85,7 @@ def stranger() -> Iterator[Collector]:
         yield listening
 
 
-def said(rack: Rack, trust: str) -> None:
+def write_access_file(rack: Rack, trust: str) -> None:
     """The access file of the credentials; "": no file."""
     file = rack.credentials / "access.toml"
     file.write_text(trust)
@@ -111,15 +111,15 @@ ELSEWHERE = {
 }
 
 
-def test_t2_a_pull_request_leads_no_credentials_out_of_their_networks(tmp_path: Path, stranger: Collector) -> None:
+def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_path: Path, stranger: Collector) -> None:
     with Rack(tmp_path) as rack:
         blades = [rack.add(f"web{number}", provision=1) for number in range(len(ELSEWHERE))]
-        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
+        write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
         rack.push()
         rack.once(*rack.spooling, records="fresh")
         assert all(blade.stands for blade in blades), "BMCs in the network are asked"
         for number, where in enumerate(ELSEWHERE.values()):
-            # Of ten machines one listener is enough: each has a system of its own.
+            # One listener is enough for ten machines: each has its own system.
             pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
         rack.once(*configured(max_bmc_changes=9, **LOOSE), *rack.spooling)
         found = rack.bmc_get()
@@ -129,10 +129,10 @@ def test_t2_a_pull_request_leads_no_credentials_out_of_their_networks(tmp_path: 
         assert "access.toml" in found[f"web{number}"]["why"], case
 
 
-def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp_path: Path) -> None:
+def test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         blade = rack.add("web01", provision=1)
-        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+        write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
         rack.push()
         rack.once(*rack.spooling, records="fresh")
         assert blade.stands
@@ -146,11 +146,11 @@ def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp
     assert [each for each in (*keys, *passwords) if each in content] == []
 
 
-def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: Path, stranger: Collector) -> None:
-    """Without an access file, only BMCs in the ledger get credentials, whatever a pull request changes."""
+def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Path, stranger: Collector) -> None:
+    """Without an access file, only BMCs in the ledger get credentials, even if a pull request adds others."""
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
-        said(rack, "http = true\n")
+        write_access_file(rack, "http = true\n")
         rack.push()
         with rack.running(*rack.spooling, ready=False) as instance:
             first = eventually(lambda: instance.status()["attempted"].get("held"))
@@ -177,13 +177,13 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: P
             eventually(lambda: stranger.came)
 
 
-def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Collector) -> None:
+def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_path: Path, stranger: Collector) -> None:
     """Without an access file, an upgraded instance sends credentials only to the BMCs in its ledger."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
         rack.once(*rack.spooling, records="fresh")
-        said(rack, "http = true\n")
+        write_access_file(rack, "http = true\n")
         assert rack.bmc_get()["web01"]["next"] == "no access", "it was asked by the word, and that is gone"
         with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
             ledger.execute(  # as the ledger's upgrade does
@@ -199,22 +199,22 @@ def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Coll
     assert stranger.came == []
 
 
-def test_t2_trust_prints_the_file_that_an_upgrade_needs(tmp_path: Path) -> None:
+def test_t2_the_access_file_that_an_upgrade_needs_is_printed(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
         rack.add("web02")
         rack.push()
         rack.once(*rack.spooling, records="fresh")
-        said(rack, "")
+        write_access_file(rack, "")
         assert rack.bmc_get()["web01"]["next"] == "no access"
         printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
         assert printed.startswith(f"# {rack.credentials / 'rack' / 'access.toml'}: 2 BMCs\n")
         assert "New BMCs, check their addresses first: web01, web02" in printed
-        said(rack, printed)
+        write_access_file(rack, printed)
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
 
 
-def test_t2_diff_says_where_credentials_go(tmp_path: Path) -> None:
+def test_t2_diff_shows_where_credentials_are_sent(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()
@@ -241,7 +241,7 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
 @pytest.mark.parametrize(
     ("case", "text", "access", "refused"),
     [
-        ("nothing is said", "", bmc(), "lists no networks, and this BMC is not in the ledger"),
+        ("without settings", "", bmc(), "lists no networks, and this BMC is not in the ledger"),
         ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "allows other hosts only"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
@@ -256,14 +256,14 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
         ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "allows other hosts only"),
         ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "allows other hosts only"),
         ("unencrypted", 'networks = ["10.0.0.0/24"]', bmc("http://10.0.0.1"), "http = true"),
-        ("unencrypted, as said", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
+        ("unencrypted, as configured", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
         ("unverified", 'networks = ["10.0.0.0/24"]', bmc(verify=False), "unverified = true"),
-        ("unverified, as said", 'networks = ["10.0.0.0/24"]\nunverified = true', bmc(verify=False), None),
+        ("unverified, as configured", 'networks = ["10.0.0.0/24"]\nunverified = true', bmc(verify=False), None),
         ("an authority of Git", 'networks = ["10.0.0.0/24"]', bmc(ca="PEM"), "repository-authorities = true"),
-        ("as said", 'networks = ["10.0.0.0/24"]\nrepository-authorities = true', bmc(ca="PEM"), None),
+        ("as configured", 'networks = ["10.0.0.0/24"]\nrepository-authorities = true', bmc(ca="PEM"), None),
     ],
 )
-def test_t2_what_is_said_beside_credentials(
+def test_t2_the_access_file_states_which_bmcs_get_the_credentials(
     tmp_path: Path, case: str, text: str, access: BmcAccess, refused: str | None
 ) -> None:
     trust = trust_of(tmp_path, text)
@@ -291,7 +291,7 @@ def test_t2_what_is_said_beside_credentials(
         ("::/0", "2001:db8::1", True),
     ],
 )
-def test_t2_what_is_local_to_a_link_or_machine_is_meant_only_by_name(
+def test_t2_link_local_and_loopback_addresses_are_allowed_only_if_named(
     tmp_path: Path, networks: str, address: str, is_allowed: bool
 ) -> None:
     trust = trust_of(tmp_path, f'networks = ["{networks}"]')
@@ -300,13 +300,13 @@ def test_t2_what_is_local_to_a_link_or_machine_is_meant_only_by_name(
 
 
 @pytest.mark.parametrize("text", ["", 'hosts = ["name.test"]'])
-def test_t2_a_known_bmc_is_not_followed_to_the_metadata_of_a_cloud(tmp_path: Path, text: str) -> None:
+def test_t2_a_bmc_in_the_ledger_is_not_followed_to_the_metadata_address_of_a_cloud(tmp_path: Path, text: str) -> None:
     allowed = trust_of(tmp_path, text).build_address_filter(bmc("https://name.test"), is_in_ledger=True)
     assert allowed(ip_address("10.0.0.1"))
     assert not allowed(ip_address("169.254.169.254"))
 
 
-def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certificate(tmp_path: Path) -> None:
+def test_t2_with_an_authority_in_the_access_folder_only_bmcs_with_its_certificates_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "other").mkdir()
     own, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
@@ -361,7 +361,7 @@ SITES = """[authorities]
     ],
 )
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_the_narrowest_place_says_whose_authority_counts(
+def test_the_most_specific_place_selects_the_certificate_authority(
     tmp_path: Path, address: str, authority: str, is_shared: bool
 ) -> None:
     for name in ("ams", "lab", "one", "six", "names"):
@@ -372,7 +372,7 @@ def test_the_narrowest_place_says_whose_authority_counts(
     assert trust.covers(bmc(address)) is (found is not None)
 
 
-def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
+def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> None:
     authorities = {}
     for site in ("ams", "lab"):
         (tmp_path / site).mkdir()
@@ -404,14 +404,14 @@ def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
         ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
     ],
 )
-def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text: str, message: str) -> None:
+def test_t2_an_access_file_that_cannot_be_parsed_allows_no_bmc(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("*", "[*]")):
         trust_of(tmp_path, text)
     with pytest.raises(UsageError):
         ConnectionCache(CredentialDirectory(tmp_path)).connect(SystemUuid("1"), "web01", bmc())
 
 
-def test_what_is_printed_is_understood(tmp_path: Path) -> None:
+def test_a_printed_access_file_can_be_read_back(tmp_path: Path) -> None:
     bmcs = [
         *(bmc(f"https://10.0.0.{last}") for last in range(8)),
         bmc("https://[2001:db8::1]", verify=False),
@@ -425,7 +425,7 @@ def test_what_is_printed_is_understood(tmp_path: Path) -> None:
     assert not trust.covers(bmc("https://10.0.0.9"))
 
 
-def test_two_spellings_are_one_bmc() -> None:
+def test_two_spellings_of_one_address_are_one_bmc() -> None:
     assert (
         normalize_origin("https://BMC1.test:443/redfish/")
         == normalize_origin("https://bmc1.test")
@@ -436,8 +436,8 @@ def test_two_spellings_are_one_bmc() -> None:
 # Rotated
 
 
-def test_a_new_password_is_tried_as_soon_as_it_is_there_and_the_wrong_one_once(tmp_path: Path) -> None:
-    """Nothing else wakes this instance: it polls once an hour."""
+def test_a_new_password_is_tried_as_soon_as_it_is_written_and_a_wrong_one_only_once(tmp_path: Path) -> None:
+    """The instance polls once an hour, so only the new password can wake it."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
@@ -452,10 +452,10 @@ def test_a_new_password_is_tried_as_soon_as_it_is_there_and_the_wrong_one_once(t
 # Resolved once
 
 
-def test_t2_a_name_is_resolved_once_and_what_was_looked_at_is_connected_to(
+def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
     monkeypatch: pytest.MonkeyPatch, stranger: Collector
 ) -> None:
-    """A name server that gives the allowed address first, and another from then on."""
+    """The name server returns the allowed address first and another address from then on."""
     answers = iter(["127.0.0.1"])
     resolved: list[str] = []
     real = socket.getaddrinfo
@@ -486,7 +486,7 @@ def test_t2_a_name_is_resolved_once_and_what_was_looked_at_is_connected_to(
 # The first certificate
 
 
-def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_path: Path) -> None:
+def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     machine = Machine("web01", uuid=uuid_of("web01"))
     service = Service(machine, credentials={USER: PASSWORD})
@@ -501,7 +501,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
             rack.once(*rack.spooling, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
-        # Another server answers there now, with its own certificate.
+        # Another server responds there now, with its own certificate.
         with RedfishServer(service, tls=authority.server_context(), port=port):
             seen = rack.bmc_get()["web01"]
             assert "the certificate changed: it was" in seen["why"]
@@ -515,7 +515,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
             assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
 
 
-def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> None:
+def test_t2_bmcs_that_are_not_allowed_do_not_delay_other_bmcs(tmp_path: Path) -> None:
     """Twenty servers at addresses that are not allowed do not count as a network failure."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
@@ -527,7 +527,7 @@ def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> Non
             text = (rack.repository.work / "fleet.yaml").read_text()
             for number in range(6):
                 text = text.replace(rack.blades[f"new{number}"].bmc.url, f"http://127.0.0.{number + 10}:1")
-            said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+            write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
             rack.repository.push({"fleet.yaml": text})
             instance.process.send_signal(1)
             until_condition(instance, "Bmc/new0", status=False, reason="Stalled")

@@ -39,7 +39,7 @@ def mount(folder: Path, username: str, password: str) -> None:
     (folder / "..data_tmp").rename(folder / "..data")
 
 
-def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_name_and_password_are_read_from_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the old name goes to the BMC with the new password, and the account is locked."""
     mount(tmp_path / "rack", "before", "the password before")
     read_bytes, swaps = Path.read_bytes, iter(["after", "later"])
@@ -55,7 +55,7 @@ def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: p
     assert (found.username, found.password) == ("later", "the password later")
 
 
-def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credential_files_that_keep_changing_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_credentials(tmp_path)
     versions = iter(range(1000))
     monkeypatch.setattr(credentials, "_read_file_version", lambda _: (next(versions), 0, 0, 0))
@@ -63,7 +63,7 @@ def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeyp
         read_credentials(tmp_path, "rack")
 
 
-def test_another_secret_is_another_fingerprint_which_tells_neither(tmp_path: Path) -> None:
+def test_a_new_secret_has_a_new_fingerprint_that_reveals_neither(tmp_path: Path) -> None:
     mount(tmp_path / "rack", "one", "hidden-one")
     directory = CredentialDirectory(tmp_path)
     first = directory.read("rack")
@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def says(folder: Path, script: str, *arguments: str) -> None:
+def write_password_command(folder: Path, script: str, *arguments: str) -> None:
     program = folder / "say"
     program.write_text(f"#!/bin/sh\necho >> {folder}/runs\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -100,13 +100,13 @@ def runs(folder: Path) -> int:
     return len((folder / "runs").read_text()) if (folder / "runs").exists() else 0
 
 
-def test_a_command_says_the_password_of_a_name_and_there_is_no_shell(folder: Path) -> None:
-    says(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
+def test_a_command_prints_the_password_for_a_name_and_no_shell_runs(folder: Path) -> None:
+    write_password_command(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
     assert CredentialDirectory(folder).read("rack").credentials.password == "secret of rack; $(id) *"
 
 
-def test_it_is_asked_once_however_many_wait_and_not_to_tell_what_has_changed(folder: Path) -> None:
-    says(folder, "echo secret")
+def test_a_command_runs_once_for_many_waiting_readers_and_not_to_detect_a_change(folder: Path) -> None:
+    write_password_command(folder, "echo secret")
     directory = CredentialDirectory(folder)
     assert (directory.fingerprint("rack"), runs(folder)) == (None, 0)
     with ThreadPoolExecutor(8) as threads:
@@ -115,10 +115,10 @@ def test_it_is_asked_once_however_many_wait_and_not_to_tell_what_has_changed(fol
     assert directory.fingerprint("rack") == directory.read("rack").fingerprint
 
 
-def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
+def test_a_command_runs_again_after_a_while_and_soon_after_a_rejected_password(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(folder, f"wc -l < {folder}/runs | tr -d ' '")
+    write_password_command(folder, f"wc -l < {folder}/runs | tr -d ' '")
     monkeypatch.setattr(credentials, "_CACHE_S", 0)
     directory = CredentialDirectory(folder)
     assert [directory.read("rack").credentials.password for _ in range(2)] == ["1", "1"]
@@ -134,7 +134,7 @@ def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
     assert [directory.read("rack").credentials.password for _ in range(2)] == ["3", "4"]
 
 
-def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
+def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "_CACHE_S", 0)
@@ -142,7 +142,7 @@ def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
     rack = make_rack()
     (rack.folder / "rack" / "password").unlink()
     said = rack.folder / "said"
-    says(rack.folder, f"cat {said}")
+    write_password_command(rack.folder, f"cat {said}")
     with rack.fleet() as fleet:
         found = []
         for text in ("wrong", PASSWORD, "not asked for again"):
@@ -159,8 +159,8 @@ def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
     assert runs(rack.folder) == 2
 
 
-def test_a_file_comes_before_a_command(folder: Path) -> None:
-    says(folder, "echo said")
+def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
+    write_password_command(folder, "echo said")
     (folder / "rack" / "password").write_text("written\n")
     assert (CredentialDirectory(folder).read("rack").credentials.password, runs(folder)) == ("written", 0)
 
@@ -180,12 +180,12 @@ def test_a_file_comes_before_a_command(folder: Path) -> None:
         ("sleep 600 & echo secret; exit 4", "/say had not ended after 0 s"),
     ],
 )
-def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
+def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     if "sleep" in script:
         monkeypatch.setattr(credentials, "_COMMAND_TIMEOUT_S", 0.4)
-    says(folder, script)
+    write_password_command(folder, script)
     directory = CredentialDirectory(folder)
     for _ in range(3):
         with pytest.raises(UsageError) as raised:
@@ -198,7 +198,7 @@ def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
     )  # or it was killed before it printed
 
 
-def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_missing_password_command_is_named(folder: Path) -> None:
     (folder / "access.toml").write_text('password-command = ["/nowhere/say"]')
     with pytest.raises(UsageError, match="No such file or directory: '/nowhere/say'"):
         CredentialDirectory(folder).read("rack")
@@ -208,11 +208,11 @@ def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["AB" * 32, "ab" * 32, ":".join(["aB"] * 32)])
-def test_a_fingerprint_is_one_however_it_is_shown(text: str) -> None:
+def test_all_spellings_of_a_fingerprint_are_equal(text: str) -> None:
     assert parse_fingerprint(text) == "ab" * 32
 
 
-def test_a_document_says_which_certificate_its_bmc_shows() -> None:
+def test_a_document_names_the_certificate_fingerprint_of_its_bmc() -> None:
     tls = f"{{verify: false, fingerprint: '{':'.join(['AB'] * 32)}'}}"
     text = server("web02", spec=f"bmc: {{address: 'https://10.0.0.1', credentials: rack, tls: {tls}}}")
     repository = load(snapshot(text, *SEED), {})
@@ -221,7 +221,7 @@ def test_a_document_says_which_certificate_its_bmc_shows() -> None:
 
 
 def fingerprint_of(issued: Issued) -> str:
-    """As openssl shows it."""
+    """Return the fingerprint of a certificate as openssl prints it."""
     pem = issued.certificate.read_text()
     hexadecimal = sha256(PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25])).hexdigest().upper()
     return ":".join(hexadecimal[at : at + 2] for at in range(0, 64, 2))
@@ -238,7 +238,7 @@ def finished(rack: Rack, **changed: Any) -> TaskResult:
         return fleet.take_results(wait_all=True)[job.uuid]
 
 
-def test_a_certificate_that_the_instance_names_is_enough_whoever_has_signed_it(
+def test_a_certificate_that_the_access_file_names_is_enough_without_a_trusted_signer(
     make_rack: MakeRack, authority: Authority
 ) -> None:
     issued = authority.issue("DNS:another.test", days=-1)
@@ -248,7 +248,7 @@ def test_a_certificate_that_the_instance_names_is_enough_whoever_has_signed_it(
         assert finished(rack, **how).outcome in (Outcome.APPLIED, Outcome.UNCHANGED), how
 
 
-def test_another_certificate_than_the_named_one_gets_no_password_not_even_a_verified_one(
+def test_a_certificate_other_than_the_named_one_gets_no_password_even_if_it_verifies(
     make_rack: MakeRack, authority: Authority
 ) -> None:
     rack = make_rack(tls=authority.server_context())
@@ -260,7 +260,7 @@ def test_another_certificate_than_the_named_one_gets_no_password_not_even_a_veri
     assert rack.machine.requests == []
 
 
-def test_who_is_named_by_a_certificate_is_let_in_and_where_networks_stand_they_hold_too(
+def test_a_bmc_named_by_a_certificate_is_allowed_and_networks_still_apply(
     make_rack: MakeRack, authority: Authority
 ) -> None:
     issued = authority.issue()
@@ -278,7 +278,7 @@ def test_who_is_named_by_a_certificate_is_let_in_and_where_networks_stand_they_h
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_certificate_that_a_document_names_is_asked_for_beside_what_else_is(
+def test_a_certificate_that_a_document_names_is_required_in_addition_to_the_other_checks(
     make_rack: MakeRack, authority: Authority, verify: bool
 ) -> None:
     issued = authority.issue()
@@ -290,7 +290,7 @@ def test_a_certificate_that_a_document_names_is_asked_for_beside_what_else_is(
     assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is Outcome.APPLIED
 
 
-def test_t2_a_certificate_of_a_document_lets_nobody_in_whom_the_instance_does_not(
+def test_t2_a_certificate_in_a_document_allows_no_bmc_that_the_access_file_does_not(
     make_rack: MakeRack, authority: Authority
 ) -> None:
     """A pull request that brings its own address brings its own certificate, too."""

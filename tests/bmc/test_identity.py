@@ -51,7 +51,7 @@ SHOWS_OTHER = ReportedIdentity(uuid=OTHER, serial="X6DCP93")
 SHOWS_NOTHING = ReportedIdentity(serial="To be filled by O.E.M.", sku="Default string")
 
 
-def _word(identified: IdentityResult) -> str:
+def _name_result(identified: IdentityResult) -> str:
     return type(identified).__name__
 
 
@@ -106,11 +106,13 @@ CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
 
 
 @for_each(("described", "shown", "whose"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_whose_machine_it_is(described: DocumentIdentity, shown: ReportedIdentity, whose: str) -> None:
-    assert _word(identify(described, shown)) == whose
+def test_the_uuid_and_the_serial_number_decide_whether_it_is_the_described_machine(
+    described: DocumentIdentity, shown: ReportedIdentity, whose: str
+) -> None:
+    assert _name_result(identify(described, shown)) == whose
 
 
-def test_both_are_named_with_the_line_to_add() -> None:
+def test_both_identities_are_named_with_the_line_to_add() -> None:
     another = identify(BY_BOTH, SHOWS_OTHER)
     assert another == AnotherMachine(
         message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document has UUID {OURS}, serial "J4JMO72"; '
@@ -141,7 +143,7 @@ UNSET_UUIDS = [
 
 
 @for_each("uuid", [*UNSET_UUIDS, OURS, OTHER, "00000000-0000-0000-0000-ac1f6b000001"])
-def test_a_uuid_that_nobody_has_set_is_known(uuid: str) -> None:
+def test_a_placeholder_uuid_is_recognized(uuid: str) -> None:
     assert is_placeholder_uuid(SystemUuid(uuid)) is (uuid in UNSET_UUIDS)
 
 
@@ -187,7 +189,7 @@ SERIALS = ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026",
 
 
 @for_each("serial", [*UNSET_SERIALS, *SERIALS])
-def test_a_serial_number_that_nobody_has_set_is_known(serial: str) -> None:
+def test_a_placeholder_serial_number_is_recognized(serial: str) -> None:
     assert is_placeholder_serial(serial) is (serial in UNSET_SERIALS)
 
 
@@ -218,7 +220,7 @@ HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
         ),
     ],
 )
-def test_what_two_machines_show_is_nobodys(
+def test_values_that_two_machines_report_identify_neither(
     case: str, pins: list[PinnedIdentity], described: dict[SystemUuid, str | None], found: set[str]
 ) -> None:
     machines = {
@@ -228,12 +230,12 @@ def test_what_two_machines_show_is_nobodys(
     assert SharedIdentityValues().update(kept, machines).values == found, case
 
 
-def test_what_two_machines_show_tells_nothing() -> None:
+def test_values_that_two_machines_report_prove_nothing() -> None:
     assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER})), AnotherMachine)
     assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER, "X6DCP93"})), UnprovenIdentity)
 
 
-# What is pinned
+# Pins
 
 
 @for_each(
@@ -254,20 +256,20 @@ def test_what_two_machines_show_tells_nothing() -> None:
             structs.replace(SHOWS_BOTH, uuid=OTHER),
             "IdentityChanged",
         ),
-        ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "SameMachine"),
+        ("to the values of the document", SHOWS_OTHER, SHOWS_BOTH, "SameMachine"),
         ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "SameMachine"),
         ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "SameMachine"),
-        ("nothing is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
+        ("no identity is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
         ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
 )
-def test_what_has_changed_since_the_first_contact_holds(
+def test_a_changed_identity_holds_the_server(
     case: str, before: ReportedIdentity, now: ReportedIdentity, whose: str
 ) -> None:
-    assert _word(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
+    assert _name_result(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
 
 
-def test_a_change_is_named() -> None:
+def test_the_message_names_the_change_of_an_identity() -> None:
     changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
     assert changed == IdentityChanged(
         message=f'the BMC reports another identity than before: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; '
@@ -275,12 +277,12 @@ def test_a_change_is_named() -> None:
     )
 
 
-def test_a_document_that_names_what_has_changed_accepts_it() -> None:
+def test_a_document_that_names_the_new_identity_accepts_it() -> None:
     named = structs.replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
     assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == SameMachine()
 
 
-def test_a_person_accepts_what_it_shows_now_and_nothing_else() -> None:
+def test_an_operator_accepts_the_current_identity_and_no_later_one() -> None:
     first = _pinned(SHOWS_BOTH)
     held = identify(BY_UUID, SHOWS_OTHER, pinned=first)
     kept = update_pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
@@ -290,14 +292,14 @@ def test_a_person_accepts_what_it_shows_now_and_nothing_else() -> None:
     assert isinstance(identify(BY_UUID, structs.replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
 
 
-def test_a_person_accepts_what_was_another_machine_from_the_first() -> None:
+def test_an_operator_accepts_a_machine_that_was_another_one_from_the_first_read() -> None:
     another = identify(BY_UUID, SHOWS_OTHER)
     kept = update_pin(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
     assert isinstance(identify(BY_UUID, SHOWS_OTHER, pinned=kept), AnotherMachine)
     assert identify(BY_UUID, SHOWS_OTHER, pinned=accept_identity(kept, at=NOW)) == SameMachine(accepted=True)
 
 
-def test_a_pin_changes_only_where_something_is_new() -> None:
+def test_a_pin_changes_only_if_the_reading_has_something_new() -> None:
     later = NOW + timedelta(hours=1)
     first = update_pin(ReportedIdentity(uuid=OURS), SameMachine(), pinned=None, place=PLACE, at=NOW)
     assert first == PinnedIdentity(uuid=OURS, serial=None, at=NOW, place=PLACE)
@@ -323,7 +325,7 @@ def test_a_pin_changes_only_where_something_is_new() -> None:
         (SHOWS_NOTHING, SHOWS_BOTH, False),
     ],
 )
-def test_whether_two_readings_are_of_two_systems(
+def test_two_readings_are_of_different_systems_only_if_no_value_matches(
     before: ReportedIdentity, now: ReportedIdentity, another: bool
 ) -> None:
     assert is_another_system(before, now) is another
@@ -349,7 +351,7 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
     return Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None)
 
 
-def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+def compute_shared_values(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     """Values that BMCs at two places report, and that no document has."""
     shown = [(value, each.place) for each in pins for value in list_pinned_values(each)]
     places = {value: {place for each, place in shown if each == value} for value, _ in shown}
@@ -357,7 +359,7 @@ def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, st
 
 
 @given(_steps, st.dictionaries(st.sampled_from(UUIDS), _serials))
-def test_after_any_readings_it_is_what_is_found_anew(
+def test_shared_values_after_any_readings_equal_the_values_computed_from_scratch(
     steps: list[tuple[dict[SystemUuid, PinnedIdentity], set[SystemUuid]]], serials: dict[SystemUuid, str | None]
 ) -> None:
     sharing = SharedIdentityValues()
@@ -366,7 +368,9 @@ def test_after_any_readings_it_is_what_is_found_anew(
     for number, (come, gone) in enumerate(steps):
         pins, machines = apply_changes(pins, come, gone), documents[number % 2]
         sharing = sharing.update(pins, machines)
-        assert sharing.values == found_anew(pins.values(), {uuid: each.serial for uuid, each in machines.items()})
+        assert sharing.values == compute_shared_values(
+            pins.values(), {uuid: each.serial for uuid, each in machines.items()}
+        )
 
 
 class Unwalked(dict[SystemUuid, PinnedIdentity]):
@@ -374,7 +378,7 @@ class Unwalked(dict[SystemUuid, PinnedIdentity]):
         raise AssertionError("all of it was looked at")
 
 
-def test_one_reading_looks_at_no_other() -> None:
+def test_one_reading_does_not_look_at_other_pins() -> None:
     def pinned(number: int, serial: str) -> PinnedIdentity:
         return PinnedIdentity(uuid=None, serial=serial, at=at("20T12:00"), place=(f"bmc{number}", None))
 

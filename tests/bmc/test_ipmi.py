@@ -111,7 +111,7 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
 
 @contextmanager
 def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
-    """A machine whose BMC answers on a port of its own, and shows its UUID as SMBIOS has it."""
+    """A machine whose BMC listens on its own port and reports its UUID in the byte order of SMBIOS."""
     machine = IpmiMachine(UUID(uuid).bytes_le, password)
     ended = threading.Event()
 
@@ -165,7 +165,7 @@ def off(machine: IpmiMachine) -> BmcObservation:
 
 
 @needs_ipmitool
-def test_what_a_bmc_shows(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+def test_power_and_override_are_observed(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     seen = bmc.observe()
     assert is_shown(NO_OVERRIDE, seen)
     assert (seen.power, seen.in_post, seen.marks.settled, seen.quirks_name) == ("On", False, False, "IPMI")
@@ -180,7 +180,7 @@ def test_what_a_bmc_shows(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     [("off", True, 0), ("reset", True, 3), ("off", False, 5)],
     ids=["power down", "hard reset", "soft shutdown"],
 )
-def test_power_as_the_standard_has_it(
+def test_power_commands_follow_the_standard(
     machine: IpmiMachine, bmc: IpmiConnection, action: str, force: bool, control: int
 ) -> None:
     """IPMI 2.0, table 28-4."""
@@ -193,7 +193,7 @@ def test_power_as_the_standard_has_it(
 
 
 @needs_ipmitool
-def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
+def test_ipmi_never_requests_a_restart_from_the_operating_system(bmc: IpmiConnection) -> None:
     step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
     assert isinstance(step, PowerChangeRefused) and step.why.endswith("--force does not need the operating system")
 
@@ -211,7 +211,7 @@ def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     ],
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
 )
-def test_boot_flags_as_the_standard_has_them(
+def test_boot_flags_follow_the_standard(
     machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, wanted: Override, flags: str
 ) -> None:
     """IPMI 2.0, table 28-14."""
@@ -224,7 +224,7 @@ def test_boot_flags_as_the_standard_has_them(
 
 
 @needs_ipmitool
-def test_what_another_has_set_since_it_was_read_is_not_written_over(
+def test_flags_that_somebody_else_set_since_the_read_are_not_overwritten(
     machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
 ) -> None:
     machine.flags[:] = bytes.fromhex("a008000000")
@@ -234,7 +234,9 @@ def test_what_another_has_set_since_it_was_read_is_not_written_over(
 
 
 @needs_ipmitool
-def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation) -> None:
+def test_flags_that_are_already_right_are_not_written(
+    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
+) -> None:
     bmc.set_override(INSTALL, off)
     seen = bmc.observe()
     assert is_shown(INSTALL, seen)
@@ -254,16 +256,16 @@ def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConne
     [(0xC0, BmcBusy), (0xD5, BmcBusy), (0xD4, BmcRejected), (0xCC, BmcRejected)],
     ids=["busy", "not now", "no right", "wrong"],
 )
-def test_a_refusal_passes_by_itself_or_does_not(
+def test_some_refusals_are_temporary_and_others_are_not(
     machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, code: int, error: type[Exception]
 ) -> None:
-    machine.fails = [0xCC, code]  # the first: that it does not know parameter 3, which is no matter
+    machine.fails = [0xCC, code]  # the first: parameter 3 is unknown, which does not matter
     with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
         bmc.set_override(INSTALL, off)
 
 
 @needs_ipmitool
-def test_a_wrong_password_is_refused_and_never_shown(machine: IpmiMachine) -> None:
+def test_a_wrong_password_is_rejected_and_never_shown(machine: IpmiMachine) -> None:
     with pytest.raises(BmcRejected, match='refuses the user name or password of credentials "rack"') as caught:
         _connection(machine.port, password="not this one").observe()
     assert "not this one" not in str(caught.value)
@@ -272,7 +274,7 @@ def test_a_wrong_password_is_refused_and_never_shown(machine: IpmiMachine) -> No
 
 
 @needs_ipmitool
-def test_nobody_is_asked_at_an_address_that_is_not_allowed(machine: IpmiMachine) -> None:
+def test_an_address_that_is_not_allowed_gets_no_request(machine: IpmiMachine) -> None:
     machine.requests.clear()
     reach = ConnectionPolicy(is_address_allowed=lambda address: address == ip_address("10.0.0.1"))
     with pytest.raises(BmcNotTrusted, match="not an allowed address for these credentials"):
@@ -281,7 +283,7 @@ def test_nobody_is_asked_at_an_address_that_is_not_allowed(machine: IpmiMachine)
 
 
 @needs_ipmitool
-def test_nobody_answers() -> None:
+def test_a_silent_address_is_unreachable() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
         credentials = Credentials(username="root", password=PASSWORD)
@@ -290,7 +292,7 @@ def test_nobody_answers() -> None:
             bmc.observe()
 
 
-def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ipmitool_the_message_names_the_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BmcRejected, match="cannot start ipmitool: No such file or directory; install ipmitool"):
         _connection(6230).observe()
@@ -324,7 +326,7 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
     ],
     ids=["ends early", "one is lost", "no octets", "nothing", "refused", "no session"],
 )
-def test_what_is_no_answer(
+def test_output_that_is_not_a_valid_response_is_an_error(
     says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(tmp_path, monkeypatch, says)
@@ -332,7 +334,7 @@ def test_what_is_no_answer(
         _connection(6230).observe()
 
 
-def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_guid_the_serial_number_is_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
     _pretend(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
     assert _connection(6230).observe().identity == ReportedIdentity(serial="7M2 XKQ3")
@@ -351,7 +353,7 @@ def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeyp
     ],
     ids=["as RFC 9562", "as SMBIOS", "as IPMI", "zeros", "ones", "no version", "short"],
 )
-def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
+def test_a_guid_is_parsed_in_each_byte_order(guid: bytes, uuid: str | None) -> None:
     """The second UUID is the first one in the byte order of SMBIOS; `identify` accepts both."""
     assert parse_system_guid(guid) == uuid
 
@@ -365,7 +367,7 @@ GENTLY = WantedPowerChange(
 
 @dataclass
 class Asked:
-    """A machine's BMC, asked by the whole protocol of overrides."""
+    """The BMC of a machine, driven by the whole override protocol."""
 
     bmc: IpmiConnection
     uuid: SystemUuid = UUID_
@@ -407,7 +409,7 @@ class Asked:
 
 
 @needs_ipmitool
-def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+def test_a_consumed_override_is_recorded_as_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     """No mark can prove that it was consumed, so evidence or a person decides."""
     asked = Asked(bmc)
     assert asked.once().outcome is Outcome.APPLIED
@@ -423,7 +425,7 @@ def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc:
 
 
 @needs_ipmitool
-def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+def test_a_machine_without_marks_is_reset_once(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     machine.controls.clear()
     asked = Asked(bmc, switching=GENTLY)
     for _ in range(3):
@@ -434,7 +436,7 @@ def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, b
 
 @needs_ipmitool
 @pytest.mark.parametrize("switching", [None, GENTLY], ids=["before it was set", "before it was reset"])
-def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
+def test_after_a_crash_an_operator_must_decide_and_nothing_is_repeated(
     machine: IpmiMachine, bmc: IpmiConnection, switching: WantedPowerChange | None
 ) -> None:
     machine.controls.clear()
@@ -448,7 +450,7 @@ def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
 
 
 @needs_ipmitool
-def test_what_is_no_longer_wanted_is_withdrawn(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+def test_an_override_that_is_no_longer_wanted_is_cleared(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     asked = Asked(bmc)
     asked.once()
     asked.wanted = None
@@ -458,7 +460,7 @@ def test_what_is_no_longer_wanted_is_withdrawn(machine: IpmiMachine, bmc: IpmiCo
 
 
 @needs_ipmitool
-def test_nothing_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+def test_no_override_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     asked = Asked(bmc, uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d9999"))
     result = asked.once()
     assert isinstance(result.identity_result, AnotherMachine)
@@ -470,7 +472,7 @@ def test_nothing_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnec
 
 @pytest.fixture(scope="module")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A simulator that has a GUID and a power state, and takes boot devices without being asked for flags."""
+    """A simulator that has a GUID and a power state, and accepts boot devices before their flags were read."""
     if shutil.which("ipmi_sim") is None and "CI" not in os.environ:
         pytest.skip("needs ipmi_sim: scripts/install-packages")
     folder = tmp_path_factory.mktemp("ipmi_sim")
@@ -513,7 +515,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @needs_ipmitool
-def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulator: int) -> None:
+def test_the_simulator_of_openipmi_is_read_with_its_own_cipher_suite(simulator: int) -> None:
     seen = _connection(simulator).observe()
     assert (seen.identity.uuid, seen.power, is_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
     with pytest.raises(BmcRejected, match="refuses the user name or password"):
@@ -521,7 +523,7 @@ def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulato
 
 
 @needs_ipmitool
-def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> None:
+def test_flags_that_are_accepted_but_not_shown_need_an_operator(simulator: int) -> None:
     """The flags never become valid, so gitboot does not set the override a second time."""
     asked = Asked(_connection(simulator))
     assert "does not show it yet" in asked.once().message
@@ -533,7 +535,7 @@ def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> 
 
 
 @needs_ipmitool
-def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path: Path) -> None:
+def test_an_instance_sets_boot_flags_and_reports_it(machine: IpmiMachine, tmp_path: Path) -> None:
     machine.flags[:] = bytes(5)
     address = f"ipmi://127.0.0.1:{machine.port}"
     text = server("web01", spec=f"provision: 1, bmc: {{address: '{address}', credentials: rack}}")
@@ -563,7 +565,7 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         ("address: 'ipmi://10.112.0.13', tls: {verify: false}", "system and tls are for Redfish"),
     ],
 )
-def test_how_a_document_says_it(access: str, problem: str | None) -> None:
+def test_a_document_names_an_ipmi_address(access: str, problem: str | None) -> None:
     text = server("web01", spec=f"bmc: {{{access}, credentials: rack}}")
     if problem is None:
         assert load(snapshot("---\n".join((fleet(), text)))).servers["web01"].spec.bmc is not None
@@ -572,7 +574,7 @@ def test_how_a_document_says_it(access: str, problem: str | None) -> None:
         load(snapshot("---\n".join((fleet(), text))))
 
 
-def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
+def test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it(tmp_path: Path) -> None:
     bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
     with pytest.raises(BmcNotTrusted, match=r"IPMI sends a hash of the password to any client, .* ipmi = true"):

@@ -1,4 +1,4 @@
-"""One BMC brought about, and many at once: in which order, with what outcome, and what is never said."""
+"""One override session and many at once: the order of steps, their outcomes, and secrets that no message contains."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
-def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None:
+def test_an_override_that_is_as_wanted_is_read_once_and_not_changed(rack: Rack) -> None:
     rack.bring_about()
     before = len(rack.machine.requests)
     result = rack.bring_about()
@@ -59,7 +59,7 @@ def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None
     assert len(rack.machine.requests) == before + 1
 
 
-def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
+def test_a_clearing_is_recorded_before_it_is_done(rack: Rack) -> None:
     rack.bring_about()
     del rack.written[:]
     result = rack.bring_about(None)
@@ -81,7 +81,7 @@ def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
             "412",
         ),
         (
-            "someone set another meanwhile",
+            "somebody set another override meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
             Outcome.WAITING,
             OverrideState.UNSENT,
@@ -89,13 +89,13 @@ def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
         ),
         ("not a value it takes", Status(status=400), Outcome.STALLED, OverrideState.CLEARED, "400"),
         ("not allowed", Status(status=403), Outcome.STALLED, OverrideState.CLEARED, "403"),
-        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
-        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no response, and not applied", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no response, but applied", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
         ("undone right after", Reverted(), Outcome.WAITING, OverrideState.RECORDED, "a moment ago"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_becomes_of_a_refused_or_lost_patch(
+def test_a_rejected_or_lost_patch_has_an_outcome_and_a_recorded_state(
     rack: Rack, case: str, fault: Fault, outcome: Outcome, left: OverrideState, said: str
 ) -> None:
     times = 4 if isinstance(fault, Status) and fault.status == 412 else 1  # "x", x, *, and without If-Match
@@ -108,7 +108,7 @@ def test_what_becomes_of_a_refused_or_lost_patch(
 
 
 @pytest.mark.parametrize(("applied", "patches"), [(True, 1), (False, 2)])
-def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
+def test_a_lost_response_is_followed_by_a_read_and_at_most_by_the_missing_write(
     rack: Rack, applied: bool, patches: int
 ) -> None:
     rack.see_marks_move()
@@ -128,7 +128,7 @@ def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rac
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
-def test_for_how_long_a_busy_bmc_asks_to_be_left_alone_is_part_of_the_result(rack: Rack, method: str) -> None:
+def test_the_retry_time_of_a_busy_bmc_is_part_of_the_result(rack: Rack, method: str) -> None:
     rack.server.fault(Status(status=503, headers={"Retry-After": "120"}), on=method, times=2)
     assert rack.bring_about().retry_after_s == 120
 
@@ -136,7 +136,7 @@ def test_for_how_long_a_busy_bmc_asks_to_be_left_alone_is_part_of_the_result(rac
 @pytest.mark.parametrize(
     "fault", [Body(body=b"{"), Body(body=b"[]"), Redirect(location="http://192.0.2.1/"), Status(status=500)], ids=repr
 )
-def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
+def test_invalid_responses_are_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, times=2)
     result = rack.bring_about()
     assert result.outcome in (Outcome.WAITING, Outcome.STALLED)
@@ -144,7 +144,7 @@ def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) 
     assert rack.written == []
 
 
-def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
+def test_gitboot_waits_for_a_machine_in_post(make_rack: MakeRack) -> None:
     rack = make_rack(profile=ILO6)
     rack.machine.reset()
     rack.machine.advance(30)
@@ -154,7 +154,7 @@ def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
     assert rack.machine.writes == []
 
 
-def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) -> None:
+def test_an_override_that_someone_keeps_undoing_is_left_to_the_operator(rack: Rack) -> None:
     rack.server.fault(Reverted(), on="PATCH", times=20)
     outcomes = []
     for _ in range(6):
@@ -165,7 +165,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) 
     assert len(rack.machine.writes) == 4
 
 
-def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
+def test_corrections_without_end_are_given_up_for_now(rack: Rack) -> None:
     rack.server.fault(Reverted(), on="PATCH", times=20)
     job = rack.job(structs.replace(ALWAYS, set_again=True))
     ticks = iter(range(100))
@@ -192,11 +192,11 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     ("case", "times_set", "wanted", "said"),
     [
         ("to be set", False, ONCE, "Once"),
-        ("to be withdrawn", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
+        ("to be cleared", True, None, '{"BootSourceOverrideEnabled": "Disabled"}'),
         ("as it should be", True, ONCE, "the BMC shows Once Pxe"),
     ],
 )
-def test_a_dry_run_says_the_patch_and_writes_nothing(
+def test_a_dry_run_shows_the_patch_and_writes_nothing(
     rack: Rack, case: str, times_set: bool, wanted: WantedOverride | None, said: str
 ) -> None:
     if times_set:
@@ -211,7 +211,7 @@ def test_a_dry_run_says_the_patch_and_writes_nothing(
 # Credentials
 
 
-def test_credentials_are_two_files_whose_last_newline_does_not_count(tmp_path: Path) -> None:
+def test_credentials_are_two_files_without_their_last_newline(tmp_path: Path) -> None:
     write_credentials(tmp_path, "rack", " spaces stay ")
     assert read_credentials(tmp_path, "rack") == Credentials(username=USER, password=" spaces stay ", name="rack")
 
@@ -227,7 +227,7 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
         read_credentials(tmp_path, "rack")
 
 
-def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> None:
+def test_a_password_that_is_not_text_is_named_with_its_file(tmp_path: Path) -> None:
     write_credentials(tmp_path, "rack")
     (tmp_path / "rack" / "password").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="rack/password is not UTF-8 text"):
@@ -246,7 +246,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
         (False, "gitboot needs the credentials other: name their directory with --credentials"),
     ],
 )
-def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:
+def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, given: bool, said: str) -> None:
     with rack.fleet(credentials=rack.folder if given else None) as fleet:
         result = finished(fleet, rack.job(credentials="other"))
     assert result.outcome is Outcome.STALLED
@@ -254,7 +254,7 @@ def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given:
     assert rack.server.connections == 0
 
 
-def test_credentials_are_read_anew_and_a_change_makes_a_new_connection(rack: Rack) -> None:
+def test_credentials_are_read_again_and_a_change_opens_a_new_connection(rack: Rack) -> None:
     with rack.fleet() as fleet:
         write_credentials(rack.folder, password="wrong")
         assert finished(fleet, rack.job()).outcome is Outcome.STALLED
@@ -274,7 +274,7 @@ def three_machines() -> list[Machine]:
 @pytest.mark.parametrize(
     ("hosts", "connections"), [(("127.0.0.1",) * 3, 1), (("127.0.0.1", "localhost", "localhost"), 2)]
 )
-def test_a_connection_is_kept_from_job_to_job_at_one_address(
+def test_a_connection_is_reused_between_tasks_at_one_address(
     rack: Rack, hosts: tuple[str, ...], connections: int
 ) -> None:
     with rack.fleet() as fleet:
@@ -284,7 +284,7 @@ def test_a_connection_is_kept_from_job_to_job_at_one_address(
     assert rack.server.connections == connections
 
 
-def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
+def test_each_result_is_collected_once_with_its_server(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     ended = threading.Semaphore(0)
     results: dict[SystemUuid, TaskResult] = {}
@@ -318,7 +318,7 @@ class Gate:
             assert self.opened.wait(60)
 
 
-def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack: MakeRack) -> None:
+def test_closing_lets_the_running_task_end_and_starts_no_other(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     gate = Gate(rack, "web01")
     with rack.fleet(write=gate.write, parallel=1) as fleet:
@@ -335,13 +335,13 @@ def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack:
     assert [len(machine.requests) for machine in rack.machines[1:]] == [0, 0]
 
 
-def test_a_dry_run_is_one_for_every_job(rack: Rack) -> None:
+def test_a_dry_run_applies_to_every_task(rack: Rack) -> None:
     with rack.fleet(dry_run=True) as fleet:
         assert finished(fleet, rack.job()).message.startswith("would PATCH")
     assert (rack.written, rack.machine.writes) == ([], [])
 
 
-def test_a_bmc_that_cannot_be_reached_and_a_record_that_cannot_be_written_spoil_no_other_job(
+def test_an_unreachable_bmc_and_a_record_that_cannot_be_written_do_not_affect_other_tasks(
     make_rack: MakeRack,
 ) -> None:
     rack = make_rack(*three_machines())
@@ -365,7 +365,7 @@ def test_a_bmc_that_cannot_be_reached_and_a_record_that_cannot_be_written_spoil_
     assert [len(machine.writes) for machine in rack.machines] == [1, 0, 0], "what cannot be written down is not done"
 
 
-def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: MakeRack) -> None:
+def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     gate = Gate(rack, "web01")
     web01, web02, web03 = rack.machines
@@ -389,7 +389,7 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Mak
     ],
     ids=["Continuous", "Once", "nothing"],
 )
-def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: WantedOverride | None, asked: list[str]) -> None:
+def test_no_more_requests_are_sent_than_needed(rack: Rack, wanted: WantedOverride | None, asked: list[str]) -> None:
     rack.bring_about(wanted)
     names = {rack.machine.path: "system", rack.machine.manager_path: "manager"}
     assert [f"{each.method} {names[each.path]}" for each in rack.server.service.requests] == asked
@@ -433,13 +433,13 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     ids=repr,
 )
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
-def test_no_secret_is_in_any_message(rack: Rack, fault: Fault, method: str) -> None:
+def test_no_message_contains_a_secret(rack: Rack, fault: Fault, method: str) -> None:
     rack.server.fault(fault, on=method, times=3)
     result = rack.bring_about()
     assert not [secret for secret in SECRETS if secret in repr(result)]
 
 
-def test_credentials_do_not_show_their_password() -> None:
+def test_the_repr_of_credentials_hides_their_password() -> None:
     assert PASSWORD not in repr(Credentials(username=USER, password=PASSWORD))
 
 
@@ -454,7 +454,7 @@ INSTALL = structs.replace(
     is_first_install=True,
 )
 WITHOUT_ETAGS = replace(GENERIC, etag_header="", etag_body="")
-# Of one job: what is read and recorded; without ETags, what is read once more; the request; and what is read back.
+# For one task: what is read and recorded; without ETags, one more read; the request; and the read after it.
 PARTS = {GENERIC: 3, WITHOUT_ETAGS: 4}
 
 
@@ -555,7 +555,7 @@ class Contest:
 
 
 def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideState, OverrideState]:
-    """How often the machine was installed, and what either has recorded in the end."""
+    """Return how often the machine was installed, and the final record of each instance."""
     with racks(folder) as make:
         played = Contest(make(profile=profile))
         one, two = played.play(order)
@@ -565,7 +565,7 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
 @for_each(
     ("profile", "order", "expected"),
     [
-        (GENERIC, "bObbbaaa", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),  # who was first sends nothing
+        (GENERIC, "bObbbaaa", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),  # the first sends nothing
         (GENERIC, "abaabb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
         (GENERIC, "abaabBb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
         (GENERIC, "abaaBbb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
@@ -575,16 +575,16 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
             WITHOUT_ETAGS,
             "bObbaaaa",
             (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER),
-        ),  # who was first sends nothing
+        ),  # the first sends nothing
         (
             WITHOUT_ETAGS,
             "abababab",
             (1, OverrideState.CONSUMED, OverrideState.CONSUMED),
         ),  # neither sees the other, and it boots once
-        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md says
+        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md describes
     ],
 )
-def test_who_comes_second_sees_it(
+def test_the_second_of_two_instances_sees_the_change_of_the_first(
     tmp_path: Path, profile: Profile, order: str, expected: tuple[int, OverrideState, OverrideState]
 ) -> None:
     assert contest(tmp_path, profile, order) == expected
@@ -606,7 +606,9 @@ def boots_before_a_request(order: str) -> bool:
 
 
 @pytest.mark.parametrize("profile", PARTS, ids=["ETags", "no ETags"])
-def test_whoever_goes_on_when_the_machine_is_installed_once(tmp_path: Path, profile: Profile, lives: int) -> None:
+def test_a_machine_is_installed_once_in_any_order_of_two_instances(
+    tmp_path: Path, profile: Profile, lives: int
+) -> None:
     drawn = orders(PARTS[profile], random.Random(2028))
     for number in range(12 * lives):
         order = next(drawn)

@@ -86,7 +86,7 @@ SEEN = BmcObservation(
 )
 
 
-def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> BmcObservation:
+def _make_observation(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> BmcObservation:
     return structs.replace(SEEN, override=override, marks=marks, in_post=in_post)
 
 
@@ -120,7 +120,7 @@ def _other(state: OverrideState, override: Override = ONCE, *, marks: Marks = TH
     return _record(state, override, marks=marks, reason="maintenance bios, run 1")
 
 
-def _word(step: Step) -> str:
+def _describe_step(step: Step) -> str:
     match step:
         case SetOverride(record=record) | ConfirmRecord(record=record) | ClearOverride(record=record):
             return f"{type(step).__name__} {record.state}"
@@ -160,187 +160,337 @@ MOVED = structs.replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"),
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
 CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
-    ("nothing at all", None, _seen(NO_OVERRIDE), (), "NoChange"),
-    ("someone else's override, none wanted", None, _seen(FOREIGN), (), "NoChange"),
-    ("wanted for the first time", INSTALL, _seen(NO_OVERRIDE), (), SET),
-    ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
-    ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
-    ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
-    ("someone else's Continuous, which is none", INSTALL, _seen(structs.replace(CONTINUOUS, target="None")), (), SET),
+    ("nothing at all", None, _make_observation(NO_OVERRIDE), (), "NoChange"),
+    ("someone else's override, none wanted", None, _make_observation(FOREIGN), (), "NoChange"),
+    ("wanted for the first time", INSTALL, _make_observation(NO_OVERRIDE), (), SET),
+    ("wanted, someone else's is in its place", INSTALL, _make_observation(FOREIGN), (), "ForeignOverride"),
+    ("the same in POST, where it is consumed", INSTALL, _make_observation(FOREIGN, in_post=True), (), "Wait"),
+    ("the same, and a person lets it be replaced", INSTALL, _make_observation(FOREIGN), (_record(OPENED),), SET),
+    (
+        "someone else's Continuous, which is none",
+        INSTALL,
+        _make_observation(structs.replace(CONTINUOUS, target="None")),
+        (),
+        SET,
+    ),
     (
         "someone else's other URI",
         OTHER_URI,
-        _seen(structs.replace(HTTP, http_boot_uri="http://a/")),
+        _make_observation(structs.replace(HTTP, http_boot_uri="http://a/")),
         (),
         "ForeignOverride",
     ),
-    ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "ConfirmRecord SetByAnother"),
-    ("another's URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
-    ("the same, and it may be this one's own", FIRST, _seen(LEFT_URI), (_record(WITHDRAWN, reason="repair"),), SET),
+    ("wanted, and another instance has set it", INSTALL, _make_observation(ONCE), (), "ConfirmRecord SetByAnother"),
+    ("another's URI is left, and evidence says more", OTHER_URI, _make_observation(LEFT_URI), (), SET),
+    (
+        "the same, and it may be this one's own",
+        FIRST,
+        _make_observation(LEFT_URI),
+        (_record(WITHDRAWN, reason="repair"),),
+        SET,
+    ),
     (
         "another instance has set it, and it is gone",
         INSTALL,
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (_record(OverrideState.SET_BY_ANOTHER),),
         "NeedsOperator",
     ),
-    ("the same, and stands again", INSTALL, _seen(ONCE), (_record(OverrideState.SET_BY_ANOTHER),), "NeedsOperator"),
-    ("wanted during POST", INSTALL, _seen(NO_OVERRIDE, in_post=True), (), "Wait"),
-    ("in POST for a minute", INSTALL, _seen(NO_OVERRIDE, LATELY, in_post=True), (), "Wait"),
-    ("in POST for half an hour: so it says", INSTALL, _seen(NO_OVERRIDE, STUCK, in_post=True), (), SET),
-    ("in POST since a time that cannot be read", INSTALL, _seen(NO_OVERRIDE, SINCE_WHEN, in_post=True), (), "Wait"),
-    ("in POST since a time without an offset", INSTALL, _seen(NO_OVERRIDE, SINCE_LOCAL, in_post=True), (), "Wait"),
+    (
+        "the same, and stands again",
+        INSTALL,
+        _make_observation(ONCE),
+        (_record(OverrideState.SET_BY_ANOTHER),),
+        "NeedsOperator",
+    ),
+    ("wanted during POST", INSTALL, _make_observation(NO_OVERRIDE, in_post=True), (), "Wait"),
+    ("in POST for a minute", INSTALL, _make_observation(NO_OVERRIDE, LATELY, in_post=True), (), "Wait"),
+    ("in POST for half an hour: so it says", INSTALL, _make_observation(NO_OVERRIDE, STUCK, in_post=True), (), SET),
+    (
+        "in POST since a time that cannot be read",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, SINCE_WHEN, in_post=True),
+        (),
+        "Wait",
+    ),
+    (
+        "in POST since a time without an offset",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, SINCE_LOCAL, in_post=True),
+        (),
+        "Wait",
+    ),
     (
         "in POST since no time",
         INSTALL,
-        _seen(NO_OVERRIDE, structs.replace(THEN, boot_progress_time=None), in_post=True),
+        _make_observation(NO_OVERRIDE, structs.replace(THEN, boot_progress_time=None), in_post=True),
         (),
         "Wait",
     ),
     (
         "something else may be wanted from now on",
         structs.replace(INSTALL, valid_until=NOW),
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (),
         "Wait",
     ),
     (
         "the same, a second later",
         structs.replace(INSTALL, valid_until=NOW + timedelta(seconds=1)),
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (),
         SET,
     ),
-    ("what the BMC cannot boot", UNHEARD_OF, _seen(NO_OVERRIDE), (), "Unsupported"),
-    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
-    ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
-    ("set a moment ago, not shown yet", INSTALL, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
-    ("set a minute ago", INSTALL, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), SET),
-    ("set in the future: the clock went back", INSTALL, _seen(NO_OVERRIDE), (_ago(-1, RECORDED),), SET),
-    ("crash between record and set", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED),), SET),
-    ("the same, then POST", INSTALL, _seen(NO_OVERRIDE, in_post=True), (_record(RECORDED),), "Wait"),
-    ("crash, then a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "NeedsOperator"),
-    ("crash, then POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
-    ("crash, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(RECORDED, marks=NONE),), "NeedsOperator"),
-    ("crash, recorded in POST", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
-    ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
-    ("crash, but Continuous", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
-    ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "NoChange"),
+    ("what the BMC cannot boot", UNHEARD_OF, _make_observation(NO_OVERRIDE), (), "Unsupported"),
+    ("crash between set and confirm", INSTALL, _make_observation(ONCE), (_record(RECORDED),), CONFIRM),
+    ("the same, then a reset that left it", INSTALL, _make_observation(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
+    ("set a moment ago, not shown yet", INSTALL, _make_observation(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
+    ("set a minute ago", INSTALL, _make_observation(NO_OVERRIDE), (_ago(60, RECORDED),), SET),
+    ("set in the future: the clock went back", INSTALL, _make_observation(NO_OVERRIDE), (_ago(-1, RECORDED),), SET),
+    ("crash between record and set", INSTALL, _make_observation(NO_OVERRIDE), (_record(RECORDED),), SET),
+    ("the same, then POST", INSTALL, _make_observation(NO_OVERRIDE, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, then a reset", INSTALL, _make_observation(NO_OVERRIDE, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, then POST", INSTALL, _make_observation(NO_OVERRIDE, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
+    (
+        "crash, no marks",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, NONE),
+        (_record(RECORDED, marks=NONE),),
+        "NeedsOperator",
+    ),
+    (
+        "crash, recorded in POST",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_record(RECORDED, marks=UNSETTLED),),
+        "NeedsOperator",
+    ),
+    ("crash, then someone else's", INSTALL, _make_observation(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, but Continuous", ALWAYS, _make_observation(NO_OVERRIDE, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
+    ("it stands as confirmed", INSTALL, _make_observation(ONCE), (_record(CONFIRMED),), "NoChange"),
     (
         "it stands after a reset: someone else's",
         INSTALL,
-        _seen(ONCE, SINCE),
+        _make_observation(ONCE, SINCE),
         (_record(CONFIRMED),),
         "ConfirmRecord Consumed",
     ),
-    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
+    (
+        "it stands after a reset, unwanted",
+        None,
+        _make_observation(ONCE, SINCE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
     (
         "it was cleared, and stands after a reset",
         None,
-        _seen(ONCE, SINCE),
+        _make_observation(ONCE, SINCE),
         (_record(WITHDRAWING),),
         "ConfirmRecord Lost",
     ),
-    ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
-    ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "NoChange"),
-    ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
-    ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
-    ("gone after a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
-    ("gone in POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
-    ("gone, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED, marks=NONE),), "ConfirmRecord Lost"),
+    (
+        "it was to be set, and stands after a reset",
+        INSTALL,
+        _make_observation(ONCE, SINCE),
+        (_record(RECORDED),),
+        CONFIRM,
+    ),
+    ("it stands during POST", INSTALL, _make_observation(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "NoChange"),
+    ("it stands, the plan has another URI", OTHER_URI, _make_observation(ONCE), (_record(CONFIRMED),), SET),
+    ("the same during POST", OTHER_URI, _make_observation(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
+    (
+        "gone after a reset",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, SINCE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
+    (
+        "gone in POST",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, SINCE, in_post=True),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
+    (
+        "gone, no marks",
+        INSTALL,
+        _make_observation(NO_OVERRIDE, NONE),
+        (_record(CONFIRMED, marks=NONE),),
+        "ConfirmRecord Lost",
+    ),
     (
         "gone, confirmed in POST",
         INSTALL,
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (_record(CONFIRMED, marks=UNSETTLED),),
         "ConfirmRecord Lost",
     ),
     (
         "gone, the marks are no longer shown",
         INSTALL,
-        _seen(NO_OVERRIDE, NONE),
+        _make_observation(NO_OVERRIDE, NONE),
         (_record(CONFIRMED),),
         "ConfirmRecord Lost",
     ),
-    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), SET),
-    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
-    ("Continuous taken away", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
-    ("three times in an hour", INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 59, 9, 1),), "Contended"),
-    ("three times, one long ago", INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 60, 9, 1),), SET),
-    ("set three times, never kept", INSTALL, _seen(NO_OVERRIDE), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
-    ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
-    ("consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "NoChange"),
-    ("consumed, to be set anew", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
+    ("taken away without a reset", INSTALL, _make_observation(NO_OVERRIDE), (_record(CONFIRMED),), SET),
+    ("written over without a reset", INSTALL, _make_observation(FOREIGN), (_record(CONFIRMED),), SET),
+    ("Continuous taken away", ALWAYS, _make_observation(NO_OVERRIDE, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
+    (
+        "three times in an hour",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_corrected(CONFIRMED, 59, 9, 1),),
+        "Contended",
+    ),
+    ("three times, one long ago", INSTALL, _make_observation(NO_OVERRIDE), (_corrected(CONFIRMED, 60, 9, 1),), SET),
+    (
+        "set three times, never kept",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_corrected(RECORDED, 9, 5, 1),),
+        "Contended",
+    ),
+    ("three times, but it stands", INSTALL, _make_observation(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
+    ("consumed", INSTALL, _make_observation(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "NoChange"),
+    ("consumed, to be set anew", SET_ANEW, _make_observation(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
     (
         "consumed, to be set anew, in POST",
         SET_ANEW,
-        _seen(NO_OVERRIDE, SINCE, in_post=True),
+        _make_observation(NO_OVERRIDE, SINCE, in_post=True),
         (_record(CONSUMED),),
         "Wait",
     ),
-    ("consumed, to be set anew over someone else's", SET_ANEW, _seen(FOREIGN), (_record(CONSUMED),), "ForeignOverride"),
-    ("gone, to be set anew: not proven", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(LOST),), "NeedsOperator"),
-    ("gone", INSTALL, _seen(NO_OVERRIDE), (_record(LOST),), "NoChange"),
-    ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "NoChange"),
-    ("withdrawn not consumed, wanted again", INSTALL, _seen(NO_OVERRIDE), (_record(WITHDRAWN),), SET),
-    ("the same, someone else's stands by now", INSTALL, _seen(FOREIGN), (_record(WITHDRAWN),), "ForeignOverride"),
-    ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
-    ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
-    ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
-    ("no longer wanted, never set", None, _seen(NO_OVERRIDE), (_record(RECORDED),), "ConfirmRecord Withdrawn"),
-    ("no longer wanted, set a moment ago, not shown yet", None, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
-    ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
-    ("no longer wanted, set a minute ago", None, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), "ConfirmRecord Withdrawn"),
-    ("another reason's, set a moment ago", OTHER_REASON, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
-    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "ConfirmRecord Lost"),
-    ("no longer wanted, consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
-    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
-    ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
-    ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
-    ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
-    ("cleared", None, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "ConfirmRecord Withdrawn"),
-    ("cleared, or consumed before", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "ConfirmRecord Lost"),
-    ("cleared, no marks", None, _seen(NO_OVERRIDE, NONE), (_record(WITHDRAWING, marks=NONE),), "ConfirmRecord Lost"),
+    (
+        "consumed, to be set anew over someone else's",
+        SET_ANEW,
+        _make_observation(FOREIGN),
+        (_record(CONSUMED),),
+        "ForeignOverride",
+    ),
+    (
+        "gone, to be set anew: not proven",
+        SET_ANEW,
+        _make_observation(NO_OVERRIDE, SINCE),
+        (_record(LOST),),
+        "NeedsOperator",
+    ),
+    ("gone", INSTALL, _make_observation(NO_OVERRIDE), (_record(LOST),), "NoChange"),
+    ("consumed, and someone else's stands", INSTALL, _make_observation(FOREIGN), (_record(CONSUMED),), "NoChange"),
+    ("withdrawn not consumed, wanted again", INSTALL, _make_observation(NO_OVERRIDE), (_record(WITHDRAWN),), SET),
+    (
+        "the same, someone else's stands by now",
+        INSTALL,
+        _make_observation(FOREIGN),
+        (_record(WITHDRAWN),),
+        "ForeignOverride",
+    ),
+    ("no longer wanted", None, _make_observation(ONCE), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, in POST", None, _make_observation(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
+    ("no longer wanted, perhaps set", None, _make_observation(ONCE), (_record(RECORDED),), WITHDRAW),
+    (
+        "no longer wanted, never set",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_record(RECORDED),),
+        "ConfirmRecord Withdrawn",
+    ),
+    (
+        "no longer wanted, set a moment ago, not shown yet",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_ago(59, RECORDED),),
+        "Wait",
+    ),
+    ("no longer wanted, set a moment ago, and shown", None, _make_observation(ONCE), (_ago(1, RECORDED),), WITHDRAW),
+    (
+        "no longer wanted, set a minute ago",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_ago(60, RECORDED),),
+        "ConfirmRecord Withdrawn",
+    ),
+    ("another reason's, set a moment ago", OTHER_REASON, _make_observation(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
+    (
+        "no longer wanted, perhaps consumed",
+        None,
+        _make_observation(NO_OVERRIDE, SINCE),
+        (_record(RECORDED),),
+        "ConfirmRecord Lost",
+    ),
+    (
+        "no longer wanted, consumed",
+        None,
+        _make_observation(NO_OVERRIDE, SINCE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
+    (
+        "consumed, someone else's stands",
+        None,
+        _make_observation(FOREIGN, SINCE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
+    ("the clearing did not take", None, _make_observation(ONCE), (_record(WITHDRAWING),), WITHDRAW),
+    ("cleared a moment ago, still shown", None, _make_observation(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
+    ("cleared ten seconds ago, still shown", None, _make_observation(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
+    ("cleared", None, _make_observation(NO_OVERRIDE), (_record(WITHDRAWING),), "ConfirmRecord Withdrawn"),
+    (
+        "cleared, or consumed before",
+        None,
+        _make_observation(NO_OVERRIDE, SINCE),
+        (_record(WITHDRAWING),),
+        "ConfirmRecord Lost",
+    ),
+    (
+        "cleared, no marks",
+        None,
+        _make_observation(NO_OVERRIDE, NONE),
+        (_record(WITHDRAWING, marks=NONE),),
+        "ConfirmRecord Lost",
+    ),
     (
         "Continuous cleared",
         None,
-        _seen(NO_OVERRIDE, SINCE),
+        _make_observation(NO_OVERRIDE, SINCE),
         (_record(WITHDRAWING, CONTINUOUS),),
         "ConfirmRecord Withdrawn",
     ),
-    ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
+    ("wanted again while it is cleared", INSTALL, _make_observation(ONCE), (_record(WITHDRAWING),), CONFIRM),
     (
         "wanted again when it is cleared",
         INSTALL,
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (_record(WITHDRAWING),),
         "ConfirmRecord Withdrawn",
     ),
     (
         "wanted again, perhaps consumed",
         INSTALL,
-        _seen(NO_OVERRIDE, SINCE),
+        _make_observation(NO_OVERRIDE, SINCE),
         (_record(WITHDRAWING),),
         "ConfirmRecord Lost",
     ),
-    ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
+    ("another reason's stands", INSTALL, _make_observation(ONCE), (_other(CONFIRMED),), WITHDRAW),
     (
         "another reason's was consumed",
         INSTALL,
-        _seen(NO_OVERRIDE, SINCE),
+        _make_observation(NO_OVERRIDE, SINCE),
         (_other(CONFIRMED),),
         "ConfirmRecord Consumed",
     ),
-    ("another reason's is withdrawn", INSTALL, _seen(NO_OVERRIDE), (_other(WITHDRAWN),), SET),
-    ("another reason's is recorded as consumed", INSTALL, _seen(NO_OVERRIDE), (_other(CONSUMED),), SET),
+    ("another reason's is withdrawn", INSTALL, _make_observation(NO_OVERRIDE), (_other(WITHDRAWN),), SET),
+    ("another reason's is recorded as consumed", INSTALL, _make_observation(NO_OVERRIDE), (_other(CONSUMED),), SET),
     (
         "consumed, between another's window",
         INSTALL,
-        _seen(NO_OVERRIDE),
+        _make_observation(NO_OVERRIDE),
         (_other(WITHDRAWN), _record(CONSUMED)),
         "NoChange",
     ),
-    ("nothing left to withdraw", None, _seen(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "NoChange"),
+    ("nothing left to withdraw", None, _make_observation(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "NoChange"),
 ]
 
 
@@ -353,26 +503,56 @@ def _of_no_disk(state: OverrideState, override: Override = ONCE) -> OverrideReco
 
 # The same cases on a BMC whose marks never change, not even at a reset (rule 18).
 UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
-    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "ConfirmRecord Lost"),
-    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "ConfirmRecord Lost"),
-    ("taken away, but it writes no disk", NO_DISK, _seen(NO_OVERRIDE), (_of_no_disk(CONFIRMED),), SET),
-    ("taken away, but it is Continuous", ALWAYS, _seen(NO_OVERRIDE), (_record(CONFIRMED, CONTINUOUS),), SET),
-    ("crash between record and set", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED),), "NeedsOperator"),
-    ("the same, but it writes no disk", NO_DISK, _seen(NO_OVERRIDE), (_of_no_disk(RECORDED),), SET),
-    ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
+    (
+        "taken away without a reset",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Lost",
+    ),
+    ("written over without a reset", INSTALL, _make_observation(FOREIGN), (_record(CONFIRMED),), "ConfirmRecord Lost"),
+    ("taken away, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_of_no_disk(CONFIRMED),), SET),
+    (
+        "taken away, but it is Continuous",
+        ALWAYS,
+        _make_observation(NO_OVERRIDE),
+        (_record(CONFIRMED, CONTINUOUS),),
+        SET,
+    ),
+    ("crash between record and set", INSTALL, _make_observation(NO_OVERRIDE), (_record(RECORDED),), "NeedsOperator"),
+    ("the same, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_of_no_disk(RECORDED),), SET),
+    ("crash between set and confirm", INSTALL, _make_observation(ONCE), (_record(RECORDED),), CONFIRM),
     (
         "gone after a reset that moves them",
         INSTALL,
-        _seen(NO_OVERRIDE, SINCE),
+        _make_observation(NO_OVERRIDE, SINCE),
         (_record(CONFIRMED),),
         "ConfirmRecord Consumed",
     ),
-    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "ConfirmRecord Lost"),
-    ("cleared a moment ago", None, _seen(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "ConfirmRecord Withdrawn"),
-    ("cleared ten seconds ago", None, _seen(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "ConfirmRecord Lost"),
-    ("a URI is left: another instance has set it", FIRST, _seen(LEFT_URI), (), "ConfirmRecord SetByAnother"),
-    ("a URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
-    ("another URI is left", FIRST, _seen(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")), (), SET),
+    (
+        "no longer wanted, perhaps consumed",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Lost",
+    ),
+    ("cleared a moment ago", None, _make_observation(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "ConfirmRecord Withdrawn"),
+    ("cleared ten seconds ago", None, _make_observation(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "ConfirmRecord Lost"),
+    (
+        "a URI is left: another instance has set it",
+        FIRST,
+        _make_observation(LEFT_URI),
+        (),
+        "ConfirmRecord SetByAnother",
+    ),
+    ("a URI is left, and evidence says more", OTHER_URI, _make_observation(LEFT_URI), (), SET),
+    (
+        "another URI is left",
+        FIRST,
+        _make_observation(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")),
+        (),
+        SET,
+    ),
 ]
 
 
@@ -380,7 +560,7 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
     ("case", "wanted", "observed", "records", "before", "step"),
     [*((*row[:4], (MOVED,), row[4]) for row in CASES), *((*row[:4], (), row[4]) for row in UNPROVEN)],
 )
-def test_next_step(
+def test_the_next_step_follows_from_the_wanted_override_the_observation_and_the_records(
     case: str,
     wanted: WantedOverride | None,
     observed: BmcObservation,
@@ -388,34 +568,34 @@ def test_next_step(
     before: tuple[OverrideRecord, ...],
     step: str,
 ) -> None:
-    assert _word(_step(wanted, observed, (*records, *before))) == step, case
+    assert _describe_step(_step(wanted, observed, (*records, *before))) == step, case
 
 
 @for_each(
     ("minutes_left", "record", "seen", "step"),
     [
-        (1, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Consumed"),
-        (1, _record(CONFIRMED), _seen(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
-        (0, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
-        (0, _record(CONFIRMED), _seen(NO_OVERRIDE), "ConfirmRecord Lost"),
-        (0, _record(RECORDED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
+        (1, _record(CONFIRMED), _make_observation(NO_OVERRIDE, SINCE), "ConfirmRecord Consumed"),
+        (1, _record(CONFIRMED), _make_observation(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
+        (0, _record(CONFIRMED), _make_observation(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
+        (0, _record(CONFIRMED), _make_observation(NO_OVERRIDE), "ConfirmRecord Lost"),
+        (0, _record(RECORDED), _make_observation(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
         (
             0,
             _record(CONFIRMED),
-            _seen(ONCE, SINCE),
+            _make_observation(ONCE, SINCE),
             "ConfirmRecord Lost",
-        ),  # somebody else's: a reset has consumed gitboot's
-        (0, _record(WITHDRAWING), _seen(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
-        (0, _record(CONFIRMED, CONTINUOUS), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Withdrawn"),
-        (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
+        ),  # a foreign override: a reset has consumed gitboot's
+        (0, _record(WITHDRAWING), _make_observation(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
+        (0, _record(CONFIRMED, CONTINUOUS), _make_observation(NO_OVERRIDE, SINCE), "ConfirmRecord Withdrawn"),
+        (0, _record(CONFIRMED), _make_observation(ONCE), WITHDRAW),
     ],
 )
-def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
+def test_an_override_that_ends_after_the_time_in_its_record_proves_no_boot(
     minutes_left: int, record: OverrideRecord, seen: BmcObservation, step: str
 ) -> None:
     """From then on this instance, or another, may have cleared it without a write to the ledger."""
     ended = structs.replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
-    assert _word(_step(None, seen, (MOVED, ended))) == step
+    assert _describe_step(_step(None, seen, (MOVED, ended))) == step
 
 
 @for_each(
@@ -430,7 +610,7 @@ def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
         (OverrideState.INSERTED, 0, False),
     ],
 )
-def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
+def test_only_the_end_of_an_override_needs_no_ledger_and_only_after_the_time_in_its_record(
     state: OverrideState, minutes_left: int, needs_no_ledger: bool
 ) -> None:
     record = structs.replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
@@ -438,14 +618,14 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_i
     assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
 
 
-def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
+def test_a_moving_mark_proves_nothing_about_a_mark_that_never_moves() -> None:
     moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
     stuck = structs.replace(THEN, boot_progress_time=None)
     assert (
-        _word(_step(INSTALL, _seen(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves)))
+        _describe_step(_step(INSTALL, _make_observation(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves)))
         == "ConfirmRecord Lost"
     )
-    assert _word(_step(INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED), moves))) == SET
+    assert _describe_step(_step(INSTALL, _make_observation(NO_OVERRIDE), (_record(CONFIRMED), moves))) == SET
 
 
 # Identity
@@ -487,25 +667,25 @@ MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple
     [row[1:] for row in MACHINES],
     ids=[row[0] for row in MACHINES],
 )
-def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
+def test_nothing_is_set_on_another_machine_and_an_override_is_cleared_only_where_it_was_set(
     identified: IdentityResult,
     wanted: WantedOverride | None,
     override: Override,
     records: tuple[OverrideRecord, ...],
     step: str,
 ) -> None:
-    seen = structs.replace(_seen(override), identity=HERE)
-    assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
+    seen = structs.replace(_make_observation(override), identity=HERE)
+    assert _describe_step(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
 
 
-def test_a_set_carries_its_whole_record() -> None:
+def test_setting_an_override_writes_its_whole_record() -> None:
     recorded = OverrideRecord(
         reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
     )
     for wanted in (INSTALL, NO_DISK):
-        step = _step(wanted, structs.replace(_seen(NO_OVERRIDE), identity=HERE))
+        step = _step(wanted, structs.replace(_make_observation(NO_OVERRIDE), identity=HERE))
         assert step == SetOverride(record=structs.replace(recorded, writes_disk=wanted.writes_disk))
-    again = _step(INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 70, 5), MOVED))
+    again = _step(INSTALL, _make_observation(NO_OVERRIDE), (_corrected(CONFIRMED, 70, 5), MOVED))
     assert isinstance(again, SetOverride)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
 
@@ -513,11 +693,11 @@ def test_a_set_carries_its_whole_record() -> None:
 @pytest.mark.parametrize(
     ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
 )
-def test_what_stands_is_recorded_with_the_marks_seen_with_it(
+def test_a_confirmed_override_is_recorded_with_the_marks_of_the_same_reading(
     wanted: WantedOverride | None, state: OverrideState
 ) -> None:
     booting = structs.replace(SINCE, settled=False)
-    step = _step(wanted, _seen(ONCE, booting), (_record(state),))
+    step = _step(wanted, _make_observation(ONCE, booting), (_record(state),))
     assert isinstance(step, ConfirmRecord | ClearOverride)
     assert step.record.marks == booting
 
@@ -525,8 +705,8 @@ def test_what_stands_is_recorded_with_the_marks_seen_with_it(
 @pytest.mark.parametrize(
     ("seen", "state"), [(NO_OVERRIDE, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
 )
-def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: OverrideState) -> None:
-    assert update_refused_record(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
+def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: OverrideState) -> None:
+    assert update_refused_record(_record(RECORDED), _make_observation(seen, SINCE)) == _record(state, marks=SINCE)
 
 
 @for_each(
@@ -534,38 +714,38 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
     [
         (
             INSTALL,
-            _seen(NO_OVERRIDE),
+            _make_observation(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
             "Once Pxe for provision 3 is not set: gitboot never set it, or it was set and consumed",
         ),
         (
             INSTALL,
-            _seen(NO_OVERRIDE),
+            _make_observation(NO_OVERRIDE),
             _corrected(CONFIRMED, 3, 2, 1),
             "gitboot set Once Pxe 4 times within an hour, and the BMC shows Disabled None",
         ),
         (
             UNHEARD_OF,
-            _seen(NO_OVERRIDE),
+            _make_observation(NO_OVERRIDE),
             None,
             "the plan needs Floppy, and the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
         ),
         (
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
-            structs.replace(_seen(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
+            structs.replace(_make_observation(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
             None,
             "the plan needs mode UEFI, and the BMC has Legacy and cannot change it",
         ),
         (
             ALWAYS,
-            structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
+            structs.replace(_make_observation(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
             "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, "
             "or None",
         ),
     ],
 )
-def test_questions_to_the_operator_say_what_was_found(
+def test_questions_to_the_operator_state_what_was_found(
     wanted: WantedOverride, seen: BmcObservation, record: OverrideRecord | None, message: str
 ) -> None:
     step = _step(wanted, seen, (record, MOVED) if record else ())
@@ -583,7 +763,7 @@ XCC = frozenset({"Once", "Disabled"})
         pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
         pytest.param(HTTP, structs.replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
         pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
-        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset()), HTTP, id="no mode"),
         pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
         pytest.param(HTTP, structs.replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
         pytest.param(
@@ -610,14 +790,14 @@ XCC = frozenset({"Once", "Disabled"})
         ),
     ],
 )
-def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: BmcObservation, fitted: Override | None) -> None:
+def test_an_override_is_adapted_to_its_bmc(wanted: Override, bmc: BmcObservation, fitted: Override | None) -> None:
     assert adapt_override(wanted, bmc) == fitted
 
 
 @for_each(
     ("override", "seen", "standing"),
     [
-        pytest.param(NO_OVERRIDE, structs.replace(NO_OVERRIDE, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(NO_OVERRIDE, structs.replace(NO_OVERRIDE, target="Pxe"), True, id="off, with any target"),
         pytest.param(NO_OVERRIDE, ONCE, False, id="on"),
         pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
         pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),
@@ -629,8 +809,8 @@ def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: BmcObservation,
         ),
     ],
 )
-def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
-    assert is_shown(override, _seen(seen)) is standing
+def test_an_override_is_compared_with_the_reading(override: Override, seen: Override, standing: bool) -> None:
+    assert is_shown(override, _make_observation(seen)) is standing
 
 
 def _resource(path: str | None, body: dict[str, Any]) -> Resource:
@@ -647,7 +827,7 @@ def _read(machine: Machine) -> BmcObservation:
 
 @dataclass
 class _Instance:
-    """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
+    """gitboot reduced to the override protocol: a ledger, and reconciles that may crash."""
 
     machine: Machine
     wanted: WantedOverride | None = None
@@ -744,7 +924,7 @@ EVENTS: dict[str, Callable[[_Instance], object]] = {
     profile=st.sampled_from(list(PROFILES.values())),
     events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),
 )
-def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[str]) -> None:
+def test_no_reason_boots_a_machine_twice(profile: Profile, events: list[str]) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     for event in events:
         EVENTS[event](gitboot)
@@ -758,7 +938,7 @@ def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[s
 
 
 @for_each("profile", PROFILES.values(), ids=PROFILES)
-def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
+def test_an_undisturbed_machine_boots_once_and_is_then_left_alone(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     assert gitboot.run() == NoChange()
     gitboot.machine.run_through()
@@ -771,7 +951,7 @@ def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profil
 
 
 @for_each("profile", PROFILES.values(), ids=PROFILES)
-def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Profile) -> None:
+def test_a_window_interrupts_an_installation_and_then_allows_it_again(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     gitboot.run()
     gitboot.wanted = BIOS_UPDATE
@@ -788,11 +968,16 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 
 
 @for_each(("power", "expected"), [("Off", SET), ("On", "Wait"), ("PoweringOff", "Wait"), (None, "Wait")])
-def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
+def test_an_override_that_waits_for_power_off_is_set_only_if_the_bmc_shows_power_off(
     power: str | None, expected: str
 ) -> None:
     assert (
-        _word(_step(structs.replace(INSTALL, only_while_off=True), structs.replace(_seen(NO_OVERRIDE), power=power)))
+        _describe_step(
+            _step(
+                structs.replace(INSTALL, only_while_off=True),
+                structs.replace(_make_observation(NO_OVERRIDE), power=power),
+            )
+        )
         == expected
     )
 
@@ -800,18 +985,18 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
 # An override that another one for the same reason replaces
 
 
-def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
+def test_an_old_override_that_was_not_replaced_still_belongs_to_gitboot() -> None:
     """The PATCH from Continuous to Once was lost. gitboot finds the old override, and sets it again or clears it."""
-    first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
+    first = _step(SET_ANEW, _make_observation(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, SetOverride)
     assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)
     later = NOW + timedelta(minutes=2)
-    again = _step(SET_ANEW, _seen(CONTINUOUS), [first.record], at=later)
+    again = _step(SET_ANEW, _make_observation(CONTINUOUS), [first.record], at=later)
     assert isinstance(again, SetOverride)
     assert again.record.replaces == CONTINUOUS
-    unwanted = _step(None, _seen(CONTINUOUS), [first.record], at=later)
+    unwanted = _step(None, _make_observation(CONTINUOUS), [first.record], at=later)
     assert isinstance(unwanted, ClearOverride)
     assert unwanted.record.override == CONTINUOUS
-    confirmed = _step(SET_ANEW, _seen(ONCE), [again.record], at=later)
+    confirmed = _step(SET_ANEW, _make_observation(ONCE), [again.record], at=later)
     assert isinstance(confirmed, ConfirmRecord)
     assert confirmed.record.replaces is None

@@ -94,12 +94,12 @@ def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
     ("case", "named"),
     [("its UUID", {"reports_uuid": OTHER}), ("its serial number", {"reports_serial": "cz29200xyz"})],
 )
-def test_e25_what_a_bmc_reports_can_be_named(rack: Rack, case: str, named: dict[str, Any]) -> None:
+def test_e25_a_document_can_name_the_identity_that_a_bmc_reports(rack: Rack, case: str, named: dict[str, Any]) -> None:
     _swap_board(rack.machine)
     assert rack.bring_about(**named).outcome is Outcome.APPLIED, case
 
 
-def test_e25_a_person_can_accept_it(rack: Rack) -> None:
+def test_e25_an_operator_can_accept_another_identity(rack: Rack) -> None:
     _swap_board(rack.machine)
     result = rack.bring_about()
     assert result.pinned is not None
@@ -108,7 +108,7 @@ def test_e25_a_person_can_accept_it(rack: Rack) -> None:
     assert (result.outcome, result.identity_result) == (Outcome.APPLIED, SameMachine(accepted=True))
 
 
-def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
+def test_e25_values_that_two_machines_report_identify_neither(make_rack: MakeRack) -> None:
     rack = make_rack(*(Machine(name, uuid=uuid_of(name), system=name) for name in ("web01", "web02")))
     for machine in rack.machines:
         machine.uuid, machine.serial = OTHER, "BATCH-2042"
@@ -119,7 +119,7 @@ def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
     assert {result.outcome for result in results} == {Outcome.APPLIED}
 
 
-def test_an_override_is_withdrawn_only_on_the_system_on_which_it_was_set(rack: Rack) -> None:
+def test_an_override_is_cleared_only_on_the_system_on_which_it_was_set(rack: Rack) -> None:
     rack.bring_about()
     its = rack.machine.uuid, rack.machine.serial
     _swap_board(rack.machine)
@@ -145,7 +145,7 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
     assert _state(rack) is OverrideState.LOST
 
 
-def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
+def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_crash(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.records["web01"][ONCE.reason] = structs.replace(
@@ -155,7 +155,7 @@ def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
     assert (_condition(rack.bring_about(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
 
-def test_e27_nor_after_a_window_that_interrupted_it(make_rack: MakeRack) -> None:
+def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_window(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.boot()
@@ -185,7 +185,7 @@ def _restart_and_set_clock(machine: Machine) -> None:
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each.manager_shows_restarts], ids=_name)
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_e34_what_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
+def test_e34_an_override_that_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     make_rack: MakeRack, profile: Profile, trouble: str
 ) -> None:
     rack = make_rack(profile=profile)
@@ -221,12 +221,12 @@ def _hide_manager(rack: Rack) -> None:
         ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         # BMCs also show this if there never was an override.
-        ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
+        ("its clock is in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
         ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), OverrideState.LOST),
         ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
     ],
 )
-def test_e34_what_a_boot_proves_by_the_clock_of_a_bmc(
+def test_e34_the_clock_of_a_bmc_decides_whether_a_boot_is_proven(
     rack: Rack, case: str, before: Events, after: Events, state: OverrideState
 ) -> None:
     for event in before:
@@ -239,7 +239,7 @@ def test_e34_what_a_boot_proves_by_the_clock_of_a_bmc(
 
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
-def test_e34_an_honest_reset_still_counts_as_one(make_rack: MakeRack, profile: Profile) -> None:
+def test_e34_a_real_reset_still_counts_as_a_reset(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
     rack.bring_about()
     rack.boot()
@@ -249,7 +249,7 @@ def test_e34_an_honest_reset_still_counts_as_one(make_rack: MakeRack, profile: P
     assert _state(rack) is (OverrideState.CONSUMED if proven else OverrideState.LOST)
 
 
-def test_e34_the_clock_is_read_only_where_something_is_set_or_gone(rack: Rack) -> None:
+def test_e34_the_clock_is_read_only_if_an_override_is_set_or_gone(rack: Rack) -> None:
     read: list[int] = []
     for step in (lambda: None, rack.bring_about, rack.bring_about, rack.boot):
         step()
@@ -267,7 +267,7 @@ def _patches(rack: Rack) -> int:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(5, 1), (55, 1), (600, 2)])
-def test_what_a_bmc_accepts_and_sets_later_is_waited_for_and_confirmed(rack: Rack, seconds: int, most: int) -> None:
+def test_a_write_that_a_bmc_applies_later_is_awaited_and_confirmed(rack: Rack, seconds: int, most: int) -> None:
     rack.see_marks_move()
     rack.server.service.requests.clear()
     rack.server.fault(Status(status=202, body=b"{}"), on="PATCH")
@@ -285,7 +285,7 @@ def test_what_a_bmc_accepts_and_sets_later_is_waited_for_and_confirmed(rack: Rac
     assert (_state(rack), _patches(rack)) == (OverrideState.CONSUMED, most)
 
 
-def test_a_bmc_that_was_always_changed_since_is_asked_once_a_job_and_set_once_in_the_end(rack: Rack) -> None:
+def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in_the_end(rack: Rack) -> None:
     rack.see_marks_move()
     rack.server.service.requests.clear()
     rack.server.fault(Status(status=412), on="PATCH", times=50)
@@ -314,7 +314,7 @@ def coming_up(rack: Rack) -> Rack:
     return rack
 
 
-def test_an_override_that_was_set_while_the_system_came_up_still_stands_when_it_runs(coming_up: Rack) -> None:
+def test_an_override_that_was_set_while_the_system_boots_is_still_set_when_it_runs(coming_up: Rack) -> None:
     coming_up.bring_about()
     assert _state(coming_up) is OverrideState.CONFIRMED
     coming_up.boot()
@@ -322,7 +322,7 @@ def test_an_override_that_was_set_while_the_system_came_up_still_stands_when_it_
     assert _state(coming_up) is OverrideState.CONSUMED
 
 
-def test_an_override_that_was_set_while_the_system_came_up_is_withdrawn(coming_up: Rack) -> None:
+def test_an_override_that_was_set_while_the_system_boots_is_cleared(coming_up: Rack) -> None:
     coming_up.bring_about(None)
     assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == (
         "Disabled",
@@ -330,8 +330,8 @@ def test_an_override_that_was_set_while_the_system_came_up_is_withdrawn(coming_u
     )
 
 
-@pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else"])
-def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack, is_booted: bool) -> None:
+@pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else's"])
+def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rack: Rack, is_booted: bool) -> None:
     profile = replace(GENERIC, reboot_is_a_reset=False)
     rack.machine.profile = profile
     rack.see_marks_move()
@@ -350,7 +350,7 @@ def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack
 # E36: two fleets or instances have the same machine
 
 
-def test_e36_what_somebody_else_has_set_is_booted_first(rack: Rack) -> None:
+def test_e36_an_override_that_somebody_else_has_set_boots_first(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
     assert _condition(rack.bring_about()) == "ForeignOverride"
     rack.boot()
@@ -358,13 +358,13 @@ def test_e36_what_somebody_else_has_set_is_booted_first(rack: Rack) -> None:
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
-def test_a_dry_run_asks_too(rack: Rack) -> None:
+def test_a_dry_run_checks_the_identity_too(rack: Rack) -> None:
     _swap_board(rack.machine)
     result = rack.bring_about(dry_run=True)
     assert (_condition(result), result.pinned) == ("AnotherMachine", None)
 
 
-def test_a_bmc_that_fails_pins_nothing(rack: Rack) -> None:
+def test_a_failed_read_pins_nothing(rack: Rack) -> None:
     rack.server.fault(Status(status=500), times=2)
     result = rack.bring_about()
     assert (result.pinned, result.identity_result) == (None, None)
@@ -402,7 +402,7 @@ def _medium(rack: Rack) -> MediumState | None:
 
 
 @pytest.mark.parametrize("name", WITH_DRIVES)
-def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
+def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(DISC)
     assert result.outcome is Outcome.APPLIED, result.message
@@ -426,7 +426,7 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     assert [each.medium for each in rack.machine.boots] == [ISO, None]
 
 
-def test_what_is_done_with_media_is_read_no_more(inserted: Rack) -> None:
+def test_virtual_media_are_not_read_again_after_their_use(inserted: Rack) -> None:
     inserted.boot()
     for _ in range(2):
         inserted.bring_about(None)
@@ -436,9 +436,7 @@ def test_what_is_done_with_media_is_read_no_more(inserted: Rack) -> None:
 
 
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
-def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
-    make_rack: MakeRack, profile: Profile
-) -> None:
+def test_an_unbooted_medium_is_ejected_after_its_override_is_cleared(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
     rack.bring_about(DISC)
     rack.bring_about(None)
@@ -452,7 +450,7 @@ def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
 
 @pytest.mark.parametrize("target", [OverrideTarget.CD, OverrideTarget.PXE])
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
-def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
+def test_an_override_is_cleared_before_its_medium_is_replaced(
     make_rack: MakeRack, profile: Profile, target: OverrideTarget
 ) -> None:
     rack = make_rack(profile=profile)
@@ -480,7 +478,7 @@ def fit_target(profile: Profile, target: OverrideTarget) -> str:
 
 
 def _swap(image: str | None) -> Callable[[Rack], object]:
-    """A medium that somebody else inserts long before the next reading."""
+    """Insert another medium long before the next reading."""
 
     def swap(rack: Rack) -> None:
         _disc(rack).image = image
@@ -506,7 +504,7 @@ GONE = MediumState.EJECTED
     ("case", "events", "lies", "ejected", "medium", "state"),
     [
         (
-            "its boot was given, and it was switched off",
+            "its boot was served, and it was switched off",
             (WANT, Rack.boot, GIVEN, _switch_off, GIVEN),
             None,
             [ISO],
@@ -522,7 +520,7 @@ GONE = MediumState.EJECTED
             GONE,
             OverrideState.CONSUMED,
         ),
-        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
+        ("somebody inserted another", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
         (
             "it lay there before, and is not ours to eject",
             (_swap(ISO), WANT, END),
@@ -532,7 +530,7 @@ GONE = MediumState.EJECTED
             OverrideState.CLEARED,
         ),
         (
-            "somebody ejects it while its override stands",
+            "somebody ejects it while its override is set",
             (WANT, _swap(None), WANT),
             ISO,
             [],
@@ -549,7 +547,7 @@ GONE = MediumState.EJECTED
         ),
     ],
 )
-def test_what_lies_in_a_drive_in_the_end(
+def test_after_each_sequence_the_drive_and_the_records_have_the_expected_state(
     rack: Rack,
     case: str,
     events: tuple[Callable[[Rack], object], ...],
@@ -567,7 +565,7 @@ def test_what_lies_in_a_drive_in_the_end(
 @pytest.mark.parametrize(
     "wanted", [DISC, structs.replace(DISC, override=structs.replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
 )
-def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: WantedOverride) -> None:
+def test_a_medium_of_somebody_else_stays_and_no_override_is_set(rack: Rack, wanted: WantedOverride) -> None:
     _disc(rack).image = OTHERS
     result = rack.bring_about(wanted)
     assert (result.outcome, result.condition) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
@@ -575,20 +573,20 @@ def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wa
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
 
 
-def test_somebody_elses_override_keeps_a_medium_out(rack: Rack) -> None:
+def test_an_override_of_somebody_else_keeps_the_medium_out(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
     assert rack.bring_about(DISC).condition is OperatorCondition.FOREIGN_OVERRIDE
     assert _disc(rack).image is None
 
 
-def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
+def test_a_bmc_without_a_drive_is_unsupported(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     result = rack.bring_about(DISC)
     assert (result.condition, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
     assert "no slot for a CD" in result.message
 
 
-def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
+def test_no_override_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     rack = make_rack(profile=ILO6)
     _disc(rack).shows_late = True
     for _ in range(2):
@@ -599,7 +597,7 @@ def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     assert _record(rack).state is OverrideState.CONFIRMED
 
 
-def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
+def test_a_consumed_boot_inserts_no_medium_again(inserted: Rack) -> None:
     inserted.boot()
     inserted.bring_about(DISC)
     _disc(inserted).image = None
@@ -609,9 +607,9 @@ def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["told nothing", "told the protocol"]
+    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["no protocol", "with the protocol"]
 )
-def test_the_protocol_is_told_to_those_that_list_it(
+def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
     make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
 ) -> None:
     rack = make_rack(profile=AMI)
@@ -632,7 +630,7 @@ def _sent(rack: Rack) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WITH_DRIVES)
-def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
+def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(BOTH)
     assert result.outcome is Outcome.APPLIED, result.message
@@ -656,13 +654,13 @@ def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack:
     assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
 
 
-def test_of_two_drives_for_cds_the_first_boots(rack: Rack) -> None:
+def test_the_first_of_two_cd_drives_gets_the_boot_medium(rack: Rack) -> None:
     rack.machine.drives[0].types = ("CD", "DVD")
     rack.bring_about(BOTH)
     assert _lying(rack) == [ISO, DATA]
 
 
-def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> None:
+def test_a_bmc_with_only_one_drive_is_unsupported_and_nothing_is_inserted(rack: Rack) -> None:
     rack.machine.drives[0].types = ("Floppy",)
     result = rack.bring_about(BOTH)
     assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
@@ -671,8 +669,10 @@ def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> No
     assert (rack.written, rack.machine.writes) == ([], [])
 
 
-@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
-def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(rack: Rack, taken: int) -> None:
+@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the boot medium"])
+def test_a_medium_of_somebody_else_in_either_drive_stays_and_the_other_drive_stays_empty(
+    rack: Rack, taken: int
+) -> None:
     drive = rack.machine.drives[taken]
     drive.image = OTHERS
     result = rack.bring_about(BOTH)
@@ -681,7 +681,7 @@ def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(rack:
     assert [each for each in _lying(rack) if each is not None] == [OTHERS]
 
 
-def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack: Rack) -> None:
+def test_new_user_data_replaces_the_old_and_the_boot_medium_stays(rack: Rack) -> None:
     rack.bring_about(BOTH)
     rack.server.service.requests.clear()
     newer = DATA.replace("4c", "5d")
@@ -708,7 +708,7 @@ CRASHES = [  # in an order in which those next to each other differ little
     each_of(CRASHES, one_in=3),
     ids=lambda value: value.name if isinstance(value, Profile) else None,
 )
-def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
+def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: WantedOverride, nth: int, kept: bool
 ) -> None:
     rack = make_rack(profile=profile)
@@ -739,7 +739,7 @@ def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeRack, applied: bool) -> None:
+def test_a_medium_is_ejected_even_if_the_response_to_the_insert_was_lost(make_rack: MakeRack, applied: bool) -> None:
     rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
     assert rack.bring_about(DISC).outcome is Outcome.WAITING
@@ -749,7 +749,7 @@ def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeR
     assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
 
 
-def test_a_dry_run_shows_the_post_and_sends_none(make_rack: MakeRack) -> None:
+def test_a_dry_run_shows_the_post_and_does_not_send_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=IDRAC9)
     result = rack.bring_about(DISC, dry_run=True)
     action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"

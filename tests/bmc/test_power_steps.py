@@ -50,12 +50,12 @@ ON = WantedPowerChange(
 )
 
 
-def seen(**more: Any) -> BmcObservation:
+def make_observation(**more: Any) -> BmcObservation:
     given = {"override": PXE, "marks": RAN, "power": "On", "runs_os": True, "reset_types": ALL, **more}
     return BmcObservation(system="/redfish/v1/Systems/1", **given)
 
 
-OFF = seen(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
+OFF = make_observation(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
 GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
@@ -83,76 +83,100 @@ def kind(step: PowerChangeStep) -> str:
 
 
 RECORDED, ASKED, DONE = PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE
-BLIND = seen(marks=Marks())
+BLIND = make_observation(marks=Marks())
 GENTLY = ResetType.GRACEFUL_RESTART
 
 
 @for_each(
     ("case", "wanted", "record", "observed", "step"),
     [
-        ("it runs, its override stands, and it is its turn", RESTART, None, seen(), "ask ForceRestart"),
-        ("the same, gracefully", GRACEFUL, None, seen(), "ask GracefulRestart"),
+        ("it runs, its override is set, and it is allowed", RESTART, None, make_observation(), "ask ForceRestart"),
+        ("the same, gracefully", GRACEFUL, None, make_observation(), "ask GracefulRestart"),
         (
-            "the BMC knows no graceful restart",
+            "the BMC has no graceful restart",
             GRACEFUL,
             None,
-            seen(reset_types=ALL - {GENTLY}),
+            make_observation(reset_types=ALL - {GENTLY}),
             "ask ForceRestart",
         ),
-        ("it knows no restart", RESTART, None, seen(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
-        ("it knows neither", RESTART, None, seen(reset_types=frozenset({"On"})), "doubt Unsupported"),
-        ("it says nothing of what it knows", RESTART, None, seen(reset_types=frozenset()), "ask ForceRestart"),
-        ("it is not its turn", structs.replace(RESTART, may_start_now=False), None, seen(), "hold"),
-        ("it is in POST", RESTART, None, seen(in_post=True), "hold"),
-        ("the window has ended", structs.replace(RESTART, valid_until=NOON), None, seen(), "hold"),
+        ("it has no restart", RESTART, None, make_observation(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
+        ("it has neither", RESTART, None, make_observation(reset_types=frozenset({"On"})), "doubt Unsupported"),
+        ("it does not list its types", RESTART, None, make_observation(reset_types=frozenset()), "ask ForceRestart"),
+        ("it is not allowed yet", structs.replace(RESTART, may_start_now=False), None, make_observation(), "hold"),
+        ("it is in POST", RESTART, None, make_observation(in_post=True), "hold"),
+        ("the window has ended", structs.replace(RESTART, valid_until=NOON), None, make_observation(), "hold"),
         (
             "the window ends later",
             structs.replace(RESTART, valid_until=NOON + timedelta(seconds=1)),
             None,
-            seen(),
+            make_observation(),
             "ask ForceRestart",
         ),
-        ("its override does not stand", RESTART, None, seen(override=GONE), "hold"),
+        ("its override is not set", RESTART, None, make_observation(override=GONE), "hold"),
         (
             "no override is wanted",
             structs.replace(RESTART, override_reason=None),
             None,
-            seen(override=GONE),
+            make_observation(override=GONE),
             "ask ForceRestart",
         ),
         ("it is off, and is to be restarted", RESTART, None, OFF, "leave"),
-        ("nobody knows whether it is on", RESTART, None, seen(power=None), "hold"),
-        ("it is going down", RESTART, None, seen(power="PoweringOff"), "hold"),
+        ("its power is unknown", RESTART, None, make_observation(power=None), "hold"),
+        ("it is going down", RESTART, None, make_observation(power="PoweringOff"), "hold"),
         ("it is off, and wants its first boot", ON, None, OFF, "ask On"),
-        ("it is on, and wants its first boot", ON, None, seen(), "leave"),
-        ("it was asked, and has reset", RESTART, switched(ASKED), seen(marks=RESET), "note Done"),
-        ("a crash came between, and it has reset", RESTART, switched(RECORDED), seen(marks=RESET), "note Done"),
-        ("a crash came between, and it has not", RESTART, switched(RECORDED), seen(), "note Refused"),
-        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), seen(), "leave"),
-        ("a crash came between, and nothing shows it", RESTART, switched(RECORDED), BLIND, "doubt NeedsOperator"),
+        ("it is on, and wants its first boot", ON, None, make_observation(), "leave"),
+        ("a reset was requested and seen", RESTART, switched(ASKED), make_observation(marks=RESET), "note Done"),
+        (
+            "a crash came between, and it has reset",
+            RESTART,
+            switched(RECORDED),
+            make_observation(marks=RESET),
+            "note Done",
+        ),
+        ("a crash came between, and it has not", RESTART, switched(RECORDED), make_observation(), "note Refused"),
+        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), make_observation(), "leave"),
+        (
+            "a crash came between, and no mark shows the result",
+            RESTART,
+            switched(RECORDED),
+            BLIND,
+            "doubt NeedsOperator",
+        ),
         ("the same, a moment ago", RESTART, switched(RECORDED, ago=5), BLIND, "hold"),
-        ("it was asked, and nothing shows it", RESTART, switched(ASKED), BLIND, "leave"),
-        ("it was asked, and does not obey", RESTART, switched(ASKED, ago=9000), seen(), "leave"),
-        ("it was not done, and is its turn", RESTART, switched(PowerRecordState.REFUSED), seen(), "ask ForceRestart"),
-        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), seen(), "leave"),
-        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), seen(), "ask ForceRestart"),
-        ("it may not have been asked", GRACEFUL, switched(RECORDED, GENTLY, ago=600), seen(), "ask ForceRestart"),
+        ("a reset was requested, and no mark shows it", RESTART, switched(ASKED), BLIND, "leave"),
+        ("a reset was requested, and ignored", RESTART, switched(ASKED, ago=9000), make_observation(), "leave"),
+        (
+            "it was not done, and is allowed",
+            RESTART,
+            switched(PowerRecordState.REFUSED),
+            make_observation(),
+            "ask ForceRestart",
+        ),
+        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), make_observation(), "leave"),
+        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), make_observation(), "ask ForceRestart"),
+        (
+            "the request may not have arrived",
+            GRACEFUL,
+            switched(RECORDED, GENTLY, ago=600),
+            make_observation(),
+            "ask ForceRestart",
+        ),
         (
             "it does not shut down, and the window has ended",
             structs.replace(GRACEFUL, valid_until=NOON),
             switched(ASKED, GENTLY, ago=600),
-            seen(),
+            make_observation(),
             "hold",
         ),
-        ("it did, as nothing shows", GRACEFUL, switched(ASKED, GENTLY, ago=600), BLIND, "leave"),
-        ("its system runs again", RESTART, switched(DONE), seen(marks=UP), "note Back"),
-        ("it boots", RESTART, switched(DONE), seen(marks=RESET, runs_os=False), "leave"),
-        ("it runs what it ran before", RESTART, switched(DONE), seen(), "leave"),
-        ("it is back", RESTART, switched(PowerRecordState.BACK), seen(), "leave"),
-        ("it was switched on", ON, switched(ASKED, ResetType.ON), seen(), "note Done"),
+        ("it was done, as no mark shows", GRACEFUL, switched(ASKED, GENTLY, ago=600), BLIND, "leave"),
+        ("its system runs again", RESTART, switched(DONE), make_observation(marks=UP), "note Back"),
+        ("it boots", RESTART, switched(DONE), make_observation(marks=RESET, runs_os=False), "leave"),
+        ("it runs the same system as before", RESTART, switched(DONE), make_observation(), "leave"),
+        ("it is back", RESTART, switched(PowerRecordState.BACK), make_observation(), "leave"),
+        ("it was switched on", ON, switched(ASKED, ResetType.ON), make_observation(), "note Done"),
         ("it was switched on, and is off", ON, switched(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
         ("the same, a moment ago", ON, switched(ASKED, ResetType.ON, ago=5), OFF, "hold"),
-        ("nobody switched it on: its override stands", ON, switched(RECORDED, ResetType.ON), OFF, "note Refused"),
+        ("it was not switched on: its override is set", ON, switched(RECORDED, ResetType.ON), OFF, "note Refused"),
         (
             "it may have been on: its override is gone",
             ON,
@@ -162,7 +186,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ),
     ],
 )
-def test_what_comes_next(
+def test_the_next_power_step_follows_from_the_record_the_reading_and_the_override(
     case: str, wanted: WantedPowerChange, record: PowerRecord | None, observed: BmcObservation, step: str
 ) -> None:
     found = next_power_step(
@@ -177,11 +201,11 @@ def test_what_comes_next(
 
 
 @for_each("state", [state for state in OverrideState if state is not OverrideState.CONFIRMED])
-def test_nothing_is_switched_before_its_override_is_confirmed(state: OverrideState) -> None:
+def test_no_machine_is_reset_before_its_override_is_confirmed(state: OverrideState) -> None:
     found = next_power_step(
         wanted=RESTART,
         record=None,
-        observed=seen(),
+        observed=make_observation(),
         overrides=[overridden(state)],
         now=NOON,
         identity_result=SameMachine(),
@@ -191,8 +215,8 @@ def test_nothing_is_switched_before_its_override_is_confirmed(state: OverrideSta
 
 @for_each("identified", [AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")])
 @for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override_reason=None)])
-def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified: IdentityResult) -> None:
-    observed = OFF if wanted.operation is PowerOperation.ON else seen()
+def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: IdentityResult) -> None:
+    observed = OFF if wanted.operation is PowerOperation.ON else make_observation()
     records = [None, switched(ASKED, GENTLY, ago=9000), switched(PowerRecordState.REFUSED)]
     for record in records if wanted.operation is not PowerOperation.ON else records[::2]:
         found = next_power_step(
@@ -206,7 +230,7 @@ def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified
         assert not isinstance(found, RequestReset), record
 
 
-def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
+def test_marks_that_never_moved_prove_no_reset() -> None:
     """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
     alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
     record = structs.replace(switched(RECORDED), marks=alone)
@@ -215,7 +239,7 @@ def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
         found = next_power_step(
             wanted=RESTART,
             record=record,
-            observed=seen(marks=alone),
+            observed=make_observation(marks=alone),
             overrides=[overridden()],
             now=NOON,
             identity_result=SameMachine(),
@@ -234,7 +258,7 @@ FIRST = WantedPowerChange(
 )
 
 
-def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack) -> None:
+def test_a_machine_is_reset_once_after_its_override_is_confirmed_and_never_again(rack: Rack) -> None:
     result = rack.bring_about(wanted_power=FIRST)
     assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
@@ -250,7 +274,7 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
     assert rack.machine.boots[-1].target == "Pxe"
 
 
-def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
+def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert (
         rack.bring_about(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
@@ -260,7 +284,7 @@ def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     assert rack.machine.resets == 1
 
 
-def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
+def test_a_lost_response_is_judged_by_the_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
     assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.WAITING
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
@@ -279,7 +303,7 @@ def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Ra
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
-def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
+def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
     assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.STALLED
     rack.wait(61)
@@ -291,7 +315,7 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
     ("given", "message"),
     [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
-def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
+def test_a_dry_run_and_a_read_only_task_reset_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()
     result = rack.bring_about(wanted_power=FIRST, **given)
     assert (result.message, rack.machine.resets, rack.switched) == (message, 0, [])

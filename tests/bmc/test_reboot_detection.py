@@ -39,7 +39,7 @@ def _last_reset(time: str) -> Marks:
         ("not an instant, and moved", SET, _last_reset("now"), Reset.UNKNOWN),
         ("one of two is later", SET, structs.replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
         ("the Manager restarted", SET, structs.replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
-        ("so it did, and nothing moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        ("so it did, and no mark moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
         (
             "its restart is worked out",
             SET,
@@ -59,20 +59,22 @@ def _last_reset(time: str) -> Marks:
             structs.replace(RESET, last_reset_time="2026-11-10"),
             Reset.UNKNOWN,
         ),
-        ("nothing moved", SET, SET, Reset.RULED_OUT),
-        ("nothing moved, but it was in POST", structs.replace(SET, settled=False), SET, Reset.UNKNOWN),
+        ("no mark moved", SET, SET, Reset.RULED_OUT),
+        ("no mark moved, but it was in POST", structs.replace(SET, settled=False), SET, Reset.UNKNOWN),
         ("it was in POST, and moved", structs.replace(SET, settled=False), RESET, Reset.SEEN),
         ("no mark is shown any more", NO_CLOCK, NO_MARKS, Reset.UNKNOWN),
-        ("none was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
-        ("none was ever shown", structs.replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
-        ("one of two was shown", structs.replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
+        ("no mark was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
+        ("no mark was ever shown", structs.replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
+        ("one of two marks was shown", structs.replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
     ],
 )
-def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks, reset: Reset) -> None:
+def test_marks_and_their_clock_show_whether_a_machine_was_reset(
+    case: str, before: Marks, after: Marks, reset: Reset
+) -> None:
     assert after.reset_since(before) is reset, case
 
 
-def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> None:
+def test_an_unchanged_mark_rules_out_a_reset_only_if_the_mark_is_known_to_move() -> None:
     assert SET.reset_since(SET, moving_marks=frozenset({"last_reset_time"})) is Reset.RULED_OUT
     assert SET.reset_since(SET, moving_marks=frozenset()) is Reset.UNKNOWN
     only = structs.replace(SET, boot_progress_time=None)
@@ -92,14 +94,14 @@ def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> 
         (None, "OSRunning", Reset.SEEN),
     ],
 )
-def test_a_machine_that_comes_up_needs_no_reset_for_it(then: str | None, now: str, reset: Reset) -> None:
+def test_boot_progress_during_post_does_not_prove_a_reset(then: str | None, now: str, reset: Reset) -> None:
     before = structs.replace(SET, boot_progress=then)
     after = structs.replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
     assert after.reset_since(before) is reset
     assert structs.replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
 
 
-def test_which_marks_have_moved() -> None:
+def test_later_marks_are_found_with_the_clock_of_the_bmc() -> None:
     assert RESET.find_later_marks(SET) == {"last_reset_time"}
     assert structs.replace(RESET, bmc_ahead_s=7200).find_later_marks(SET) == frozenset()
     assert structs.replace(RESET, bmc_time=None).find_later_marks(SET) == {

@@ -45,9 +45,9 @@ from tests.helpers.redfish_double.server import Redirect
         (["bmc7.example.net", "bmc7.example.net"], [443], ["https://bmc7.example.net"]),
         (["http://10.0.0.7:8000/", "10.0.0.7"], [443], ["http://10.0.0.7:8000", "https://10.0.0.7"]),
     ],
-    ids=["network", "one of it", "ports", "IPv6", "twice", "URL"],
+    ids=["network", "one address of it", "ports", "IPv6", "twice", "URL"],
 )
-def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant: list[str]) -> None:
+def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: list[int], meant: list[str]) -> None:
     assert list_addresses(places, ports) == tuple(meant)
 
 
@@ -62,7 +62,7 @@ def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant
         ("https://root:secret@10.0.0.7", "is not the address of a BMC"),
     ],
 )
-def test_what_is_none_or_too_many(place: str, why: str) -> None:
+def test_a_place_with_too_many_addresses_or_none_is_rejected(place: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         list_addresses([place], [443])
     assert len(list_addresses(["10.0.0.0/20"], [443])) == MAX_ADDRESSES - 2
@@ -81,7 +81,7 @@ def _machine(name: str, address: str | None) -> Machine:
     return Machine(uuid=SystemUuid(uuid_of(name)), name=name, macs=(mac,), serial=None, bmc=bmc)
 
 
-def _found(name: str, address: str) -> FoundServer:
+def _make_found_server(name: str, address: str) -> FoundServer:
     nic = FoundNic(name="eno1", mac=MacAddress(mac_of(name).replace(":", "-")))
     shown = ReportedIdentity(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
     return FoundServer(address=address, system="/redfish/v1/Systems/1", identity=shown, nics=(nic,))
@@ -93,50 +93,56 @@ WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
 @for_each(
     ("found", "described", "unread", "expected"),
     [
-        pytest.param([_found("web01", A)], [WEB01], [], [], id="as described"),
+        pytest.param([_make_found_server("web01", A)], [WEB01], [], [], id="as described"),
         pytest.param(
-            [_found("web01", B), _found("web02", A)],
+            [_make_found_server("web01", B), _make_found_server("web02", A)],
             [WEB01, WEB02],
             [],
             [("Swapped", "web01", B), ("Swapped", "web02", A)],
             id="swapped",
         ),
-        pytest.param([_found("web01", C)], [WEB01], [], [("Moved", "web01", C)], id="moved"),
+        pytest.param([_make_found_server("web01", C)], [WEB01], [], [("Moved", "web01", C)], id="moved"),
         pytest.param(
-            [_found("web01", B)],
+            [_make_found_server("web01", B)],
             [WEB01, WEB02],
             [],
             [("Missing", "web02", B), ("Moved", "web01", B)],
             id="in its place",
         ),
-        pytest.param([_found("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"),
+        pytest.param(
+            [_make_found_server("web01", A)], [_machine("web01", None)], [], [("Moved", "web01", A)], id="no BMC"
+        ),
         pytest.param([], [WEB01], [], [("Missing", "web01", A)], id="missing"),
         pytest.param([], [WEB01], [A], [], id="not read"),
-        pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="not asked"),
-        pytest.param([_found("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
+        pytest.param([], [_machine("web01", "https://10.9.9.9")], [], [], id="no request"),
+        pytest.param([_make_found_server("new", C)], [WEB01], [A], [("Unknown", None, C)], id="unknown"),
         pytest.param(
-            [_found("new", A)], [WEB01], [], [("Missing", "web01", A), ("Unknown", None, A)], id="unknown in its place"
+            [_make_found_server("new", A)],
+            [WEB01],
+            [],
+            [("Missing", "web01", A), ("Unknown", None, A)],
+            id="unknown in its place",
         ),
         pytest.param(
-            [structs.replace(_found("web01", A), nics=_found("new", A).nics)],
+            [structs.replace(_make_found_server("web01", A), nics=_make_found_server("new", A).nics)],
             [WEB01],
             [],
             [("Interfaces", "web01", A)],
             id="another card",
         ),
-        pytest.param([structs.replace(_found("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
+        pytest.param([structs.replace(_make_found_server("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
     ],
 )
-def test_what_is_not_as_described(
+def test_differences_between_machines_and_documents_are_listed(
     found: list[FoundServer], described: list[Machine], unread: list[str], expected: list[tuple[str, str | None, str]]
 ) -> None:
     compared = compare(found, described, (A, B, C), unread)
     assert [(each.kind, each.server, each.address) for each in compared.differences] == expected
 
 
-def test_a_name_is_no_other_documents() -> None:
+def test_a_chosen_name_belongs_to_no_other_document() -> None:
     found = structs.replace(
-        _found("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
+        _make_found_server("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
     )
     assert (choose_name(found, ()), choose_name(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
     nameless = structs.replace(found, identity=structs.replace(found.identity, serial="To be filled"))
@@ -145,9 +151,9 @@ def test_a_name_is_no_other_documents() -> None:
     assert (dell.serial, found.serial) == ("F54P1G3", "7M2 XKQ3")
 
 
-def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
+def test_values_that_a_bmc_reports_cannot_inject_yaml() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
-    text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
+    text = render_document(structs.replace(_make_found_server("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
         "  lifecycle: Parked  # remove this line to let gitboot manage the machine"
     ]
@@ -198,7 +204,7 @@ def _scan(rack: Rack, *more: object) -> Done:
     )
 
 
-def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_rack_is_scanned_and_compared(rack: Rack, website: ThreadingHTTPServer, tmp_path: Path) -> None:
     new, bmc = rack.bmc("new01")
     new.nics = {"NIC.1": "52:54:00:aa:00:01", "NIC.2": "52:54:00:aa:00:02", "NIC.3": "00:00:00:00:00:00"}
     urls = [*(blade.bmc.url for blade in rack.blades.values()), bmc.url, f"http://127.0.0.1:{website.server_port}"]
@@ -225,7 +231,7 @@ def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, 
     assert new.writes == []
 
 
-def test_what_is_found_boots_nothing_once_it_is_merged(rack: Rack, tmp_path: Path) -> None:
+def test_a_document_of_a_found_machine_boots_nothing_after_its_merge(rack: Rack, tmp_path: Path) -> None:
     new, bmc = rack.bmc("new02")
     new.nics = {"NIC.1": "52:54:00:aa:00:09"}
     assert _scan(rack, bmc.url, "--out", rack.repository.work).code == Exit.FINE
@@ -241,7 +247,7 @@ def test_what_is_found_boots_nothing_once_it_is_merged(rack: Rack, tmp_path: Pat
         (rack.repository.work / "servers" / f"{new.serial.lower()}.yaml").unlink()
 
 
-def test_what_cannot_be_read_is_named_and_counts_as_neither_here_nor_missing(rack: Rack, tmp_path: Path) -> None:
+def test_an_unreadable_bmc_is_named_and_counts_as_neither_present_nor_missing(rack: Rack, tmp_path: Path) -> None:
     web01 = rack.blades["web01"]
     rack.give_password("wrong")
     try:
@@ -253,18 +259,18 @@ def test_what_cannot_be_read_is_named_and_counts_as_neither_here_nor_missing(rac
     assert "0 machines, 0 differences, 1 not read" in done.out
 
 
-def test_without_a_fleet_every_machine_is_unknown(rack: Rack) -> None:
+def test_without_a_fleet_every_machine_counts_as_unknown(rack: Rack) -> None:
     done = typed("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
     assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address scanned: 1 machine, 1 difference")
 
 
-def test_nobody_is_asked_without_credentials(rack: Rack) -> None:
+def test_without_credentials_no_bmc_gets_a_request(rack: Rack) -> None:
     done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert "there are no credentials other" in done.err
 
 
-def test_nobody_is_asked_whom_the_instances_own_word_leaves_out(rack: Rack) -> None:
+def test_a_bmc_that_the_access_file_excludes_gets_no_request(rack: Rack) -> None:
     web01 = rack.blades["web01"]
     before = len(web01.machine.requests)
     trust = rack.credentials / "access.toml"
@@ -279,7 +285,7 @@ def test_nobody_is_asked_whom_the_instances_own_word_leaves_out(rack: Rack) -> N
     assert len(web01.machine.requests) == before
 
 
-def test_a_redirect_is_not_followed_with_a_password(rack: Rack, website: ThreadingHTTPServer) -> None:
+def test_a_scan_does_not_follow_a_redirect_with_a_password(rack: Rack, website: ThreadingHTTPServer) -> None:
     web01 = rack.blades["web01"]
     web01.bmc.fault(Redirect(location=f"http://127.0.0.1:{website.server_port}/redfish/v1/"))
     seen = len(website.authorizations)  # type: ignore[attr-defined]
@@ -289,7 +295,7 @@ def test_a_redirect_is_not_followed_with_a_password(rack: Rack, website: Threadi
     assert len(website.authorizations) == seen  # type: ignore[attr-defined]
 
 
-def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
+def test_values_of_a_wrong_type_count_as_not_shown() -> None:
     nics: list[dict[str, object]] = [
         {"PermanentMACAddress": 7, "MACAddress": "52:54:00:aa:00:01"},
         {"MACAddress": ["52:54:00:aa:00:02"]},
@@ -306,8 +312,8 @@ def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
     assert {find_manager_path({"Links": each}) for each in strange} == {None}
 
 
-def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
-    found = _found("new", A)
+def test_an_architecture_that_is_not_reported_is_marked_for_a_check() -> None:
+    found = _make_found_server("new", A)
     assert "architecture: x86_64  # not reported by its BMC: check it" in render_document(
         found, "new", "rack", verify=True
     )
@@ -316,7 +322,7 @@ def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     assert "tls: {verify: false}" in render_document(shown, "new", "rack", verify=False)
 
 
-def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> None:
+def test_a_new_server_document_has_the_values_of_its_bmc_and_of_a_similar_server(rack: Rack) -> None:
     new, bmc = rack.bmc("new03")
     new.nics = {"NIC.1": "52:54:00:aa:00:19"}
     options = ("--path", rack.repository.work, "--credentials", rack.credentials, "--as", "rack")

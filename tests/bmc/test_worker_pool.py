@@ -1,4 +1,4 @@
-"""Work at many BMCs at once: what is begun when, and how often somebody is woken for what has ended."""
+"""Work at many BMCs at once: which task starts when, and how often the pool wakes its caller."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def names(number: int, letter: str = "a") -> list[str]:
     return [f"{letter}{each:03}" for each in range(number)]
 
 
-def test_many_that_end_within_a_moment_wake_somebody_once(held: Held) -> None:
+def test_several_results_within_a_moment_cause_one_wakeup(held: Held) -> None:
     keys = names(INITIAL_LIMIT)
     held.add(*keys)
     held.end(*keys[:-1])
@@ -109,7 +109,7 @@ def test_many_that_end_within_a_moment_wake_somebody_once(held: Held) -> None:
     assert (len(held.timers), held.woken) == (1, 0)
 
 
-def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
+def test_the_pool_wakes_its_caller_after_a_moment_or_when_no_work_is_left(
     held: Held,
 ) -> None:
     held.add("a", "b")
@@ -123,7 +123,7 @@ def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
     assert len(held.timers) == 1
 
 
-def test_nobody_is_woken_for_what_was_taken(held: Held) -> None:
+def test_results_that_were_taken_cause_no_wakeup(held: Held) -> None:
     held.add("a", "b")
     held.end("a")
     held.until(lambda: len(held.timers) == 1)
@@ -135,7 +135,7 @@ def test_nobody_is_woken_for_what_was_taken(held: Held) -> None:
     held.until(lambda: len(held.timers) == 1)  # after a moment is over, the next one begins
 
 
-def test_what_ends_makes_room_at_once_and_nobody_has_to_take_it_first(make_held: Callable[..., Held]) -> None:
+def test_a_finished_task_frees_its_place_before_its_result_is_taken(make_held: Callable[..., Held]) -> None:
     held, keys = make_held(most=2), names(5)
     held.add(*keys)
     held.until(lambda: held.begun == keys[:2])
@@ -146,7 +146,7 @@ def test_what_ends_makes_room_at_once_and_nobody_has_to_take_it_first(make_held:
     assert held.crew.wait_for_results() == {}
 
 
-def test_a_site_gets_as_many_as_it_bears(held: Held) -> None:
+def test_a_site_gets_as_many_tasks_as_it_can_handle(held: Held) -> None:
     keys = names(3 * INITIAL_LIMIT)
     held.add(*keys, site="a", sign=FAST)
     held.until(lambda: len(held.begun) == INITIAL_LIMIT)
@@ -154,7 +154,7 @@ def test_a_site_gets_as_many_as_it_bears(held: Held) -> None:
     held.until(lambda: len(held.begun) == 3 * INITIAL_LIMIT)
 
 
-def test_a_site_that_takes_its_time_keeps_no_other_waiting(make_held: Callable[..., Held]) -> None:
+def test_a_slow_site_does_not_block_another_site(make_held: Callable[..., Held]) -> None:
     held = make_held(most=8, most_of_site=6)
     held.add(*names(20, "a"), site="a")
     held.add(*names(20, "b"), site="b")
@@ -164,7 +164,9 @@ def test_a_site_that_takes_its_time_keeps_no_other_waiting(make_held: Callable[.
     assert {each[0] for each in held.begun[8:]} == {"a", "b"}
 
 
-def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(make_held: Callable[..., Held]) -> None:
+def test_one_task_runs_for_each_key_and_the_newest_waiting_one_replaces_the_others(
+    make_held: Callable[..., Held],
+) -> None:
     held = make_held(most=1)
     assert held.add("a") == {"a"}
     held.until(lambda: held.begun == ["a"])
@@ -178,7 +180,7 @@ def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(mak
     assert held.begun == ["a", "b"]
 
 
-def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(held: Held) -> None:
+def test_no_task_is_added_for_a_key_whose_last_result_was_not_taken(held: Held) -> None:
     held.add("web01")
     held.end("web01")
     held.until(lambda: held.woken == 1)
@@ -187,7 +189,7 @@ def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(held: H
     assert held.add("web01") == {"web01"}
 
 
-def test_what_a_task_raises_is_raised_where_its_result_would_be(held: Held) -> None:
+def test_an_exception_of_a_task_is_raised_to_the_taker_of_its_result(held: Held) -> None:
 
     def fail() -> tuple[str, ResponseSample]:
         raise ZeroDivisionError("our bug")
@@ -217,22 +219,22 @@ def rounds(pace: ConcurrencyLimit, *waited_s: float) -> ConcurrencyLimit:
     return pace
 
 
-def test_it_begins_with_few_and_doubles_with_each_round_up_to_the_bound() -> None:
+def test_the_limit_starts_low_and_doubles_with_each_round_up_to_the_maximum() -> None:
     limits = [rounds(ConcurrencyLimit.start(100), *[0.3] * number).limit for number in range(5)]
     assert limits == [INITIAL_LIMIT, 32, 64, 100, 100]
 
 
-def test_a_bound_below_what_it_begins_with_holds_from_the_first() -> None:
+def test_a_maximum_below_the_initial_limit_applies_from_the_start() -> None:
     assert ConcurrencyLimit.start(3).limit == 3
     assert rounds(ConcurrencyLimit.start(3), 0.3, 0.3, 5, 5).limit <= 3
 
 
-def test_a_round_that_is_not_over_changes_nothing() -> None:
+def test_an_unfinished_round_does_not_change_the_limit() -> None:
     pace = ConcurrencyLimit.start(100)
     assert after(pace, [ResponseSample(latency_s=0.3)] * (INITIAL_LIMIT - 1)).limit == INITIAL_LIMIT
 
 
-def test_answers_that_take_twice_as_long_halve_it_and_then_it_grows_by_steps() -> None:
+def test_if_latency_doubles_the_limit_is_halved_and_then_grows_by_steps() -> None:
     pace = rounds(ConcurrencyLimit.start(1000), 0.3, 0.3)
     assert pace.limit == 64
     limits = [rounds(pace, 0.9, *[0.3] * number).limit for number in range(4)]
@@ -241,13 +243,13 @@ def test_answers_that_take_twice_as_long_halve_it_and_then_it_grows_by_steps() -
 
 @pytest.mark.parametrize(
     ("case", "first_s", "then_s"),
-    [("of a slow way", 0.3, 0.65), ("of a fast one, by what nobody notices", 0.002, 0.09)],
+    [("of a slow way", 0.3, 0.65), ("of a fast network, by a small amount", 0.002, 0.09)],
 )
-def test_some_delay_is_no_sign(case: str, first_s: float, then_s: float) -> None:
+def test_a_small_increase_of_latency_does_not_reduce_the_limit(case: str, first_s: float, then_s: float) -> None:
     assert rounds(ConcurrencyLimit.start(1000), first_s, then_s).limit == INITIAL_LIMIT * 4, case
 
 
-def test_a_few_slow_bmcs_among_many_do_not_slow_the_others() -> None:
+def test_a_few_slow_bmcs_among_many_do_not_reduce_the_limit() -> None:
     pace = ConcurrencyLimit.start(1000)
     few = [ResponseSample(latency_s=9)] * (INITIAL_LIMIT // 2 - 1)
     assert (
@@ -256,7 +258,7 @@ def test_a_few_slow_bmcs_among_many_do_not_slow_the_others() -> None:
     )
 
 
-def test_lost_answers_halve_it_where_they_came_before() -> None:
+def test_lost_responses_halve_the_limit_if_the_bmcs_responded_before() -> None:
     pace = rounds(ConcurrencyLimit.start(1000), 0.3)
     lost = after(pace, [LOST] * 4 + [ResponseSample(latency_s=0.3)] * 28)
     assert (pace.limit, lost.limit, after(pace, [LOST] * 2 + [ResponseSample(latency_s=0.3)] * 30).limit) == (
@@ -266,17 +268,17 @@ def test_lost_answers_halve_it_where_they_came_before() -> None:
     )
 
 
-def test_bmcs_that_have_never_answered_say_nothing_of_the_way() -> None:
+def test_bmcs_that_never_responded_do_not_change_the_limit() -> None:
     assert after(ConcurrencyLimit.start(1000), [NO_SAMPLE] * 500) == ConcurrencyLimit.start(1000)
 
 
-def test_it_never_comes_to_a_stop() -> None:
+def test_the_limit_never_falls_below_the_minimum() -> None:
     pace = ConcurrencyLimit.start(1000)
     for _ in range(20):
         pace = after(pace, [LOST] * pace.limit)
     assert pace.limit == MIN_LIMIT
 
 
-def test_a_way_that_has_become_longer_for_good_is_not_held_against_it() -> None:
+def test_the_limit_recovers_if_the_latency_stays_higher() -> None:
     pace = rounds(ConcurrencyLimit.start(64), *[0.01] * 5)
     assert (rounds(pace, *[0.4] * 3).limit, rounds(pace, *[0.4] * 60).limit) == (8, 64)

@@ -1,8 +1,8 @@
-"""Real firmware boots what gitboot publishes: QEMU, in a network of its own with the DHCP that gitboot configures.
+"""Real firmware boots what gitboot publishes: QEMU, in its own network with the DHCP that gitboot configures.
 
-`network` is the wire, `dhcp` who gives addresses on it, `machine` one machine on it, `images` what that boots
-(`kernel`, `initramfs`, `uki`, `disks`), `architectures` how both differ, `debian` the packages that they are made of,
-`fleet` the repository, `site` a running gitboot with loaders, DHCP, TFTP and mirrors around it, `bmc` what powers a
-machine as Redfish says, `interpreter` an iPXE that runs scripts, `page` docs/boots.md. All of it needs `packages.txt`
-and root; `make test-boot` runs it, `make test` leaves it out.
+`network` is the wire, `dhcp` the DHCP server on it, `machine` one machine on it, `images` the files that machines boot
+(`kernel`, `initramfs`, `uki`, `disks`), `architectures` their differences, `debian` the packages from which they are
+built, `fleet` the repository, `site` a running gitboot with loaders, DHCP, TFTP and mirrors around it, `bmc` the power
+of a machine by Redfish, `interpreter` an iPXE that runs scripts, and `page` docs/boots.md. All of it needs
+`packages.txt` and root. `make test-boot` runs these tests; `make test` omits them.
 """

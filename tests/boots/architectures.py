@@ -1,4 +1,4 @@
-"""What differs between architectures: QEMU's board, its firmware, and what each is called by whom."""
+"""Differences between architectures: the board of QEMU, the firmware, and the names in each program."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Architecture:
     board: tuple[str, ...]  # QEMU's, with UEFI
     code: str  # of its firmware
     variables: str  # that it begins with
-    # What `gitboot artifacts loaders` finds nothing of on an x86 machine of this release: package and release.
+    # Loaders that `gitboot artifacts loaders` does not find on an x86 machine of this release: package and release.
     loaders: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def boot_file(self) -> str:
-        """What UEFI boots from a disk when it knows no better (UEFI 2.10, 3.5.1.1)."""
+        """Return the default boot file of UEFI for a disk (UEFI 2.10, 3.5.1.1)."""
         return f"BOOT{self.efi.upper()}.EFI"
 
     def tool(self, name: str) -> str:
-        """One of the GNU binary utilities for it."""
+        """Return the name of a GNU binary utility for the architecture."""
         return f"{self.name}-linux-gnu-{name}"
 
 
@@ -46,6 +46,6 @@ AARCH64: Final = Architecture(
     grub="arm64-efi",
     board=("-machine", "virt", "-cpu", "cortex-a57"),
     code="/usr/share/AAVMF/AAVMF_CODE.fd",
-    variables="/usr/share/AAVMF/AAVMF_VARS.ms.fd",  # the other holds nothing, which virt-fw-vars cannot read
+    variables="/usr/share/AAVMF/AAVMF_VARS.ms.fd",  # the other is empty, which virt-fw-vars cannot read
     loaders=(("grub-efi-arm64-bin", None), ("ipxe", "trixie")),
 )

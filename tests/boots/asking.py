@@ -1,4 +1,4 @@
-"""iPXE, GRUB and PXELINUX that boot from a copy in a maintenance, and an endpoint that answers or does not."""
+"""iPXE, GRUB and PXELINUX that boot from a copy during a maintenance, with and without a response of the endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, prof
 from tests.helpers.git_repositories import free_port, listening
 
 HOST: Final = "10.0.2.2"  # this host, in QEMU's user-mode network
-ABSENT: Final = "10.0.2.77"  # an address of the same network that answers no ARP
+ABSENT: Final = "10.0.2.77"  # an address in the same network without ARP
 MAC: Final = mac_of("web01")
 PATHS: Final = {
     "ipxe": f"/v1/boot/{MAC.replace(':', '-')}/boot.ipxe",
@@ -37,7 +37,7 @@ GRUB_MODULES: Final = ("efinet", "http", "tftp", "normal", "configfile", "echo",
 
 @dataclass
 class Web:
-    """A web server that answers each path by a function, and notes what was requested, and when (`time.monotonic`)."""
+    """A web server that answers each path with a function, and records requests with their times (`time.monotonic`)."""
 
     answer: Callable[[str], tuple[int, bytes]]
     requested: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ def deaf() -> Iterator[int]:
 
 @contextmanager
 def silent() -> Iterator[int]:
-    """Yield a port that accepts connections and answers nothing."""
+    """Yield a port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as accepting:
         port: int = accepting.getsockname()[1]
         yield port
@@ -113,7 +113,7 @@ def closed() -> Iterator[int]:
 
 @contextmanager
 def failing_proxy(folder: Path) -> Iterator[int]:
-    """Yield the port of an nginx whose upstream is down: it answers 502 with a page of HTML."""
+    """Yield the port of an nginx whose upstream is down: it responds with 502 and a page of HTML."""
     own = folder / "proxy"
     own.mkdir()
     port, upstream = free_port(), free_port()
@@ -192,7 +192,7 @@ CASES: Final = ("answered", "itself", *ERRORS, "502 of nginx", "refused", "dropp
 
 
 class Booted(NamedTuple):
-    """What a loader booted from a copy."""
+    """The result of one boot from a copy."""
 
     kernel: str  # the path of the first kernel
     requests: int  # at the endpoint

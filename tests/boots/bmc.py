@@ -23,11 +23,11 @@ from tests.helpers.redfish_double.machine import Machine as Double
 from tests.helpers.running_instance import eventually
 
 _TICK_S: Final = 0.25
-_OFF: Final = "reboot: Power down"  # what Linux says before it switches off; anything else that ends QEMU is a reset
+_OFF: Final = "reboot: Power down"  # Linux prints this before it switches off; any other end of QEMU is a reset
 
 
 class Owner:
-    """Powers ``machine`` as ``double``, which stands behind a Redfish service, is told to."""
+    """Switch ``machine`` on and off as the Redfish service tells ``double``."""
 
     def __init__(self, double: Double, machine: Machine) -> None:
         self.double = double
@@ -37,14 +37,14 @@ class Owner:
         self._said: list[str] = []  # at each boot but the current one
         self._end = threading.Event()
         self._wrong: str | None = None  # a boot that was not to be made
-        self.trusts = ssl.create_default_context()  # what its BMC knows of who serves images
+        self.trusts = ssl.create_default_context()  # the servers of images that its BMC trusts
         double.on_boot = self._boot
         for drive in double.drives:
             drive.fetches = self._fetch
 
     @classmethod
     def of_new(cls, name: str, folder: Path, images: Images) -> Owner:
-        """Of a machine that has never been on, whose firmware tries its disk first."""
+        """Return the owner of a machine that was never on and whose firmware tries its disk first."""
         double = Double(name, uuid=uuid_of(name), system="1", post_s=1)
         double.power, double.state = "Off", "None"
         machine = Machine(
@@ -59,7 +59,7 @@ class Owner:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Let time pass for the BMC as it does for everybody; the machine is off at the end."""
+        """Let time pass for the BMC; at the end the machine is switched off."""
         thread = threading.Thread(target=self._tick)
         thread.start()
         try:
@@ -109,7 +109,7 @@ class Owner:
         self._current = self._power.enter_context(on)
 
     def _fetch(self, url: str) -> str | None:
-        """Fetch an image as a BMC does, which waits for nobody; say why not."""
+        """Fetch an image as a BMC does, without waiting for another request, and return the reason of a failure."""
         answer = httpx.get(url, timeout=PATIENCE_S, verify=self.trusts)
         if answer.status_code != httpx.codes.OK:
             return f"{url}: {answer.status_code}"

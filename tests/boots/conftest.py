@@ -1,4 +1,4 @@
-"""What all boots share: a network of their own, images, and the page that says what was booted."""
+"""Fixtures of all boots: their network, images, and the page with the results."""
 
 from __future__ import annotations
 

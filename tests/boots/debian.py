@@ -1,6 +1,6 @@
-"""Debian's packages of any architecture, and of a newer release: unpacked, not installed, and kept in .cache/.
+"""Debian's packages of any architecture and of a newer release: unpacked, not installed, and cached in .cache/.
 
-APT does it with a state of its own beside the machine's: its mirrors, its keys, but lists of what it is asked for.
+APT runs with its own state beside that of the machine: the same mirrors and keys, but only the requested lists.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from tests.helpers.endpoints import eventually
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
-_NO_IPV6: Final = "AdvDefaultLifetime 0;"  # of a router that has no IPv6 to give
+_NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
 
 
 class Dhcp(Protocol):
-    """Runs one with the files in ``generated``; ``strangers`` are MAC addresses that the operator says the site of."""
+    """A DHCP server with the files in ``generated``; ``strangers`` maps MAC addresses of unknown machines to sites."""
 
     def __call__(
         self, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY
@@ -30,7 +30,7 @@ class Dhcp(Protocol):
 
 @contextmanager
 def _router(folder: Path, advertises: str) -> Iterator[None]:
-    """Answers whoever asks for a router: where nobody does, iPXE waits 16 s for one, each time that it begins."""
+    """Answer router solicitations. Without an answer, iPXE waits 16 s at each start."""
     configuration = folder / "radvd.conf"
     configuration.write_text(f"interface {BRIDGE} {{ AdvSendAdvert on; {advertises} }};\n")
     command = [program("radvd"), "--nodaemon", f"--config={configuration}", f"--pidfile={folder}/radvd.pid"]
@@ -132,13 +132,14 @@ kea6: Final[Dhcp] = _kea6
 
 # IPv4 that leads nowhere
 
-_NOWHERE: Final = f"http://{HOST}:9/"  # discard; nobody listens
+_NOWHERE: Final = f"http://{HOST}:9/"  # discard; no server listens
 
 
-def refused_by_ipv4(dhcp: Dhcp) -> Dhcp:
-    """This server of IPv6, beside an IPv4 that has an address and a URL for UEFI's own HTTP boot, none for iPXE.
+def reject_ipv4(dhcp: Dhcp) -> Dhcp:
+    """Return this IPv6 server beside an IPv4 that has an address and a URL for UEFI HTTP boot, but none for iPXE.
 
-    The URL is refused, and firmware goes on to IPv6. Where no IPv4 answers it waits a minute, with all of a processor.
+    The URL is rejected, and firmware continues with IPv6. Without an IPv4 response firmware waits a minute and uses a
+    whole processor.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Local disks that say on the console that they were booted, and do nothing else."""
+"""Local disks that print on the console that they were booted, and do nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bios(made: Path) -> Path:
 
 
 def uefi(architecture: Architecture, made: Path) -> Path:
-    """A disk with a loader where removable media have it, which firmware and GRUB try when they know no better."""
+    """Build a disk with a loader at the default path, which firmware and GRUB try without a boot entry."""
     configuration, loader = made.with_suffix(".cfg"), made.with_suffix(".efi")
     configuration.write_text(f'echo "{MARK}"\nsleep 60\n')
     package = unpacked(f"grub-efi-{architecture.debian}-bin", architecture.debian)

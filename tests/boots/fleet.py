@@ -17,7 +17,7 @@ PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
-    """A server of the fleet, and the machine that it describes: one for each of whom it is answered by."""
+    """A server of the fleet and the machine that it describes: one for each server program."""
 
     name: str
     by: tuple[str, ...] = ("gitboot",)
@@ -27,7 +27,7 @@ class Guest:
     uefi: bool = True
     pxe: bool = False
     nics: int = 1  # it boots from the last
-    spec: str = ""  # what its document says besides
+    spec: str = ""  # more fields of its document
     found_by: Literal["MAC", "UUID", "serial"] = "MAC"  # all that its document and the machine have in common
 
     def server_name(self, by: str) -> str:
@@ -36,11 +36,11 @@ class Guest:
     def macs(self, by: str) -> tuple[str, ...]:
         name = self.server_name(by)
         macs = tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
-        # As of real cards: of others' link-local addresses Kea makes no MAC address, and finds no reservation.
+        # Like real cards: Kea derives no MAC address from other link-local addresses, and finds no reservation.
         return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
 
     def documented(self, by: str) -> tuple[str, ...]:
-        """The MAC addresses that stand in its document."""
+        """Return the MAC addresses in the document of the server."""
         return self.macs(by) if self.found_by == "MAC" else (mac_of(f"{self.server_name(by)}/old"),)
 
     def uuid(self, by: str) -> str:
@@ -83,7 +83,7 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
 
 
 def address(number: int, by: str) -> str:
-    """What the server of this place in the fleet is given by DHCP."""
+    """Return the address that DHCP assigns to the server at this position in the fleet."""
     return f"2001:db8::{10 + number}" if over_ipv6(by) else f"192.0.2.{10 + number}"
 
 

@@ -1,4 +1,4 @@
-"""What the machines boot, built once a run: the assets of every published tree."""
+"""The files that machines boot, built once for each run: the assets of every published tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.boots.kernel import kernel
 from tests.boots.network import BASE_URLS
 
 ARGUMENTS: Final = "console=ttyAMA0 console=ttyS0 quiet"  # a machine has one of these consoles
-DIRECT: Final = ("gitboot", "nginx", "Caddy")  # whom a uki or iso may ask
+DIRECT: Final = ("gitboot", "nginx", "Caddy")  # the servers to which a uki or iso may connect
 
 Artifacts = Mapping[str, Path]  # by their kind
 
@@ -45,7 +45,7 @@ class Images:
         )
 
     def place(self, assets: Path) -> None:
-        """Put them where ``assets:`` in the fleet says that they are."""
+        """Place the files at the paths of ``assets:`` in the fleet."""
         for name, by_architecture in self.by_name.items():
             (assets / name).mkdir(parents=True)
             for artifacts in by_architecture.values():
@@ -62,7 +62,7 @@ def _artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]
     }
     looks = inventory.build(linux, architecture, folder / f"inventory-{architecture.name}")
     made["inventory-1"] = {"kernel": linux.image, "initrd": looks}
-    # Firmware passes these nothing: each knows its own name, and where to ask for its user data.
+    # Firmware passes no arguments to these: each has its own name, and the place of its user data.
     for kind, by in product(("uki", "iso"), DIRECT):
         name = f"{kind}-{by.lower()}-1"
         words = f"{ARGUMENTS} boot.image={name} boot.base={BASE_URLS[by]}"

@@ -1,4 +1,4 @@
-"""An initial ramdisk that says on the console what it was booted with, fetches its user data, and reports."""
+"""An initial ramdisk that prints on the console what it was booted with, fetches its user data, and reports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MODULES: Final = (
 )
 
 # Every line that a test reads begins with BOOTED. User data is found as cloud-init and Ignition find it: by the
-# argument that gitboot adds, or by UUID below boot.base, which stands in a unified kernel image's own command line;
-# boot.then is what such an image does at its end: reboot, or first wait until gitboot has nothing more for firmware.
-# boot.address is its address, where no DHCP gives it one; boot.reads is the label of a volume that its user data is on.
+# argument that gitboot adds, or by UUID below boot.base, which is in the command line of a unified kernel image;
+# boot.then is the last action of such an image: reboot, or first wait until gitboot has nothing more for firmware.
+# boot.address is its address without DHCP; boot.reads is the label of a volume with its user data.
 _INIT: Final = r"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin

@@ -1,6 +1,6 @@
-"""One real iPXE that runs many scripts: each file that they name is answered, so that `boot` comes back.
+"""One real iPXE that runs many scripts: each file that they name exists, so that `boot` returns.
 
-A kernel is answered by a script that says so, and that ends the attempts of the script that loaded it.
+Instead of a kernel iPXE gets a script that prints a marker and ends the attempts of the script that loaded it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.boots.programs import file, program
 _HOST: Final = "10.0.2.2"  # of QEMU's user-mode network
 _KERNEL: Final = b"#!ipxe\necho LOADED\nset attempt:int32 5\n"
 _ASKED: Final = re.compile(r"/script/(\d+)/run")
-_REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no HTTPS, and none of these hosts is there
+_REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no HTTPS, and none of these hosts exists
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What became of one script."""
+    """The result of one script."""
 
     ended: bool  # else it was broken off by an error
     said: str
@@ -38,7 +38,7 @@ def run(scripts: Mapping[str, bytes], folder: Path) -> dict[str, Run]:
     """Run them, one after the other, in one start of iPXE under BIOS; a script is named by a path."""
     fetched: dict[str, set[str]] = {name: set() for name in scripts}
     with _answering(scripts, fetched) as port:
-        said = _said(_driver(list(scripts), port), folder)
+        said = _run_driver(_driver(list(scripts), port), folder)
     parts = re.split(r"RUN (\d+)\n", said)[1:]
     texts = {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
     return {
@@ -57,7 +57,7 @@ def _driver(names: list[str], port: int) -> str:
     return f"#!ipxe\ndhcp\n{steps}echo ALL RUN\n"
 
 
-def _said(driver: str, folder: Path) -> str:
+def _run_driver(driver: str, folder: Path) -> str:
     entry, console = folder / "driver.ipxe", folder / "serial.log"
     entry.write_text(driver)
     command = [

@@ -24,7 +24,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?=]*[A-Za-z]|\x1b[()][A-Z0-9]|[\x00\x0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What stands in the rack; it is off."""
+    """A machine in the rack; at first it is off."""
 
     folder: Path
     uuid: str
@@ -32,11 +32,11 @@ class Machine:
     macs: tuple[str, ...]
     architecture: Architecture = X86_64
     uefi: bool = True
-    pxe: bool = False  # whether UEFI asks by PXE as well, before HTTP
+    pxe: bool = False  # whether UEFI boots by PXE as well, before HTTP
     boots_from: int = 0  # which of its cards firmware boots from
     disk: Path | None = None  # what comes after the network in firmware's order
     disk_first: bool = False
-    reboots: bool = False  # whether firmware starts over when nothing could be booted
+    reboots: bool = False  # whether firmware starts again when nothing could be booted
     ends_at_reset: bool = False  # whether QEMU ends when the machine resets itself, so that its owner sees it
 
     @property
@@ -45,7 +45,7 @@ class Machine:
 
     @property
     def variables(self) -> Path:
-        """What UEFI remembers: at first no key, so that Secure Boot is off."""
+        """Return the stored variables of UEFI: at first no key, so that Secure Boot is off."""
         made = self.folder / "variables.fd"
         if not made.exists():
             template = file(self.architecture.variables)
@@ -61,10 +61,10 @@ class Machine:
     def on(
         self, discs: Sequence[Path] = (), *, sticks: Sequence[Path] = (), boots_disc: bool = False
     ) -> Iterator[Running]:
-        """Power it on, with a console that holds nothing of an earlier boot; and off.
+        """Switch the machine on with an empty console, and off at the end.
 
-        ``discs`` lie in its drives; firmware tries them where ``boots_disc`` says so, and then before all else.
-        ``sticks`` are disks that it does not try.
+        ``discs`` are in its drives; firmware tries them first if ``boots_disc`` is true. Firmware does not try the
+        disks in ``sticks``.
         """
         self.console.write_bytes(b"")
         emulator = program(f"qemu-system-{self.architecture.name}")
@@ -136,7 +136,7 @@ class Running:
 
     @property
     def said(self) -> str:
-        """What stands on the console, without what only paints it."""
+        """Return the text of the console without control sequences."""
         return _ESCAPES.sub("", self.machine.console.read_bytes().decode(errors="replace"))
 
     def says(self, *words: str, within_s: float = PATIENCE_S) -> float:

@@ -22,7 +22,7 @@ HOST_V6, NGINX_V6, CADDY_V6 = "2001:db8::1", "2001:db8::2", "2001:db8::3"
 
 PORT: Final = 8080  # of gitboot itself
 
-# What machines are answered by: gitboot, or a mirror, which is the site of its servers.
+# The servers of machines: gitboot, or a mirror, which is the site of its servers.
 BASE_URLS: Final = {
     "gitboot": f"http://{HOST}:{PORT}",
     "nginx": f"http://{NGINX}",

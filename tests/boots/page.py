@@ -28,7 +28,7 @@ _MOST_LINES: Final = 14
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One boot: the test in words, by whom its machine was answered, and what stood on its console."""
+    """One boot: the test in words, the program that served its machine, and the text on its console."""
 
     file: str
     words: str
@@ -60,7 +60,7 @@ def _excerpt(said: str) -> str:
 
 
 def rows() -> list[Row]:
-    """What the page has."""
+    """Return the rows of the page."""
     found = []
     for row in _ROW.finditer(PAGE.read_text().partition(BEGINS)[2]):
         told = _SECONDS.match(row["rest"])
@@ -72,7 +72,7 @@ def rows() -> list[Row]:
 
 
 def write(reports: Iterable[pytest.TestReport]) -> None:
-    """Put what tests that passed have told into the page, in the place of what it had of the same tests."""
+    """Replace the rows of the tests that passed with their results."""
     by_key = {row.key: row for row in rows()}  # tests that are no more are found by tests/docs/test_boots.py
     for report in reports:
         told: dict[str, Any] = dict(report.user_properties)

@@ -24,7 +24,7 @@ def file(path: str) -> Path:
 
 @contextmanager
 def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs until it is told to end."""
+    """Run a program until the end of the context."""
     process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL)
     try:
         yield process

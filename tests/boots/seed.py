@@ -1,8 +1,10 @@
-"""A real cloud-init reads what it is given: Debian's, unpacked and run as a module, in a folder of its own.
+"""A real cloud-init reads its user data: Debian's package, unpacked and run as a module in its own folder.
 
-    python seed.py NoCloud|Ec2 URL FOLDER
+python seed.py NoCloud
 
-It writes what its datasource has found, as JSON. Nothing is applied: to apply it is another stage.
+Ec2 URL FOLDER
+
+It writes the result of its datasource as JSON, and applies nothing: that is a later stage.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 
 def read(name: str, url: str, folder: str) -> dict[str, Any]:
-    """What the datasource has read."""
+    """Return what the datasource has read."""
     from cloudinit import distros, helpers
     from cloudinit.sources import DataSourceEc2, DataSourceNoCloud
 

@@ -1,4 +1,4 @@
-"""A running gitboot with all that stands around it at a site: loaders, DHCP, TFTP, mirrors."""
+"""A running gitboot with its surroundings at a site: loaders, DHCP, TFTP, mirrors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTEN = ("--listen", f"[::]:{PORT}")
 
 @dataclass(kw_only=True)
 class Site:
-    """What a module's machines boot from."""
+    """The services from which the machines of a module boot."""
 
     folder: Path
     images: Images
@@ -36,7 +36,7 @@ class Site:
     logs: dict[str, Path]  # of the mirrors
 
     def machine(self, name: str, by: str = "gitboot", *, disk: bool = False, reboots: bool = False) -> Machine:
-        """The machine of a guest; ``disk`` gives it one that can be booted."""
+        """Return the machine of a guest; ``disk`` gives it a bootable disk."""
         guest = self.guests[name]
         folder = self.folder / guest.server_name(by)
         folder.mkdir()
@@ -57,12 +57,12 @@ class Site:
         return self.images.uefi_disks[guest.architecture] if guest.uefi else self.images.bios_disk
 
     def address(self, name: str, by: str) -> str:
-        """What DHCP has reserved for it."""
+        """Return the address that DHCP has reserved for it."""
         servers = [(each.name, by) for each in self.guests.values() if each.boots is not None for by in each.by]
         return address(servers.index((name, by)), by)
 
     def fetched(self, by: str, path: str) -> bool:
-        """Whether a mirror has sent this; gitboot itself writes no such log."""
+        """Return whether the log of a mirror has this fetch; gitboot itself writes no such log."""
         return by not in self.logs or re.search(rf'"{re.escape(path)}["?]', self.logs[by].read_text()) is not None
 
     def phase(self, name: str, by: str) -> str:
@@ -73,10 +73,10 @@ class Site:
     def expects_installation(
         self, running: Running, name: str, by: str, *, image: str = "node-1", reserved: bool = True
     ) -> float:
-        """What the console has to show of a whole first boot, and what gitboot has to know after it."""
+        """Check the console of a whole first boot, and the state of gitboot after it."""
         guest, base_url = self.guests[name], BASE_URLS[by]
         leased = f"{self.address(name, by)}/" if reserved and guest.found_by == "MAC" else ""
-        # The system gives itself an IPv6 address; what DHCP gave stands where iPXE says it.
+        # The system also has an automatic IPv6 address; the one of DHCP is where iPXE prints it.
         found = f"{guest.macs(by)[-1]}: {'' if over_ipv6(by) else leased}"
         seconds = running.says(
             f"BOOTED by {'uefi' if guest.uefi else 'bios'}: ",
@@ -84,7 +84,7 @@ class Site:
             leased,
             f"BOOTED with {found}",
             guest.server_name(by),  # in its user data
-            f"{base_url}/v1/boot/",  # where it is to report
+            f"{base_url}/v1/boot/",  # the place for its report
             "BOOTED and reported",
             END,
         )
@@ -101,7 +101,7 @@ class Site:
 def published(
     folder: Path, images: Images, guests: Iterable[Guest], *, outputs: str, more: str = "", dhcp: Dhcp = dnsmasq
 ) -> Iterator[Site]:
-    """Push the fleet, run gitboot, mirror its tree, answer DHCP and TFTP as it says."""
+    """Push the fleet, run gitboot, mirror its tree, and start DHCP and TFTP with its configuration."""
     known = {guest.name: guest for guest in guests}
     repository = Repository.create(folder / "git")
     copied = ", serving: {oneTimeBoots: Copies}"  # so that mirrors without an endpoint offer what is made once
@@ -114,7 +114,7 @@ def published(
         stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
         logs = {}
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
-            program(by.lower())  # fails here, where tests of mirrors alone would be left out
+            program(by.lower())  # this fails here, while tests of mirrors alone would be skipped
             own = folder / by
             shutil.copytree(boot, own / "boot")  # with its times, as docs/mirrors.md wants
             root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
@@ -126,7 +126,7 @@ def published(
 
 
 def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
-    """Unknown machines, by MAC address, and the site that they stand at."""
+    """Return unknown machines by MAC address, with their site."""
     unknown = (guest for guest in guests if guest.boots is None)
     return {guest.macs(by)[-1]: by.lower() for guest in unknown for by in guest.by if by != "gitboot"}
 

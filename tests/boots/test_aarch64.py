@@ -62,7 +62,7 @@ def test_uefi_boots_by_pxe(site: Site, by: str, row: Row) -> None:
 
 @by_each_loader
 @pytest.mark.parametrize("by", ["Caddy"])
-def test_an_installed_server_goes_on_to_its_disk(site: Site, loader: str, by: str, row: Row) -> None:
+def test_an_installed_server_boots_its_disk(site: Site, loader: str, by: str, row: Row) -> None:
     with site.machine("disk", by, disk=True).on() as machine:
         row(machine, machine.says(f"/loaders/{OUTPUTS[loader]}-aarch64.efi", loader, "boots its local disk", MARK))
         assert machine.said.count("BdsDxe: starting") == STARTED[loader]

@@ -1,4 +1,4 @@
-"""A copy asks the endpoint for a maintenance, in iPXE, GRUB and PXELINUX, and boots without an answer."""
+"""A copy asks the endpoint for a maintenance, in iPXE, GRUB and PXELINUX, and boots without a response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.boots.asking import ALONE, ERRORS, IN_WINDOW, LOADERS, boot
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_finding_m1_a_copy_boots_a_maintenance_that_the_endpoint_answers(loader: str, tmp_path: Path) -> None:
+def test_finding_m1_a_copy_boots_a_maintenance_if_the_endpoint_responds(loader: str, tmp_path: Path) -> None:
     assert boot(loader, "answered", tmp_path)[:2] == (IN_WINDOW, 1)
 
 
@@ -23,7 +23,7 @@ WITHOUT_ANSWER: Final = [
 
 
 @pytest.mark.parametrize(("loader", "case"), WITHOUT_ANSWER)
-def test_finding_m1_a_copy_boots_no_maintenance_without_an_answer(loader: str, case: str, tmp_path: Path) -> None:
+def test_finding_m1_a_copy_boots_no_maintenance_without_a_response(loader: str, case: str, tmp_path: Path) -> None:
     kernel, requests, _ = boot(loader, case, tmp_path)
     assert kernel == ALONE
     if case == "503 for now":
@@ -33,8 +33,8 @@ def test_finding_m1_a_copy_boots_no_maintenance_without_an_answer(loader: str, c
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_finding_m1_a_boot_script_that_a_copy_answers_boots_the_maintenance_no_more(
+def test_finding_m1_a_boot_script_of_a_copy_that_gets_a_response_boots_the_maintenance_no_more(
     loader: str, tmp_path: Path
 ) -> None:
-    """A load balancer may ask a copy in place of the endpoint. iPXE and GRUB fetch their own script once more."""
+    """A load balancer may send the request to a copy. iPXE and GRUB fetch their own script once more."""
     assert boot(loader, "itself", tmp_path)[:2] == (ALONE, 1)

@@ -1,4 +1,4 @@
-"""A machine boots from an S3 bucket: an endpoint gives what is made once, and the store's log says that it was made."""
+"""A machine boots from an S3 bucket: an endpoint serves the one-time boot, and the log of the store proves it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_server_boots_from_a_bucket(
         base = f"{store.url}/boots/boot"
         (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={base}/boot.ipxe\n")
         stack.enter_context(dnsmasq(tmp_path, tmp_path))
-        for path in images.by_name["node-1"][X86_64].values():  # what lies under assets: an operator brings there
+        for path in images.by_name["node-1"][X86_64].values():  # an operator brings the files below assets:
             store.put("boots", f"boot/assets/node-1/{path.name}", path.read_bytes())
         fleet = files([GUEST], images, outputs="ipxe", more=f", endpoint: '{ENDPOINT}'")
         fleet["fleet.yaml"] = fleet["fleet.yaml"].replace(f"baseURL: '{ENDPOINT}'", f"baseURL: '{base}'")
@@ -63,7 +63,7 @@ def test_a_server_boots_from_a_bucket(
                     "BOOTED by bios: ", "boot.image=node-1", f"{base}/v1/boot/", "BOOTED and reported", END
                 )
                 assert "BOOTED from" not in machine.said
-            assert site.phase(GUEST.name, "gitboot") == "Network"  # nobody but the store knows of its end
+            assert site.phase(GUEST.name, "gitboot") == "Network"  # only the store has its end
             (tmp_path / "s3.log").write_text("".join(store.log))
             observe = [sys.executable, "-m", "gitboot", "read-access-logs", tmp_path / "s3.log", "--spool", spool]
             subprocess.run(list(map(str, observe)), check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What firmware fetches by itself: the URI of a uki or an ISO, set for the next boot as a BMC does."""
+"""Files that firmware fetches itself: the URI of a UKI or an ISO, set for the next boot as a BMC does."""
 
 from __future__ import annotations
 

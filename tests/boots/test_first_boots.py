@@ -1,4 +1,4 @@
-"""What first boots read, by their own programs: cloud-init on NoCloud and EC2, its schema, Ignition's validator."""
+"""First boots with their own programs: cloud-init on NoCloud and EC2, its schema, and Ignition's validator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 @pytest.fixture(scope="module")
 def modules() -> str:
-    """What Python finds Debian's packages by."""
+    """Return the path by which Python finds Debian's packages."""
     roots = (unpacked(package, ARCHITECTURE) for package in PACKAGES)
     return os.pathsep.join(str(root / "usr/lib/python3/dist-packages") for root in roots)
 
@@ -46,11 +46,11 @@ def read(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
     return found
 
 
-def test_nocloud_finds_all_of_its_seed(modules: str, url: str, tmp_path: Path) -> None:
+def test_nocloud_finds_its_whole_seed(modules: str, url: str, tmp_path: Path) -> None:
     found = read(modules, tmp_path, "NoCloud", f"{url}/nocloud/{INIT}/")
     assert found["found"] is True
     assert found["user_data"] == "#cloud-config\nhostname: init01\n"
-    assert found["vendor_data"] == ""  # there, and so not asked for ten times
+    assert found["vendor_data"] == ""  # local, and so not requested ten times
     assert (found["metadata"]["instance-id"], found["metadata"]["local-hostname"]) == (INIT, "init01")
 
 
@@ -67,7 +67,7 @@ def _valid_by(schema: Path, text: str, folder: Path) -> bool:
     return subprocess.run(check, check=False).returncode == 0
 
 
-def test_what_cloud_init_reads_is_valid_by_its_own_schema(url: str, tmp_path: Path) -> None:
+def test_files_for_cloud_init_are_valid_by_its_own_schema(url: str, tmp_path: Path) -> None:
     found = next(unpacked("cloud-init", ARCHITECTURE).rglob("schema-cloud-config-v1.json"))
     schema = tmp_path / "schema.json"
     schema.write_bytes(found.read_bytes())
@@ -77,7 +77,7 @@ def test_what_cloud_init_reads_is_valid_by_its_own_schema(url: str, tmp_path: Pa
     assert not _valid_by(schema, "#cloud-config\nusers: 7\n", tmp_path)
 
 
-def test_what_ignition_reads_is_valid_by_its_own_validator(tmp_path: Path) -> None:
+def test_files_for_ignition_are_valid_by_its_own_validator(tmp_path: Path) -> None:
     """Debian's is of specification 3.3, the last but one that these documents are written by."""
     validator = unpacked("ignition", ARCHITECTURE) / "usr/bin/ignition-validate"
     documents = sorted(GOLDEN.glob("example-*/ignition/*"))

@@ -1,4 +1,4 @@
-"""docs/first-server.md, as it stands: its blocks are run, one after the other, and a machine boots from it."""
+"""The blocks of docs/first-server.md are run one after another, and a machine boots from the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.boots.machine import Machine, Running
 from tests.helpers.documentation import followed, script
 
 
-def test_a_spare_server_boots_by_the_page(
+def test_a_spare_server_boots_as_the_page_describes(
     network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
 ) -> None:
     installer = tmp_path / "installer"

@@ -59,14 +59,14 @@ def test_a_server_with_a_new_nic_is_found_by_its_uuid(site: Site, by: str, row: 
 
 
 @pytest.mark.parametrize("by", BY["unknown"])
-def test_an_unknown_server_goes_on_to_its_disk(site: Site, by: str, row: Row) -> None:
+def test_an_unknown_server_boots_its_disk(site: Site, by: str, row: Row) -> None:
     with site.machine("unknown", by, disk=True).on() as machine:
         row(machine, machine.says("GRUB", MARK))
     assert site.fetched(by, "/unknown.grub.cfg")
 
 
 @pytest.mark.parametrize("by", BY["disk"])
-def test_an_installed_server_goes_on_to_its_disk(site: Site, by: str, row: Row) -> None:
+def test_an_installed_server_boots_its_disk(site: Site, by: str, row: Row) -> None:
     with site.machine("disk", by, disk=True).on() as machine:
         row(machine, machine.says("GRUB", f"gitboot: disk-{by.lower()} boots its local disk", MARK))
 
@@ -78,6 +78,6 @@ def test_bios_boots_by_pxelinux(site: Site, by: str, row: Row) -> None:
 
 
 @pytest.mark.parametrize("by", BY["pxelinux-disk"])
-def test_an_installed_server_goes_on_to_its_disk_by_pxelinux(site: Site, by: str, row: Row) -> None:
+def test_an_installed_server_boots_its_disk_by_pxelinux(site: Site, by: str, row: Row) -> None:
     with site.machine("pxelinux-disk", by, disk=True).on() as machine:
         row(machine, machine.says("PXELINUX", f"gitboot: pxelinux-disk-{by.lower()} boots its local disk", MARK))

@@ -1,7 +1,7 @@
-"""Networks whose servers are answered by IPv6 alone: DHCPv6, and all that is fetched.
+"""Networks with IPv6 only: DHCPv6, and every fetch.
 
-Firmware tries IPv4 first. The first network has none, for which firmware waits a minute; on the others it is refused.
-Told to begin with IPv6 it would not wait until its own address is ready, and give up.
+Firmware tries IPv4 first. The first network has none, so firmware waits a minute; on the others IPv4 is rejected. If
+firmware began with IPv6, it would not wait until its own address is ready, and would fail.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import dnsmasq6, kea6, refused_by_ipv4
+from tests.boots.dhcp import dnsmasq6, kea6, reject_ipv4
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.site import Site, published
 
-BY: Final = {"gitboot": dnsmasq6, "nginx": refused_by_ipv4(dnsmasq6), "Caddy": refused_by_ipv4(kea6)}
+BY: Final = {"gitboot": dnsmasq6, "nginx": reject_ipv4(dnsmasq6), "Caddy": reject_ipv4(kea6)}
 GUESTS = (Guest(name="http", by=tuple(f"{by}-IPv6" for by in BY)),)
 
 

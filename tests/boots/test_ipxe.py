@@ -43,7 +43,7 @@ def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("by", ANSWERED["card"])
-def test_bios_boots_by_the_ipxe_of_its_card(site: Site, by: str, row: Row) -> None:
+def test_bios_boots_by_the_ipxe_of_its_network_card(site: Site, by: str, row: Row) -> None:
     with site.machine("card", by).on() as machine:
         row(machine, site.expects_installation(machine, "card", by))
 
@@ -79,26 +79,26 @@ def test_a_server_with_a_new_board_is_found_by_its_serial_number(site: Site, by:
 
 
 @pytest.mark.parametrize("by", ANSWERED["unknown"])
-def test_an_unknown_server_boots_what_the_fleet_says(site: Site, by: str, row: Row) -> None:
+def test_an_unknown_server_boots_the_boot_that_the_fleet_names(site: Site, by: str, row: Row) -> None:
     with site.machine("unknown", by).on() as machine:
         row(machine, machine.says("this machine is unknown. It boots discovery-1.", "boot.image=discovery-1", END))
     assert site.fetched(by, "/unknown.ipxe")
 
 
 @pytest.mark.parametrize("by", ANSWERED["bios-disk"])
-def test_an_installed_server_goes_on_to_its_disk_under_bios(site: Site, by: str, row: Row) -> None:
+def test_an_installed_server_boots_its_disk_under_bios(site: Site, by: str, row: Row) -> None:
     with site.machine("bios-disk", by, disk=True).on() as machine:
         row(machine, machine.says("iPXE", f"gitboot: bios-disk-{by.lower()} boots its local disk", MARK))
 
 
 @pytest.mark.parametrize("by", ANSWERED["uefi-disk"])
-def test_an_installed_server_goes_on_to_its_disk_under_uefi(site: Site, by: str, row: Row) -> None:
+def test_an_installed_server_boots_its_disk_under_uefi(site: Site, by: str, row: Row) -> None:
     with site.machine("uefi-disk", by, disk=True).on() as machine:
         row(machine, machine.says("iPXE", f"gitboot: uefi-disk-{by.lower()} boots its local disk", MARK))
 
 
 @pytest.mark.parametrize("name", ["exit", "sanboot"])
-def test_a_machine_comes_to_its_disk_as_its_document_says(site: Site, name: str, row: Row) -> None:
+def test_a_machine_reaches_its_disk_as_its_document_states(site: Site, name: str, row: Row) -> None:
     with site.machine(name, disk=True).on() as machine:
         row(machine, machine.says("iPXE", "boots its local disk", MARK))
 
@@ -108,12 +108,12 @@ def test_ipxe_starts_the_program_on_the_disk_that_a_document_names(site: Site, r
         row(machine, machine.says("iPXE", "boots its local disk", MARK))
 
 
-def test_a_machine_without_an_entry_goes_on_to_its_disk(site: Site, row: Row) -> None:
+def test_a_machine_without_a_boot_script_boots_its_disk(site: Site, row: Row) -> None:
     with site.machine("no-entry", disk=True).on() as machine:
         row(machine, machine.says("iPXE", MARK))
 
 
-def test_another_loader_than_most_machines_is_given_in_the_same_fleet(site: Site, row: Row) -> None:
+def test_one_server_gets_another_loader_than_the_others_of_its_fleet(site: Site, row: Row) -> None:
     with site.machine("grub", disk=True).on() as machine:
         row(machine, machine.says("GRUB", "boots its local disk", MARK))
     assert "iPXE" not in machine.said

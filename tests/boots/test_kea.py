@@ -33,7 +33,7 @@ def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("by", ANSWERED["card"])
-def test_bios_boots_by_the_ipxe_of_its_card(site: Site, by: str, row: Row) -> None:
+def test_bios_boots_by_the_ipxe_of_its_network_card(site: Site, by: str, row: Row) -> None:
     with site.machine("card", by).on() as machine:
         row(machine, site.expects_installation(machine, "card", by))
 
@@ -51,7 +51,7 @@ def test_uefi_boots_by_http_and_ipxe(site: Site, by: str, row: Row) -> None:
 
 
 @pytest.mark.parametrize("by", ANSWERED["unknown"])
-def test_an_unknown_server_boots_what_the_fleet_says(site: Site, by: str, row: Row) -> None:
+def test_an_unknown_server_boots_the_boot_that_the_fleet_names(site: Site, by: str, row: Row) -> None:
     with site.machine("unknown", by).on() as machine:
         row(machine, machine.says("this machine is unknown. It boots discovery-1.", "boot.image=discovery-1", END))
     assert site.fetched(by, "/unknown.ipxe")

@@ -25,7 +25,7 @@ ADDRESS = "192.0.2.50/24"
 
 
 def _iso(images: Images, folder: Path) -> Path:
-    """A disc that boots, knows its address, and looks for its user data on another."""
+    """Build a disc that boots, has its address, and finds its user data on another disc."""
     kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
     words = f"{ARGUMENTS} boot.image=node-1 boot.reads=cidata boot.address={ADDRESS} boot.then=reboot"
     loader = uki.build(kernel, initrd, words, X86_64, folder / "node-1.efi")

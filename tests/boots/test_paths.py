@@ -1,4 +1,4 @@
-"""First scripts of other systems, as their users' DHCP names them: each leads to the server's own entry, or to none."""
+"""First scripts of other systems, by the names in their DHCP: each leads to a boot script of the server, or none."""
 
 from __future__ import annotations
 
@@ -71,26 +71,26 @@ def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory
         yield site
 
 
-def test_ipxe_boots_by_matchboxs_first_script(site: Site, row: Row) -> None:
+def test_ipxe_boots_by_the_first_script_of_matchbox(site: Site, row: Row) -> None:
     with site.machine("matchbox", BY["matchbox"]).on() as machine:
         row(machine, site.expects_installation(machine, "matchbox", BY["matchbox"]))
         assert "/ipxe... ok" in machine.said
 
 
-def test_ipxe_boots_by_bsss_first_script(site: Site, row: Row) -> None:
+def test_ipxe_boots_by_the_first_script_of_bss(site: Site, row: Row) -> None:
     with site.machine("bss", BY["bss"]).on() as machine:
         row(machine, site.expects_installation(machine, "bss", BY["bss"]))
         assert "/boot/v1/bootscript... ok" in machine.said
 
 
-def test_ipxe_boots_by_smees_first_script(site: Site, row: Row) -> None:
+def test_ipxe_boots_by_the_first_script_of_smee(site: Site, row: Row) -> None:
     with site.machine("smee", BY["smee"]).on() as machine:
         row(machine, site.expects_installation(machine, "smee", BY["smee"]))
         assert "/auto.ipxe... ok" in machine.said
 
 
-def test_an_unknown_machine_boots_the_inventory_and_is_seen(site: Site, row: Row) -> None:
-    """And nothing else comes of it, until somebody makes a document of what is known."""
+def test_an_unknown_machine_boots_the_inventory_image_and_is_listed(site: Site, row: Row) -> None:
+    """Nothing else happens until an operator makes a document from the inventory."""
     first, second = site.guests["unknown"].macs("gitboot")
     with site.machine("unknown", disk=True).on() as machine:
         row(machine, machine.says("boots inventory-1", "inventory: sent to"))

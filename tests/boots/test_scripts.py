@@ -36,13 +36,13 @@ def _scripts(files: Mapping[str, File]) -> Iterator[bytes]:
 
 
 def wrong(scripts: Mapping[str, bytes], folder: Path) -> dict[str, str]:
-    """The scripts that did not do all that they say, with what iPXE said."""
+    """Return the scripts that did not do everything that they should, with the output of iPXE."""
     runs = run(scripts, folder)
     return {name: runs[name].said for name, script in scripts.items() if not _right(script.decode(), runs[name])}
 
 
 def _right(script: str, run: Run) -> bool:
-    """Whether all that it names was fetched, and all that it loads started, at the first attempt."""
+    """Return whether all named files were fetched, and all loaded programs started, at the first attempt."""
     script = _OTHERS.sub("", script)
     loads = "imgexec" in script or _NAMED.search(script) is not None
     started = "LOADED" in run.said and "tries again" not in run.said
@@ -60,7 +60,7 @@ def _of_example() -> set[bytes]:
 
 
 def _first_boots(decisions: Decisions) -> set[bytes]:
-    """What is published while all is to be installed."""
+    """Return the files that are published while all servers are to be installed."""
     return set(_scripts(tree(decisions, {name: Record() for name in decisions.servers}, NOON)))
 
 
@@ -113,7 +113,7 @@ def test_ipxe_runs_every_script_of_a_fleet_of_300(tmp_path: Path) -> None:
     assert wrong(_numbered(scripts), tmp_path) == {}
 
 
-def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_one_that_is_broken(tmp_path: Path) -> None:
+def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_broken_one(tmp_path: Path) -> None:
     scripts = _numbered(_of_generated())
     assert len(scripts) > 80
     broken = next(name for name, script in scripts.items() if b"\ninitrd --name" in script)

@@ -1,4 +1,4 @@
-"""A machine fetches its secret while it is installed, and nobody does before or after."""
+"""A machine can fetch its secret while it is installed, and not before or after."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_server_fetches_its_secret_until_it_reports(
     network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
 ) -> None:
     sealed = Sealed(tmp_path / "keys")
-    (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
+    (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
     user_data = "userData: {format: Ignition/3.4, template: node.ign, secrets: {join: join.age}}"
     documents = (
         fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, clients: [192.0.2.0/24]}}"),

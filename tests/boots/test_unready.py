@@ -1,4 +1,4 @@
-"""A gitboot that has nothing to say yet: 503 to all, until its first valid commit."""
+"""A gitboot without a valid commit: 503 for every request until the first one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GUESTS = {
     "grub": Guest(name="grub"),
 }
 WAITS = {
-    "ipxe": "No more network devices",  # and firmware begins anew
+    "ipxe": "No more network devices",  # and firmware starts again
     "grub": "is unavailable, trying again",
 }
 
 
 @pytest.mark.parametrize("name", GUESTS)
-def test_a_server_boots_once_gitboot_has_planned(
+def test_a_server_boots_once_gitboot_has_made_a_plan(
     network: None, images: Images, tmp_path: Path, name: str, row: Callable[[Running, float], None]
 ) -> None:
     repository = Repository.create(tmp_path / "git")
@@ -34,7 +34,7 @@ def test_a_server_boots_once_gitboot_has_planned(
     boot = tmp_path / "output" / "boot"
     images.place(boot / "assets")
     loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
-    (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # nothing is generated yet
+    (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # it is not generated yet
     options = ("--assets", str(boot / "assets"))
     with (
         running(repository.bare, tmp_path, *LISTEN, *options, ready=False) as instance,

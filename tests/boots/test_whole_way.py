@@ -1,4 +1,4 @@
-"""From a pushed commit to what a machine boots, and back to its disk: nobody switches it but gitboot."""
+"""From a pushed commit to the boot of a machine and back to its disk: only gitboot switches it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     double = owner.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
-    (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
+    (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
     repository, named = Repository.create(tmp_path / "git"), ledger_in(tmp_path / "state")
     options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:

@@ -13,14 +13,14 @@ from tests.boots.programs import program
 
 
 def build(kernel: Path, initrd: Path, command_line: str, architecture: Architecture, made: Path) -> Path:
-    """The stub with the kernel and all that it is given as sections behind its own (UAPI: Unified Kernel Image)."""
+    """Build the stub with the kernel and its data as sections after its own (UAPI: Unified Kernel Image)."""
     package = unpacked("systemd-boot-efi", architecture.debian)
     stub = str(package / f"usr/lib/systemd/boot/efi/linux{architecture.efi}.efi.stub")
     objdump = program(architecture.tool("objdump"))
     words = made.with_suffix(".cmdline")
     words.write_bytes(command_line.encode() + b"\0")
     arguments, end = [], _end(objdump, stub)
-    alignment = int(_found(r"SectionAlignment\s+([0-9a-f]+)", objdump, "-p", stub)[0], 16)
+    alignment = int(_find_in_output(r"SectionAlignment\s+([0-9a-f]+)", objdump, "-p", stub)[0], 16)
     # The kernel is last, for it is unpacked in place.
     for name, path in (("cmdline", words), ("initrd", initrd), ("linux", kernel)):
         start = -(-end // alignment) * alignment
@@ -31,11 +31,11 @@ def build(kernel: Path, initrd: Path, command_line: str, architecture: Architect
 
 
 def _end(objdump: str, image: str) -> int:
-    sections = _found(r"^\s*\d+\s+\.\S+\s+([0-9a-f]+\s+[0-9a-f]+)", objdump, "-h", image)  # size and start
+    sections = _find_in_output(r"^\s*\d+\s+\.\S+\s+([0-9a-f]+\s+[0-9a-f]+)", objdump, "-h", image)  # size and start
     return max(sum(int(number, 16) for number in section.split()) for section in sections)
 
 
-def _found(pattern: str, *command: str) -> list[str]:
+def _find_in_output(pattern: str, *command: str) -> list[str]:
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.findall(pattern, shown, re.MULTILINE)
 

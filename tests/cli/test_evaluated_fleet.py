@@ -1,4 +1,4 @@
-"""What commands keep of a large fleet changes nothing that they say; and signatures as CI meets them."""
+"""The cache of commands changes nothing that they print, and signatures are checked as in CI."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EDITS = {
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where commands keep what they find out, of a small fleet too."""
+    """The folder in which commands cache their results, even for a small fleet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", 1)
     return tmp_path / "cache"
@@ -74,14 +74,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     return made
 
 
-def kept(cache: Path) -> list[Path]:
+def list_cache_files(cache: Path) -> list[Path]:
     return sorted(cache.rglob("cache.sqlite"))
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_command_says_the_same_with_what_was_kept(edit: str, cache: Path, work: Work) -> None:
+def test_a_command_prints_the_same_with_cached_results(edit: str, cache: Path, work: Work) -> None:
     assert typed("validate").code == 0
-    assert kept(cache)
+    assert list_cache_files(cache)
     work.write(EDITS[edit])
     for command in COMMANDS:
         expected = typed(*command, "--no-cache")
@@ -93,9 +93,9 @@ def test_history_is_the_same_with_and_without_the_cache(cache: Path, work: Work)
         work.commit(EDITS[name], name)
     work.commit({"broken.yaml": None}, "Mend")
     expected = typed("history", "web01", "--no-cache")
-    assert "invalid" in expected.out and not kept(cache)
+    assert "invalid" in expected.out and not list_cache_files(cache)
     assert [typed("history", "web01") for _ in range(2)] == [expected, expected]
-    (file,) = kept(cache)
+    (file,) = list_cache_files(cache)
     file.write_bytes(file.read_bytes()[:-1])
     assert typed("history", "web01").out == expected.out
     assert typed("history", "web01") == expected
@@ -112,7 +112,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
         return decide_server(inputs, composer)
 
     monkeypatch.setattr(fleet_decisions, "decide_server", noted)
-    monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes would note nothing here
+    monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes record nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
     assert sorted(decided) == ["web01", "web02"]
@@ -127,7 +127,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
 
 def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) -> None:
     first = typed("plan")
-    (file,) = kept(cache)
+    (file,) = list_cache_files(cache)
     whole = file.read_bytes()
     file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     damaged, again = typed("plan"), typed("plan")
@@ -137,18 +137,18 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES) + 1)
-    assert (typed("validate").code, kept(cache)) == (0, [])
+    assert (typed("validate").code, list_cache_files(cache)) == (0, [])
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES))
     assert typed("validate").code == 0
-    assert len(kept(cache)) == 1
+    assert len(list_cache_files(cache)) == 1
 
 
-def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
+def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
     cache.touch()
     assert mac_of("web01") in typed("plan", "-o", "json").out.replace("-", ":")
 
 
-def test_only_files_of_the_fleet_are_read_and_each_time_anew(
+def test_only_files_of_the_fleet_are_read_and_they_are_read_each_time(
     cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
@@ -223,7 +223,7 @@ def signed(found: ComparedRange) -> list[str]:
 # A merge that is only tried out
 
 
-def test_a_merge_that_is_tried_out_needs_no_signature_of_its_own(repo: Work, ada: Person, signers: Path) -> None:
+def test_a_trial_merge_needs_no_signature_of_its_own(repo: Work, ada: Person, signers: Path) -> None:
     repo.git("checkout", "--quiet", "-b", "topic")
     repo.commit(ONE)  # by a branch's author, unsigned
     found = review(repo.path, signers, "main..topic", merge=True)
@@ -234,7 +234,7 @@ def test_a_merge_that_is_tried_out_needs_no_signature_of_its_own(repo: Work, ada
     assert (faults(found), signed(found)) == ([], [merge])
 
 
-def test_what_waits_below_a_merge_that_is_tried_out_has_to_be_signed(repo: Work, ada: Person, signers: Path) -> None:
+def test_commits_below_a_trial_merge_must_be_signed(repo: Work, ada: Person, signers: Path) -> None:
     accepted = repo.head
     repo.git("checkout", "--quiet", "-b", "topic")
     repo.commit(ONE)
@@ -249,7 +249,7 @@ def test_what_waits_below_a_merge_that_is_tried_out_has_to_be_signed(repo: Work,
     assert faults(review(repo.path, signers, "main..topic", Verify.HEAD, merge=True, accepted=accepted)) == []
 
 
-def test_a_signed_line_of_a_branch_still_counts_in_a_merge_that_is_tried_out(
+def test_a_signed_acknowledgement_of_a_branch_still_counts_in_a_trial_merge(
     repo: Work, people: dict[str, Person], signers: Path
 ) -> None:
     repo.git("checkout", "--quiet", "-b", "topic")
@@ -260,7 +260,7 @@ def test_a_signed_line_of_a_branch_still_counts_in_a_merge_that_is_tried_out(
     assert (by["ada"] is not None, by["eve"]) == (True, None)
 
 
-def test_a_fleet_in_a_folder_counts_signatures_of_each_commit_and_lines_as_at_the_top(
+def test_a_fleet_in_a_folder_checks_signatures_and_acknowledgements_like_one_at_the_top(
     tmp_path: Path, people: dict[str, Person], signers: Path
 ) -> None:
     repo = Work(tmp_path / "git")
@@ -293,10 +293,10 @@ def shallow(repo: Work, folder: Path, depth: int, *others: str) -> Path:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_shallow_clone_that_lacks_what_lies_between_vouches_for_no_range(
+def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
     repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path, depth: int
 ) -> None:
-    """An unsigned commit that was not fetched would pass."""
+    """Otherwise an unsigned commit that was not fetched would pass."""
     base = repo.head
     people["eve"].commit(repo, ONE)
     people["ada"].commit(repo, TWO)
@@ -309,7 +309,7 @@ def test_a_shallow_clone_that_lacks_what_lies_between_vouches_for_no_range(
         review(clone, signers, f"{base}..HEAD", merge=True)
 
 
-def test_a_shallow_clone_that_reaches_the_base_is_as_good_as_any(
+def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
     repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path
 ) -> None:
     base = repo.head
@@ -326,7 +326,7 @@ def test_a_shallow_clone_that_reaches_the_base_is_as_good_as_any(
 # A branch that was rebased
 
 
-def test_a_rebase_takes_the_signatures_off_and_puts_them_on_where_it_is_told_to(
+def test_a_rebase_removes_signatures_and_adds_them_with_the_documented_option(
     repo: Work, ada: Person, signers: Path
 ) -> None:
     """By the line that docs/signatures.md has for it."""

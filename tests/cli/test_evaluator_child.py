@@ -74,18 +74,20 @@ COMMANDS = {
 }
 
 
-def _named(command: click.Command, context: click.Context, name: str = "") -> Iterator[tuple[str, click.Command]]:
+def _walk_commands(
+    command: click.Command, context: click.Context, name: str = ""
+) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
             found = command.get_command(context, each)
             assert found is not None
-            yield from _named(found, context, f"{name} {each}".strip())
+            yield from _walk_commands(found, context, f"{name} {each}".strip())
     else:
         yield name, command
 
 
 def test_all_commands_that_read_a_commit_are_listed() -> None:
-    found = dict(_named(cli, click.Context(cli)))
+    found = dict(_walk_commands(cli, click.Context(cli)))
     names = {name: {each.name for each in command.params} for name, command in found.items()}
     assert {name for name, options in names.items() if "no_cache" in options} == COMMANDS.keys()
     listed = (
@@ -172,7 +174,7 @@ def begin(tmp_path: Path, body: str, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, **more)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def wait_for_end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate()
     return process.returncode, out, err
 
@@ -207,7 +209,7 @@ def test_the_child_gets_each_signal_once(tmp_path: Path) -> None:
             process.send_signal(number)
             assert line_of(process) == number.name
         process.terminate()
-        assert ended(process) == (7, "SIGTERM\n", "")
+        assert wait_for_end(process) == (7, "SIGTERM\n", "")
 
 
 def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None:
@@ -221,12 +223,12 @@ def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None
         os.write(terminal, b"\x03")
         assert line_of(process) == "SIGINT"
         process.terminate()  # the parent takes the signal of the terminal first
-        assert ended(process) == (7, "SIGTERM\n", "")
+        assert wait_for_end(process) == (7, "SIGTERM\n", "")
     os.close(terminal)
     os.close(its_end)
 
 
-def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
+def test_a_killed_parent_ends_its_child(tmp_path: Path) -> None:
     with begin(tmp_path, WAITS) as process:
         child = int(line_of(process))
         assert alive(child) and child != process.pid
@@ -242,7 +244,7 @@ rows = {{b"%d" % number: {encode("x" * 5000)!r} for number in range(2500)}}
 cache.insert_many({str(KIND)!r}, rows)
 print(cache.get_many(ResultKind({str(KIND)!r}), [*rows, b"other"]) == rows)
 """
-    assert ended(begin(tmp_path, body)) == (0, "True\n", "")
+    assert wait_for_end(begin(tmp_path, body)) == (0, "True\n", "")
     assert stored(tmp_path, [*rows, b"other"]) == rows
 
 
@@ -256,7 +258,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_nothing_of_a_wrong_frame_is_stored(wrong: str, tmp_path: Path) -> None:
+def test_no_row_of_an_invalid_frame_is_stored(wrong: str, tmp_path: Path) -> None:
     body = f"""
 stream = cache._outgoing
 stream.write({RIGHT + WRONG[wrong]!r})
@@ -265,11 +267,11 @@ if {wrong!r} != "part of a frame":
     cache.insert_many(ResultKind({str(KIND)!r}), {{b"wrong": {encode("a problem")!r}}})
     print(cache.get_many(ResultKind({str(KIND)!r}), [b"right"]))
 """
-    assert ended(begin(tmp_path, body)) == (0, "" if wrong == "part of a frame" else "{}\n", "")
+    assert wait_for_end(begin(tmp_path, body)) == (0, "" if wrong == "part of a frame" else "{}\n", "")
     assert stored(tmp_path, [b"right", b"wrong"]) == {b"right": encode("a problem")}
 
 
-def test_a_process_that_the_child_leaves_behind_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_process_that_the_child_leaves_behind_blocks_nothing(tmp_path: Path) -> None:
     body = """
 if (left := os.fork()) == 0:
     while True:
@@ -335,7 +337,7 @@ def test_only_the_parent_opens_the_cache(tmp_path: Path, large: Path, rack: Rack
         assert "sqlite3.connect" in events
 
 
-def test_commands_at_once_share_the_cache(tmp_path: Path, large: Path) -> None:
+def test_commands_that_run_at_once_share_the_cache(tmp_path: Path, large: Path) -> None:
     command = [sys.executable, "-m", "gitboot", "plan", str(large), "-o", "json", "--at", "2026-11-22T00:00:00Z"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 

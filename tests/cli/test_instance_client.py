@@ -1,4 +1,4 @@
-"""What commands go by that look into an instance: its accepted commit, by the results in the cache of the instance."""
+"""Commands that read an instance: its accepted commit, with the results in the cache of the instance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import World
 
 NOON = at("20T12:00")
-# In a decision, as msgpack: what the commit says, and what no evaluation comes to.
+# In a decision, as msgpack: the value of the commit, and a value that no evaluation gives.
 BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
 
 
@@ -61,27 +61,27 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def written(path: Path) -> tuple[int, int, int]:
-    """Which file it is, its bytes, and when it was last written; reading changes none of these."""
+    """Return the file with its bytes and modification time; reading changes none of these."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
+def test_a_read_only_command_uses_the_cache_of_the_instance_and_changes_nothing(site: Site) -> None:
     kept = site.store(*BELIEVED)  # no evaluation comes to this, so it shows that the cache was used
     before = written(kept)
     assert site.firmware() == {"web01": "BIOS"}
     site.world.repository.push({"web02.yaml": server("web02", "role: web")})
     site.world.turn()
-    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by what differs from what is kept
+    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by the difference from the cache
     assert written(kept) == before
 
 
 @pytest.mark.parametrize("spoil", [lambda kept: kept.unlink(), lambda kept: kept.write_bytes(kept.read_bytes()[:-1])])
-def test_where_nothing_is_kept_that_counts_all_is_read(
+def test_without_a_usable_cache_everything_is_evaluated(
     site: Site, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     kept = site.store()
     whole = site.look()
     spoil(kept)
     assert site.look() == whole and site.firmware() == {"web01": "UEFI"}
-    assert capfd.readouterr().err == ""  # the instance itself says what is wrong with it
+    assert capfd.readouterr().err == ""  # the instance itself reports the fault

@@ -58,7 +58,7 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
 def cells(done: Done) -> list[list[str]]:
-    """A table's cells, below its header; not what stands below them."""
+    """Return the cells of a table below its header, without the text after the table."""
     lines = (line for line in done.out.splitlines()[1:] if not line.startswith(" "))
     return [re.split(r"\s{2,}", line) for line in lines]
 
@@ -126,7 +126,7 @@ def test_help_has_each_command_on_a_line_of_its_own(width: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_says_what_it_does_and_what_each_option_means(name: str) -> None:
+def test_help_of_a_command_describes_its_purpose_and_each_option(name: str) -> None:
     done = gitboot(name, "--help")
     words = " ".join(done.out.split())
     assert (done.code, done.err) == (Exit.FINE, "")
@@ -215,7 +215,7 @@ def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named
     ],
 )
 @pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out .", "doctor"])
-def test_a_variable_that_0_1_0_had_is_rejected(
+def test_a_variable_of_0_1_0_is_rejected(
     monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
 ) -> None:
     monkeypatch.setenv(variable, "x")
@@ -268,7 +268,7 @@ def test_validate_exits_with_3_for_errors_alone(tmp_path: Path, fleet: str, more
     assert (done.code, said in done.err) == (code, True), done
 
 
-def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
+def test_a_problem_is_shown_with_its_path_its_code_and_its_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fleet").mkdir()
@@ -298,7 +298,7 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(
 
 
 @pytest.mark.parametrize("name", ["plan", "render", "explain"])
-def test_no_command_looks_into_an_invalid_fleet(tmp_path: Path, name: str) -> None:
+def test_no_command_evaluates_an_invalid_fleet(tmp_path: Path, name: str) -> None:
     (tmp_path / "fleet").mkdir()
     write_fleet(tmp_path / "fleet", TIE)
     given: dict[str, list[object]] = {
@@ -431,7 +431,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
     ],
 )
-def test_a_wrong_input_ends_in_one_message_and_a_code(
+def test_a_wrong_input_ends_with_one_message_and_a_code(
     places: Places, tmp_path: Path, typed: str, code: int, said: str
 ) -> None:
     made = Path(shutil.copytree(places.empty, tmp_path / "empty"))
@@ -443,7 +443,7 @@ def test_a_wrong_input_ends_in_one_message_and_a_code(
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without root's right to enter everything, where tests run as root."""
+    """Run without root's right to read everything, if tests run as root."""
     if os.geteuid() != 0:
         yield
         return
@@ -468,7 +468,7 @@ def as_nobody() -> Iterator[None]:
         "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
     ],
 )
-def test_what_must_not_be_read_is_said_in_one_message(tmp_path: Path, typed: str) -> None:
+def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, typed: str) -> None:
     (tmp_path / "closed" / "fleet").mkdir(parents=True)
     (tmp_path / "open").mkdir(mode=0o777)
     for name in ("validate", "run", "events", "status", "reconcile"):
@@ -530,13 +530,13 @@ def test_plan_shows_what_each_server_boots(fleet: Path) -> None:
         (f"--at {NOON} --records fresh --server web02 -l site=fra1", ""),
     ],
 )
-def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
+def test_plan_takes_a_time_some_servers_and_the_records(
     fleet: Path, tmp_path: Path, options: str, expected: str
 ) -> None:
     records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
     (tmp_path / "records.json").write_bytes(encode_records(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
-    code = Exit.FINE if expected else Exit.USAGE  # nobody has the labels
+    code = Exit.FINE if expected else Exit.USAGE  # no server has the labels
     assert (done.code, " ".join(row[1] for row in cells(done))) == (code, expected)
 
 
@@ -556,7 +556,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     assert "flatcar-1" not in (tmp_path / "out" / "boot" / ENTRY).read_text()
 
 
-def test_e17_plan_says_that_a_maintenance_was_already_made(tmp_path: Path) -> None:
+def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet"
     fleet.mkdir()
     write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
@@ -578,14 +578,14 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(tmp_path: Path) -> No
     assert "already made" not in over.err
 
 
-def test_plan_counts_the_first_boots_that_are_held_back(fleet: Path) -> None:
+def test_plan_counts_the_servers_that_may_need_an_installation(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
     assert done.err.startswith("2 servers may need an installation: gitboot does not know if they are")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
     assert alone.err.startswith("1 server may need an installation: gitboot does not know if it is")
 
 
-def test_plan_reads_any_revision_and_what_lies_there_uncommitted(tmp_path: Path) -> None:
+def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
     made = Repository.create(tmp_path)
     write_fleet(made.work)
     made.push({}, "First")
@@ -595,7 +595,7 @@ def test_plan_reads_any_revision_and_what_lies_there_uncommitted(tmp_path: Path)
     def boots(*options: object) -> list[str]:
         return [row[1] for row in cells(gitboot("plan", *options, "--at", NOON))]
 
-    assert boots(made.work) == ["Disk", "Disk"]  # as it lies there
+    assert boots(made.work) == ["Disk", "Disk"]  # as in the work tree
     assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
     assert boots(made.work, "--rev", "HEAD~1") == ["Disk", "Disk"]
     assert boots(made.bare) == ["Disk", "Maintenance"]
@@ -605,7 +605,7 @@ PLAN_KEYS = """server uuid macs phase policy maintenance image method kernelArgu
 decisionDigest nextTransition"""
 
 
-def test_a_plan_in_json_has_every_key_whatever_is_absent(fleet: Path) -> None:
+def test_a_plan_in_json_always_has_every_key(fleet: Path) -> None:
     document = gitboot("plan", fleet, "--at", NOON, "--records", "fresh", "-o", "json").json
     assert (document["apiVersion"], document["revision"]) == ("gitboot.dev/v1alpha1", "WORKTREE")
     web01, web02 = document["items"]
@@ -638,7 +638,7 @@ def test_json_is_versioned_sorted_and_the_same_in_a_file(fleet: Path, tmp_path: 
     assert both.out == gitboot(*words).out != done.out
 
 
-def test_yaml_says_what_json_says(fleet: Path) -> None:
+def test_yaml_has_the_same_content_as_json(fleet: Path) -> None:
     arguments = ("plan", fleet, "--at", NOON)
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out) == gitboot(*arguments, "-o", "json").json
 
@@ -663,7 +663,7 @@ def test_explain_narrows_to_a_field_in_text_and_json(fleet: Path, field: str, fi
     assert [(reason["field"], reason["commit"]) for reason in reasons] == [(each, None) for each in fields]
 
 
-def test_explain_gives_the_meaning_of_a_code_in_any_case() -> None:
+def test_explain_prints_the_meaning_of_a_code_in_upper_and_lower_case() -> None:
     done = gitboot("explain", "gb2011")
     assert done.out.startswith("GB2011: Several policies with the same priority select the server\n")
     assert "Raise the priority" in done.out
@@ -724,7 +724,7 @@ def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(tm
 # render, serve
 
 
-def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(fleet: Path, tmp_path: Path) -> None:
+def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     arguments = ("render", fleet, "--out", out, "--at", NOON, "--records", "fresh")
     first, again = gitboot(*arguments), gitboot(*arguments)
@@ -743,7 +743,7 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(fleet:
     assert sorted(fleet.rglob("*")) == before
 
 
-def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(fleet: Path, tmp_path: Path) -> None:
+def test_serve_serves_a_rendered_output_tree_until_it_is_stopped(fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with Heard("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
         listening, empty, warned = (json.loads(process.stderr.readline()) for _ in range(3))
@@ -759,7 +759,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(fleet: Path, tmp
         assert process.wait(120) == Exit.FINE
 
 
-def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
+def test_every_log_line_of_serve_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
@@ -789,7 +789,7 @@ class Followed:
         self.repository.push({path: naming(ledger_in(self.folder / "state"), text)})
 
     def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
-        """Reconcile once; and again, where the ledger is told in between what to begin with."""
+        """Reconcile once, and a second time if the ledger must be begun in between."""
         if records is not None:
             self.run(*more)
             assert gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
@@ -811,7 +811,7 @@ def followed(tmp_path: Path, repository: Repository) -> Followed:
     return Followed(made, tmp_path)
 
 
-def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) -> None:
+def test_run_once_reconciles_once_and_its_exit_code_shows_the_result(followed: Followed) -> None:
     assert followed.run(records="fresh").code == Exit.FINE
     assert "flatcar-1" in followed.published
     before = followed.published
@@ -859,12 +859,12 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     assert installed["flatcar-1"] == "2"
 
 
-def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
+def test_run_once_with_a_new_ledger_that_was_not_begun_is_partial(followed: Followed) -> None:
     done = followed.run()
     assert (done.code, "gitboot records begin with one of: fresh" in done.err) == (Exit.PARTIAL, True), done
 
 
-def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
+def test_run_once_with_a_stalled_bmc_is_partial(followed: Followed) -> None:
     spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
     followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
     followed.name()
@@ -874,13 +874,13 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     assert "flatcar-1" in followed.published
 
 
-def test_once_makes_up_for_a_clone_that_was_deleted(followed: Followed) -> None:
+def test_run_once_clones_again_after_the_clone_was_deleted(followed: Followed) -> None:
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state" / "repository.git")
     assert followed.run().code == Exit.FINE
 
 
-def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed: Followed) -> None:
+def test_an_output_tree_of_another_ledger_is_not_touched_until_it_is_adopted(followed: Followed) -> None:
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
@@ -909,10 +909,10 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed: Followed) -> None:
+def test_a_dry_run_of_a_new_instance_lists_every_file_and_writes_nothing(followed: Followed) -> None:
     before = listing(followed.folder)
     done = followed.run(once="--dry-run")
-    assert done.code == Exit.PARTIAL  # nobody has said yet what is installed
+    assert done.code == Exit.PARTIAL  # the records are not begun yet
     assert listing(followed.folder) == before
     written = [line.removeprefix("would write ") for line in done.out.splitlines()]
     assert written == sorted(written)
@@ -928,7 +928,7 @@ def test_a_dry_run_of_a_new_instance_says_every_file_and_makes_nothing(followed:
 
 
 @pytest.mark.parametrize("left", ["closed", "killed"])
-def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed: Followed, left: str) -> None:
+def test_a_dry_run_of_an_instance_prints_the_differences_and_writes_nothing(followed: Followed, left: str) -> None:
     followed.run(records="fresh")
     if left == "killed":  # with what was written last only in the log beside the ledger
         state = followed.folder / "state"
@@ -959,7 +959,7 @@ def test_a_dry_run_of_an_invalid_commit_exits_with_3(followed: Followed) -> None
     assert listing(followed.folder) == before
 
 
-def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
+def test_a_dry_run_shows_each_patch_and_sends_none(followed: Followed) -> None:
     credentials = followed.folder / "credentials"
     give_credentials(credentials, password="correct horse")
     machine = Machine("web01", uuid=uuid_of("web01"))
@@ -989,7 +989,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
 ) -> None:
     def output(*arguments: object) -> str:
         done = gitboot("run", *arguments, "--dry-run")
-        assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
+        assert done.code == Exit.PARTIAL, done  # the records are not begun
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
         return found
 
@@ -1086,7 +1086,7 @@ def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> 
     assert document["attempted"] == {"commit": applied, "problems": [], "held": None, "withheld": []}
 
 
-def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
+def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_rejected(followed: Followed) -> None:
     followed.run(records="fresh")
     followed.repository.push({"tie.yaml": TIE})
     followed.run()
@@ -1097,7 +1097,7 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
 
 
-def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(followed: Followed) -> None:
+def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(followed: Followed) -> None:
     followed.run(records="fresh")
     state = followed.folder / "state"
     shown = gitboot("status", "--state", state).out
@@ -1138,7 +1138,7 @@ def test_reconcile_can_leave_the_outcome_to_status(instance: Instance, state: Pa
     eventually(lambda: instance.status()["fetched"]["began"] > before)
 
 
-def test_a_second_instance_is_told_who_has_the_state(
+def test_a_second_instance_is_rejected_with_the_process_that_uses_the_state_directory(
     instance: Instance, state: Path, repository: Repository, tmp_path: Path
 ) -> None:
     done = gitboot("run", repository.bare, "--out", tmp_path / "other", "--state", state, "--once")
@@ -1146,7 +1146,7 @@ def test_a_second_instance_is_told_who_has_the_state(
     assert not (tmp_path / "other").exists()
 
 
-def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
+def test_a_dry_run_beside_a_running_instance_does_not_disturb_it(
     instance: Instance, state: Path, repository: Repository
 ) -> None:
     given = ("--out", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""How commands end: each code of docs/reference/exits.md, also where nobody reads the output to its end."""
+"""Exit codes of commands: each code of docs/reference/exits.md, with a closed or unread output too."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def refused_by_a_person(*command: object) -> int:
-    """The code of a command that asks on a terminal, and is told no."""
+def run_and_answer_no(*command: object) -> int:
+    """Return the code of a command that asks on a terminal and gets the answer no."""
     screen, typing = os.openpty()
     os.write(screen, b"n\n")
     with open(typing) as stdin, open(screen, "rb"), patch.object(sys, "stdin", stdin):
         return typed(*command).code
 
 
-def test_each_code_is_what_a_command_ends_with(rack: Rack) -> None:
+def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
     work, folder = rack.repository.work, rack.folder
     broken = folder / "broken"
     broken.mkdir()
@@ -53,7 +53,7 @@ def test_each_code_is_what_a_command_ends_with(rack: Rack) -> None:
         Exit.INVALID: typed("validate", broken).code,
         Exit.USAGE: typed("plan", work, "--server", "nobody").code,
         Exit.PARTIAL: rack.typed("bmc", "get", "--credentials", broken).code,
-        Exit.INTERRUPTED: refused_by_a_person(
+        Exit.INTERRUPTED: run_and_answer_no(
             "records", "set", "web01", "web02", "pending", "--state", rack.state, *REASON
         ),
         Exit.STALE: rack.typed("approve", "0" * 64, "--guard", "maxReinstalls", *REASON).code,
@@ -97,7 +97,7 @@ def unread() -> int:
 
 
 def code(*command: str, unread_errors: bool = False) -> int:
-    """How a command ends, of which nobody reads a line; what it says of errors does not name that."""
+    """Return the exit code of a command whose output is not read; its errors do not mention that."""
     output = unread()
     with TemporaryFile("w+") as kept:
         errors = unread() if unread_errors else os.dup(kept.fileno())
@@ -125,7 +125,7 @@ def test_a_closed_pipe_makes_no_success_a_failure(tmp_path: Path, command: tuple
     assert code(name, EXAMPLE, *options) == Exit.FINE
 
 
-def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> None:
+def test_an_instance_works_even_if_its_log_is_not_read(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "apiVersion: gitboot.dev/v1alpha1\nkind: Fleet\nmetadata: {name: f}\n"
                      "spec: {baseURL: http://boot.test}\n"})  # fmt: skip
@@ -135,7 +135,7 @@ def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", [("plan", "-o", "json"), ("plan",), ("--help",), ("explain", "Any")], ids=" ".join)
-def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) -> None:
+def test_a_full_output_is_reported_once_and_is_a_failure(command: tuple[str, ...]) -> None:
     """It was a traceback, and code 1 or 120."""
     where = (EXAMPLE,) if command[0] == "plan" else ()
     done = redirected(f"gitboot {' '.join([*command, *where])} > /dev/full")
@@ -146,14 +146,14 @@ def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) 
     assert lines == ["gitboot: standard output cannot be written: No space left on device"]
 
 
-def test_where_errors_cannot_be_written_the_code_is_what_was_found() -> None:
+def test_if_errors_cannot_be_written_the_exit_code_is_still_right() -> None:
     assert redirected(f"gitboot validate {EXAMPLE} 2> /dev/full").returncode == Exit.FINE
     assert redirected(f"gitboot explain nobody --path {EXAMPLE} 2> /dev/full").returncode == Exit.USAGE
     assert redirected(f"gitboot explain nobody --path {EXAMPLE} > /dev/full").returncode == Exit.USAGE
 
 
-def test_a_command_without_any_output_does_its_work(tmp_path: Path) -> None:
-    """`>&-` was a traceback. What it writes besides is not given to who writes to output or errors."""
+def test_a_command_works_without_any_open_output(tmp_path: Path) -> None:
+    """`>&-` was a traceback. Other files that the command opens do not replace its output or errors."""
     done = redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
     assert done.returncode == Exit.FINE and (tmp_path / "tree" / "boot" / "boot.ipxe").exists()
     assert redirected(f"gitboot plan {EXAMPLE} >&-").returncode == Exit.FINE

@@ -20,15 +20,15 @@ from tests.helpers.instance_with_bmcs import typed
 UNNAMED: Final = 4_000_000_000  # a user that no machine has
 
 
-def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container: `gitboot records begin` ended with a traceback there."""
+def test_a_user_without_a_name_is_shown_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container without a user name, `gitboot records begin` ended with a traceback."""
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: UNNAMED)
     assert read_operator_name() == f"uid {UNNAMED}"
 
 
-def test_a_user_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
     assert read_operator_name() == "ada"
 
@@ -44,7 +44,7 @@ def test_a_user_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("reason", ["", "  "])
-def test_a_reason_that_says_nothing_is_none(tmp_path: Path, typed_line: str, reason: str) -> None:
+def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str) -> None:
     done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
     assert "Invalid value for '--reason': the reason is empty: write why you do this" in " ".join(done.err.split())
@@ -99,7 +99,9 @@ def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: 
         ),
     ],
 )
-def test_a_setting_on_the_command_line_is_answered_by_the_line_to_write(arguments: tuple[str, ...], line: str) -> None:
+def test_a_setting_on_the_command_line_is_rejected_with_the_line_to_write_in_the_file(
+    arguments: tuple[str, ...], line: str
+) -> None:
     done = typed(*START, *arguments)
     assert (done.code, line in " ".join(done.err.split())) == (Exit.USAGE, True), done
 
@@ -111,7 +113,7 @@ def test_a_setting_on_the_command_line_names_the_file_that_is_used() -> None:
 
 
 @for_each("key", sorted(settings("run")))
-def test_a_variable_of_a_setting_wins_over_the_file(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_a_setting_takes_precedence_over_the_file(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = settings("run")[key]
     assert setting.name is not None
     numbers = isinstance(setting.type, click.types.IntParamType | click.types.FloatParamType)

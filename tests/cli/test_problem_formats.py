@@ -1,4 +1,4 @@
-"""Problems as SARIF, JUnit and GitHub's commands: the same facts, the worst first, whatever they say."""
+"""Problems as SARIF, JUnit and GitHub's commands: the same facts, the worst first, with any text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_sarif_is_valid_by_its_published_schema() -> None:
     assert faults(whole) == ["'message' is a required property"]
 
 
-def test_a_result_has_its_rule_with_what_explain_says() -> None:
+def test_a_result_has_its_rule_with_the_text_of_explain() -> None:
     run = json.loads(format_sarif([OVERDUE, TIE]))["runs"][0]
     for result in run["results"]:
         rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
@@ -98,12 +98,12 @@ def test_a_path_is_a_relative_uri() -> None:
         ("another server", structs.replace(TIE, message=TIE.message.replace("web01", "web02")), False),
     ],
 )
-def test_a_fingerprint_tells_a_problem_wherever_its_line_is(case: str, other: Problem, same: bool) -> None:
+def test_a_fingerprint_identifies_a_problem_on_any_line(case: str, other: Problem, same: bool) -> None:
     prints = [results([problem])[0]["partialFingerprints"] for problem in (TIE, other)]
     assert (prints[0] == prints[1]) is same, case
 
 
-def test_a_fingerprint_forgets_the_line_of_another_file_that_a_message_names() -> None:
+def test_a_fingerprint_ignores_the_line_of_another_file_in_a_message() -> None:
     there = [structs.replace(TIE, message=f"Server/a stands at x/a.yaml:{line} already") for line in (3, 40)]
     mac = [structs.replace(TIE, message=f"MAC address 52:54:00:00:00:{last}") for last in ("10", "11")]
     told = [results([problem])[0]["partialFingerprints"]["primaryLocationLineHash"] for problem in (*there, *mac)]
@@ -111,7 +111,7 @@ def test_a_fingerprint_forgets_the_line_of_another_file_that_a_message_names() -
     assert told[2] != told[3]
 
 
-def test_two_problems_that_say_the_same_have_fingerprints_of_their_own() -> None:
+def test_two_problems_with_the_same_message_have_different_fingerprints() -> None:
     told = results([TIE, structs.replace(TIE, line=9)])
     assert [each["partialFingerprints"]["primaryLocationLineHash"][-2:] for each in told] == [":1", ":2"]
 
@@ -134,7 +134,7 @@ def test_without_problems_one_test_has_passed() -> None:
     assert (passed.attrib["name"], list(passed)) == ("no problems", [])
 
 
-def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
+def test_gitlab_shows_every_test_because_no_two_have_one_name() -> None:
     twice = [TIE, structs.replace(TIE, line=9), structs.replace(TIE, code=Code.OVERDUE)]
     keys = {(test.attrib["classname"], test.attrib["name"]) for test in cases(twice)}
     assert len(keys) == 3
@@ -143,7 +143,7 @@ def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
 # GitHub
 
 
-def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
+def test_a_github_command_is_escaped_as_the_runner_requires() -> None:
     expected = f"::warning file=a.yaml,line=5,col=11,title={OVERDUE.code}::100 %25 late: see a,b"
     assert format_github([OVERDUE]) == expected
     assert format_github([structs.replace(OVERDUE, path="a,b:c%.yaml")]).startswith(
@@ -161,7 +161,9 @@ def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
         (14, 11, "4 more errors and 1 more warning"),
     ],
 )
-def test_no_more_are_given_than_github_shows_a_step(errors: int, warnings: int, notice: str | None) -> None:
+def test_no_more_annotations_are_printed_than_github_shows_for_a_step(
+    errors: int, warnings: int, notice: str | None
+) -> None:
     given = [structs.replace(OVERDUE, line=line) for line in range(1, warnings + 1)]
     given += [structs.replace(TIE, line=line) for line in range(1, errors + 1)]
     lines = format_github(given).splitlines()
@@ -197,7 +199,7 @@ def test_each_format_has_the_same_facts_in_the_same_order() -> None:
 
 
 @given(problems_of)
-def test_any_text_leaves_the_formats_whole(problems: list[Problem]) -> None:
+def test_no_text_of_a_problem_breaks_a_format(problems: list[Problem]) -> None:
     count = len(problems)
     assert len(results(problems)) == count
     assert len(cases(problems)) == max(count, 1)
@@ -208,6 +210,6 @@ def test_any_text_leaves_the_formats_whole(problems: list[Problem]) -> None:
 
 
 @pytest.mark.parametrize("write", [format_sarif, format_junit, format_github])
-def test_the_order_in_which_problems_are_found_does_not_matter(write: Callable[[Sequence[Problem]], str]) -> None:
+def test_the_order_of_the_problems_does_not_matter(write: Callable[[Sequence[Problem]], str]) -> None:
     given = [OVERDUE, TIE, structs.replace(TIE, line=9)]
     assert write(given) == write(given[::-1])

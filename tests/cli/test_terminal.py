@@ -1,4 +1,4 @@
-"""What operators read: tables, also of a fleet with the longest names, and events while an instance runs."""
+"""Output for operators: tables, with the longest names too, and events of a running instance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gitboot.cli.main import Exit
 from gitboot.cli.terminal import LogFormat, format_table, print_event, show_growing_progress, show_progress
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
-from tests.helpers.disks_and_terminals import COLUMNS, shown, terminal
+from tests.helpers.disks_and_terminals import COLUMNS, show_events, terminal
 from tests.helpers.fleets import document, image, policy, profile
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -36,17 +36,17 @@ def test_a_table_that_fits_is_shown_whole() -> None:
     assert lines(("web01", "x" * 40, "y" * 50))[1] == f"web01   {'x' * 40}  {'y' * 50}"
 
 
-def test_what_may_be_shortened_is_until_it_fits_the_first_first() -> None:
+def test_shrinkable_columns_are_shortened_from_the_first_until_the_table_fits() -> None:
     assert lines(("web01", "x" * 60, "y" * 50))[1] == f"web01   {'x' * 60}  {'y' * 29}…"
 
 
-def test_what_is_cut_keeps_its_colour() -> None:
+def test_a_shortened_cell_keeps_its_colour() -> None:
     shown = format_table(HEADER, [("web01", style("x" * 99, fg="red"), "y")], shrinkable=(1,))
     assert style(f"{'x' * 81}…", fg="red") in shown
     assert max(map(len, click.unstyle(shown).splitlines())) == 100
 
 
-def test_what_may_not_be_shortened_goes_on_in_the_next_lines_names_at_last() -> None:
+def test_columns_that_cannot_be_shortened_are_wrapped_and_names_last() -> None:
     rows = [("web01", "a long reason " * 8, "y"), ("web02", "none", "z")]
     shown = click.unstyle(format_table(HEADER, rows)).splitlines()
     assert max(map(len, shown)) <= 100
@@ -57,19 +57,19 @@ def test_what_may_not_be_shortened_goes_on_in_the_next_lines_names_at_last() -> 
     assert header.split() == list(HEADER)
 
 
-def test_a_kind_and_its_name_are_folded_between_the_two() -> None:
+def test_a_kind_and_its_name_are_wrapped_between_the_two() -> None:
     rows = [("web01", f"one {'x' * 30} two", f"BootPolicy/{'control-plane' * 4}")]
     shown = click.unstyle(format_table(HEADER, rows)).splitlines()
     assert max(map(len, shown)) <= 100
     assert shown[1].endswith(" two  BootPolicy/") and shown[2].strip() == "control-plane" * 4
 
 
-def test_what_is_folded_keeps_its_colour() -> None:
+def test_a_wrapped_cell_keeps_its_colour() -> None:
     shown = format_table(HEADER, [("web01", style("red " * 40, fg="red"), "y")])
     assert shown.count(style("red " * 19 + "red", fg="red")) == 2
 
 
-def test_wide_letters_count_as_two_and_are_folded_whole() -> None:
+def test_wide_letters_count_as_two_columns_and_are_not_split() -> None:
     rows = [("机架" * 5, "日本語" * 20, "e\u0301" * 10), ("web02", "b", "c")]
     shown = click.unstyle(format_table(HEADER, rows)).splitlines()
     assert max(map(cell_len, shown)) <= 100
@@ -89,12 +89,12 @@ def test_a_narrow_terminal_has_narrower_tables(columns: int, monkeypatch: pytest
     assert long.endswith("\n    where")
 
 
-def test_what_nobody_gave_a_header_has_none_and_what_is_indented_fits_too() -> None:
+def test_an_empty_header_is_not_printed_and_an_indented_table_fits_too() -> None:
     shown = format_table(("", ""), [("field", "value " * 40)], indent=4).splitlines()
     assert shown[0].startswith("    field  value") and 90 < max(map(len, shown)) <= 100
 
 
-def test_a_bar_is_for_who_looks_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_shown_only_on_a_terminal_and_removed_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress("BMCs", 3) as advance:
         advance(3)
     assert capsys.readouterr() == ("", "")
@@ -102,7 +102,7 @@ def test_a_bar_is_for_who_looks_and_gone_at_the_end(capsys: pytest.CaptureFixtur
         of(3)
         advance(2)
     assert re.search(r"BMCs.* 2/3 ", click.unstyle(sent[0]))
-    assert sent[0].endswith("\x1b[2K")  # what a terminal takes as: nothing is on this line
+    assert sent[0].endswith("\x1b[2K")  # a terminal ends the line with this
 
 
 SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each
@@ -120,7 +120,7 @@ POOL: Final = (
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """Servers of which one is installed with what is no longer wanted, and machines that nobody knows."""
+    """A rack with servers, one of which has an outdated installation, and unknown machines."""
     with Rack(tmp_path_factory.mktemp("rack"), pool=POOL) as made:
         for name in SERVERS:
             made.add(name, provision=1)
@@ -156,7 +156,7 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
 IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\bformat_table\b"
 
 
-def test_each_module_that_prints_a_table_is_among_them() -> None:
+def test_every_module_that_prints_a_table_is_tested() -> None:
     folder = Path(gitboot.cli.commands.__path__[0])
     printing = {file.stem for file in folder.glob("*.py") if re.search(IMPORTED, file.read_text())}
     assert printing == {each.partition(" ")[0] for each in COMMANDS} | ELSEWHERE.keys()
@@ -164,7 +164,7 @@ def test_each_module_that_prints_a_table_is_among_them() -> None:
 
 @pytest.mark.parametrize("columns", [100, 60])
 @pytest.mark.parametrize("printer", COMMANDS)
-def test_no_table_is_wider_than_what_it_is_read_on(
+def test_no_table_is_wider_than_the_terminal(
     rack: Rack, printer: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -194,18 +194,18 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.AUTO)
 
 
-def test_a_terminal_shows_one_line_each_that_fits() -> None:
-    (line,) = click.unstyle(shown(EVENT)).splitlines()
+def test_on_a_terminal_each_event_is_one_line_that_fits() -> None:
+    (line,) = click.unstyle(show_events(EVENT)).splitlines()
     assert line.startswith("22:00:07 Accepted           11 servers have no cred")
     assert len(line) == COLUMNS and line.endswith("…")
 
 
-def test_a_terminal_is_told_json_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_events_are_json_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.JSON)
-    assert json.loads(click.unstyle(shown(EVENT)))["message"] == LONG
+    assert json.loads(click.unstyle(show_events(EVENT)))["message"] == LONG
 
 
-def test_a_file_has_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_file_events_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_event(EVENT)
     told = json.loads(capsys.readouterr().err)
     assert told == {
@@ -217,7 +217,7 @@ def test_a_file_has_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
+def test_in_a_file_events_are_whole_lines_of_text_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.TEXT)
@@ -228,7 +228,7 @@ def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
     assert second == "2026-12-01T22:00:07.250000Z Held               warning: it waits"
 
 
-def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
+def test_the_log_format_option_applies_to_the_events_of_a_command(tmp_path: Path) -> None:
     done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o",
                  "--once", "--log-format", "text")  # fmt: skip
     assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
@@ -241,7 +241,7 @@ def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
     assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err
 
 
-def test_whoever_is_started_tells_in_the_same_way_and_knows_nothing_else_of_what_was_typed(
+def test_a_started_process_writes_events_in_the_same_format_and_sees_no_other_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.TEXT)

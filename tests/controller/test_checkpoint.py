@@ -1,4 +1,4 @@
-"""An instance that goes on from where an earlier one stood: nothing is another than where it begins with nothing."""
+"""An instance that resumes from a checkpoint ends in the same state as one that starts without it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, 
 from tests.helpers.instance_in_process import Here, Parts, in_process, note_fetch
 from tests.helpers.running_instance import Repository
 
-SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
+SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # the status of the instance
 NAMES = tuple(f"web{number:02}" for number in range(6))
 SPARE = "52:54:00:00:00:99"
 NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
@@ -52,14 +52,14 @@ NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is kept of small fleets, too, and after each change."""
+    """Store checkpoints of small fleets too, and after each change."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(assembly, "DamageSearch", Patient)
 
 
 class Patient(DamageSearch):
-    """Says what was found once all was looked at."""
+    """A check that returns its findings when all files were read."""
 
     def take_damaged(self) -> frozenset[str]:
         if self._thread.is_alive:
@@ -94,7 +94,7 @@ def documents(draw: random.Random) -> str:
 
 
 def item_of(name: str, provision: int | None) -> dict[str, object]:
-    """What an operator says of a server."""
+    """Return the operator request for a server."""
     record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
     return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
 
@@ -103,11 +103,11 @@ UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
 
 
 class Killed(BaseException):
-    """Nothing that is left to do is done."""
+    """Skip everything that is left to do."""
 
 
 class Twin:
-    """One of two instances to which the same happens."""
+    """One of two instances with the same inputs."""
 
     def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
         self.folder, self._repository, self._keeps = folder, repository, keeps
@@ -122,7 +122,7 @@ class Twin:
         self.turn(now)
 
     def turn(self, now: datetime) -> None:
-        """Until all that is published was looked through, and what was found not to stand is put right."""
+        """Reconcile until all published files were checked and wrong ones were repaired."""
         self.parts.source.fetch()
         for _ in range(2):
             self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
@@ -151,10 +151,10 @@ class Twin:
         self.end()
 
     def tree(self) -> dict[str, tuple[bytes, float]]:
-        """Each file with its date, but for the number of an offer that was answered, and digests of files with that.
+        """Return each file with its date, without the numbers of served offers and the digests of files with them.
 
         The signed list names the digest of the manifest, which has the digests of the records. Only this digest of the
-        own manifest is left out.
+        own manifest is omitted.
         """
         output = self.folder / "output"
         found = (path for path in output.rglob("*") if path.is_file())
@@ -170,15 +170,15 @@ class Twin:
         return tree
 
     def status(self) -> dict[str, Any]:
-        """What it says of itself, wherever it lies."""
+        """Return the status of the instance, from any of its places."""
         facts = json.dumps(self.parts.reconciler.status.facts(), default=str)
         return cast(dict[str, Any], json.loads(facts.replace(str(self.folder), "")))
 
     def ledger(self) -> list[object]:
-        """All that it says, but for when it was alive, and what is of publications: when, of how many files.
+        """Return the whole ledger without heartbeat times and without the times and sizes of publications.
 
-        Who begins with nothing publishes all once more: what is offered has the number of the newest decision then,
-        and so has the answer to it. With an instance that goes on, it keeps the one that it had.
+        An instance without a checkpoint publishes everything again: an offer gets the number of the newest decision
+        then, and so does its response. An instance with a checkpoint keeps the earlier number.
         """
         with sqlite3.connect(self.folder / "state" / "ledger.sqlite") as ledger:
             ledger.execute("UPDATE offers SET at = '', facts = json_remove(facts, '$.number')")
@@ -195,7 +195,7 @@ class Twin:
 
 
 class Twins:
-    """Two instances that were one, of which the other one begins with nothing at each start."""
+    """Two instances that were one; the second one starts without a checkpoint each time."""
 
     def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0) -> None:
         self.cut = (
@@ -208,7 +208,7 @@ class Twins:
         self.commit()
         self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
         self.one.parts.spool.mkdir(exist_ok=True)
-        read_or_create_identity(self.one.parts.spool)  # which is the same for both
+        read_or_create_identity(self.one.parts.spool)  # the same for both
         self.one.end()
         shutil.copytree(self.one.folder, self.other.folder, symlinks=True)
         self._begin()
@@ -226,7 +226,7 @@ class Twins:
             each.end()
 
     def happen(self) -> str:
-        """Something does; say what."""
+        """Let one thing happen, and return its description."""
         usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
         what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
         what()
@@ -246,7 +246,7 @@ class Twins:
         self.push(documents(self._draw))
 
     def push(self, documents: str) -> None:
-        """Where they are cut short, perhaps with a page, and with one MAC address that two have in turn."""
+        """Publish, perhaps interrupted, with a page and with one MAC address that two servers have in turn."""
         self.pushed = documents
         if self.cut and self._draw.random() < 0.5:
             documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
@@ -276,7 +276,7 @@ class Twins:
             instance_tables.add_request(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
 
     def restart(self) -> None:
-        """Perhaps with a commit, a fetch or an hour while nobody is there."""
+        """Restart, perhaps with a commit, a fetch or an hour in between."""
         self.end()
         if self._draw.random() < 0.4:
             self.commit()
@@ -285,7 +285,7 @@ class Twins:
         self._begin()
 
     def cut_short(self) -> None:
-        """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
+        """Interrupt a publication once or twice, perhaps after other changes, and perhaps revert the commit."""
         for _ in range(self._draw.randrange(1, 3)):
             before = self.pushed
             self.commit()
@@ -299,7 +299,7 @@ class Twins:
             self._begin()
 
     def lose(self) -> None:
-        """A file is lost, or damaged, while nobody is there."""
+        """Lose or damage a file while no instance runs."""
         paths = sorted(self.one.tree())
         self.end()
         path = self._draw.choice(paths or ["boot/boot.ipxe"])
@@ -307,7 +307,7 @@ class Twins:
         for each in self.both:
             file = each.folder / "output" / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # which other names it had, stands
+            file.unlink(missing_ok=True)  # a file with other hard links stays
             if not is_lost:
                 file.write_bytes(b"{}")
                 os.utime(file, (self.now.timestamp(),) * 2)
@@ -315,12 +315,12 @@ class Twins:
 
 
 # A signed list of records with another number; a file of another date; a commit that takes boots back and came before a
-# start; a machine that had gone and come back since what was kept.
+# start; a machine that left and came back since the checkpoint.
 FOUND = (5, 32, 39, 97)
 
 
 @pytest.mark.parametrize("seed", sorted({*range(examples(5) - 2), *FOUND}))
-def test_a_restart_with_what_was_kept_is_one_without(
+def test_a_restart_from_a_checkpoint_ends_in_the_same_state_as_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Often it is of some commits, fetches and records before."""
@@ -335,7 +335,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
 
 
 @pytest.mark.parametrize("seed", range(examples(5)))
-def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
+def test_a_start_after_an_interrupted_publication_ends_like_one_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
@@ -370,7 +370,7 @@ NOON = at("20T12:00")
 
 @pytest.fixture
 def left(tmp_path: Path) -> tuple[Path, Repository]:
-    """What an instance has left that had published a fleet, and knows what is installed."""
+    """The state of an instance that has published a fleet with known installations."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"all.yaml": FLEET})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:
@@ -385,7 +385,7 @@ def reconcile(parts: Parts) -> None:
 
 
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """Which commits are evaluated from now on, each against which."""
+    """Record which commits are evaluated from now on, and against which base."""
     found: list[tuple[str, str | None]] = []
     evaluate = Here.evaluate
 
@@ -404,7 +404,7 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
-def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_nothing(
+def test_a_restart_without_changes_reads_no_commit_plans_no_server_and_writes_nothing(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = left
@@ -418,10 +418,10 @@ def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_
     assert written(folder) == before
 
 
-def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
+def test_a_commit_after_the_checkpoint_is_compared_with_it(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the instance was killed before it was worth it to keep the next one."""
+    """The instance was killed before it wrote the next checkpoint."""
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
     first = repository.push({"README.md": "one"})
@@ -440,7 +440,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
     assert (revision, base is not None and base != first) == (second, True)
 
 
-def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_evaluated(
+def test_a_start_does_not_spin_for_a_window_that_began_while_a_commit_is_evaluated(
     left: tuple[Path, Repository],
 ) -> None:
     """Else it would reconcile again and again, and take from the evaluation what that needs."""
@@ -466,7 +466,7 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
         assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == at("21T04:00")
 
 
-def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
+def test_records_that_are_newer_than_the_checkpoint_count(left: tuple[Path, Repository]) -> None:
     """A server that was provisioned after that is not offered its installer once more, not for a moment."""
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
@@ -483,7 +483,7 @@ def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]
     assert written(folder) == before
 
 
-def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tuple[Path, Repository]) -> None:
+def test_an_output_tree_that_is_older_than_the_checkpoint_is_updated(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     shutil.copytree(folder / "output", folder / "older", symlinks=True)
     repository.push({"all.yaml": FLEET.replace("provision: 1", "provision: 1, kernelArguments: [quiet]", 1)})
@@ -501,7 +501,7 @@ def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tup
 
 
 @pytest.mark.parametrize("harm", ["of a commit that is gone", "of another ledger", "in doubt"])
-def test_what_cannot_be_relied_on_is_done_without(
+def test_an_unusable_checkpoint_is_ignored(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     folder, repository = left
@@ -552,7 +552,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def is_resumed(folder: Path, repository: Repository) -> bool:
-    """Start, make a pass, and return whether the start had a checkpoint."""
+    """Start, reconcile, and return whether the start used a checkpoint."""
     with in_process(folder, repository.bare) as parts:
         commit = parts.reconciler.state.plans.commit
         reconcile(parts)
@@ -590,7 +590,7 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_after_its_next_pass(
+def test_a_cache_damaged_while_an_instance_runs_has_a_checkpoint_after_the_next_reconcile(
     left: tuple[Path, Repository], harm: str
 ) -> None:
     folder, repository = left
@@ -609,7 +609,7 @@ def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_a
         assert parts.reconciler.status.applied == applied
 
 
-def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repository]) -> None:
+def test_unchanged_chunks_are_not_written_again(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     path = folder / "state" / CACHE
     before = set(sql(path, "SELECT id, rowid FROM entry"))
@@ -621,7 +621,7 @@ def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repo
     assert is_resumed(folder, repository)
 
 
-def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Repository]) -> None:
+def test_a_checkpoint_is_used_again_after_its_token_keys_are_restored(left: tuple[Path, Repository]) -> None:
     folder, repository = left
     keys = folder / "state" / "token-keys"
     keys.rename(folder / "token-keys")
@@ -632,7 +632,7 @@ def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Re
     assert is_resumed(folder, repository)
 
 
-def test_a_checkpoint_without_room_in_the_cache_is_left_out(
+def test_a_checkpoint_that_does_not_fit_in_the_cache_is_omitted(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, repository = left
@@ -645,7 +645,7 @@ def test_a_checkpoint_without_room_in_the_cache_is_left_out(
 
 
 @pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot"])
-def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Repository], name: str) -> None:
+def test_a_start_deletes_cache_files_of_an_earlier_version(left: tuple[Path, Repository], name: str) -> None:
     folder, repository = left
     (folder / "state" / name).write_bytes(b"of an earlier version")
     assert is_resumed(folder, repository)
@@ -661,7 +661,7 @@ HARMED = {
 
 
 @pytest.mark.parametrize(("path", "found"), HARMED.items())
-def test_whose_files_do_not_stand_is_found_beside_and_put_right(
+def test_a_changed_or_missing_file_of_the_output_is_found_and_repaired(
     left: tuple[Path, Repository], path: str, found: str
 ) -> None:
     folder, repository = left

@@ -1,4 +1,4 @@
-"""Which commit is accepted, refused or held by a running instance, and what lets a held one pass."""
+"""Acceptance of commits by a running instance: accepted, rejected or held, and what releases a held one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, polic
 from tests.helpers.fleets import mac_of as server_mac
 from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.http_peers import authority_until
-from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
+from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, reconcile_once
 from tests.helpers.running_instance import Repository, eventually, git, running
 from tests.scenarios.test_credential_files import until
 
@@ -70,7 +70,7 @@ def repository(tmp_path: Path) -> Repository:
 @pytest.fixture
 def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        turn(parts)
+        reconcile_once(parts)
         yield parts
 
 
@@ -79,7 +79,7 @@ def approve(parts: Parts, digest: str, guards: Iterable[str]) -> int:
     return instance_tables.add_request(parts.ledger, NOON, "op", "approve", facts)
 
 
-def held(parts: Parts) -> Held:
+def get_held(parts: Parts) -> Held:
     assert parts.reconciler.status.held is not None
     return parts.reconciler.status.held
 
@@ -89,89 +89,89 @@ def accepted(parts: Parts) -> tuple[bool, str]:
     return found.status, found.reason
 
 
-def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
+def test_a_commit_that_would_reinstall_servers_is_held_and_the_accepted_one_stays(
     parts: Parts, repository: Repository
 ) -> None:
     before = applied(parts)
     commit = repository.push(documents("flatcar-2"))
     for second in range(3):
-        turn(parts, second)
+        reconcile_once(parts, second)
     assert (applied(parts), parts.reconciler.status.attempted) == (before, commit)
-    assert (held(parts).commit, held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
+    assert (get_held(parts).commit, get_held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
     assert accepted(parts) == (False, "GuardTripped")
     (event,) = (event for event in parts.events if event.type == "Held")
-    assert f"Gitboot-Ack: {held(parts).digest} maxReinstalls" in event.message
-    assert f"gitboot approve {held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
+    assert f"Gitboot-Ack: {get_held(parts).digest} maxReinstalls" in event.message
+    assert f"gitboot approve {get_held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
     assert "servers that may be reinstalled: 12; the limit is 0" in event.message
 
 
-def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_digest(
+def test_a_held_commit_is_accepted_with_an_approval_of_its_digest_and_of_each_guard(
     parts: Parts, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
-    turn(parts)
-    digest = held(parts).digest
+    reconcile_once(parts)
+    digest = get_held(parts).digest
     for given in ((digest, ["maxReinstalls"]), ("0" * 64, ["maxReinstalls", "maxUpdatePercent"])):
         approve(parts, *given)
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert applied(parts) != commit
-    assert held(parts).guards == ("maxUpdatePercent",)
+    assert get_held(parts).guards == ("maxUpdatePercent",)
     number = approve(parts, digest, ["maxUpdatePercent"])
-    turn(parts, 2)
+    reconcile_once(parts, 2)
     assert "approved maxUpdatePercent" in (instance_tables.read_outcome(parts.ledger, number) or "")
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
 
 
 @pytest.mark.parametrize("what", ["another digest", "a guard that does not hold it", "nothing is held"])
-def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes_from(
+def test_an_approval_that_does_not_match_the_held_commit_is_rejected(
     parts: Parts, repository: Repository, what: str
 ) -> None:
     if what != "nothing is held":
         repository.push(documents("flatcar-2"))
-        turn(parts)
-    digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
+        reconcile_once(parts)
+    digest = get_held(parts).digest if what == "a guard that does not hold it" else "0" * 64
     number = approve(parts, digest, ["maxDeletes"])
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert (instance_tables.read_outcome(parts.ledger, number) or "").startswith("refused: ")
     assert parts.reconciler.state.knowledge.approvals == {}
 
 
-def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is_held(
+def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
-    turn(parts)
-    given = held(parts).digest, held(parts).guards
+    reconcile_once(parts)
+    given = get_held(parts).digest, get_held(parts).guards
     parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
     approve(parts, *given)
     assert parts.reconciler.reconcile(NOON) == NOON  # again at once
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert applied(parts) == commit
 
 
-def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:
+def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, repository: Repository) -> None:
     """There and back and there again is a third change, and another reinstallation."""
     for second, name in enumerate(("flatcar-2", "flatcar-1")):
         commit = repository.push(documents(name))
-        turn(parts, second)
-        approve(parts, held(parts).digest, held(parts).guards)
+        reconcile_once(parts, second)
+        approve(parts, get_held(parts).digest, get_held(parts).guards)
         for _ in range(2):  # the way back waits until the fetches are read
-            turn(parts, second)
+            reconcile_once(parts, second)
         assert applied(parts) == commit
     again = repository.push(documents("flatcar-2"))
-    turn(parts, 3)
+    reconcile_once(parts, 3)
     assert applied(parts) != again
-    assert "maxReinstalls" in held(parts).guards
+    assert "maxReinstalls" in get_held(parts).guards
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
-def test_a_trailer_acknowledges_the_changes_however_they_are_committed(
+def test_a_trailer_acknowledges_the_changes_in_any_kind_of_commit(
     parts: Parts, repository: Repository, how: str
 ) -> None:
     repository.push(documents("flatcar-2"))
-    turn(parts)
-    lines = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    reconcile_once(parts)
+    lines = "\n".join(f"Gitboot-Ack: {get_held(parts).digest} {guard}" for guard in get_held(parts).guards)
     if how == "in a later, empty one":
         git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines}")
     elif how == "rebased":
@@ -185,34 +185,34 @@ def test_a_trailer_acknowledges_the_changes_however_they_are_committed(
         message = f"Go on to flatcar-2\n\n{lines}" if how == "in the commit itself" else indented
         git(repository.work, "commit", "-q", "--amend", "-m", message)
     git(repository.work, "push", "-qf", "origin", "main")
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert applied(parts) == git(repository.work, "rev-parse", "HEAD")
 
 
 def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
     repository.push(documents("flatcar-2"))
-    turn(parts)
-    message = "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    reconcile_once(parts)
+    message = "\n".join(f"Gitboot-Ack: {get_held(parts).digest} {guard}" for guard in get_held(parts).guards)
     git(repository.work, "reset", "-q", "--soft", "HEAD~1")
     git(repository.work, "push", "-qf", "origin", "HEAD:main")
     repository.push(documents("flatcar-2", servers=13), f"One more\n\n{message}")
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "GuardTripped"))
     assert any("Review the commits again" in event.message for event in parts.events)
 
 
-def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_installed(tmp_path: Path) -> None:
-    """STATE and OUTPUT are lost, and nothing in a unit file says that its machines are new."""
+def test_e33_a_first_commit_installs_nothing_before_an_operator_begins_the_records(tmp_path: Path) -> None:
+    """STATE and OUTPUT are lost, and nothing in a unit file states that the machines are new."""
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
     with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
         for seconds in (0, 1):
-            turn(parts, seconds)
+            reconcile_once(parts, seconds)
             assert applied(parts) == commit
             assert dict(parts.reconciler.status.records) == {"Unknown": 6}
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert dict(parts.reconciler.status.records) == {"Pending": 6}
 
 
@@ -227,36 +227,38 @@ def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_a
     git(repository.work, "push", "--quiet", "--force", "origin", "main")
     for _ in range(2):
         with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-            turn(parts)
+            reconcile_once(parts)
             assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
             repository.push({"fleet.yaml": "not a fleet"})
-            turn(parts, 1)
+            reconcile_once(parts, 1)
             assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
 
 
-def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
-    """The tree says which commit it was made of, and the guards go on from there."""
+def test_after_a_loss_of_the_ledger_a_held_commit_stays_held(tmp_path: Path, repository: Repository) -> None:
+    """The output tree names its commit, and the guards continue from there."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts)
+        reconcile_once(parts)
         before = applied(parts)
         repository.push(documents("flatcar-2"))
-        turn(parts, 1)
-        assert "maxReinstalls" in held(parts).guards
+        reconcile_once(parts, 1)
+        assert "maxReinstalls" in get_held(parts).guards
     shutil.rmtree(tmp_path / "state")
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts, 2)
-        assert (applied(parts), "maxReinstalls" in held(parts).guards) == (before, True)
+        reconcile_once(parts, 2)
+        assert (applied(parts), "maxReinstalls" in get_held(parts).guards) == (before, True)
 
 
-def test_a_tree_of_another_history_is_not_taken_for_a_beginning(tmp_path: Path, repository: Repository) -> None:
+def test_an_output_tree_of_another_history_does_not_count_as_a_first_start(
+    tmp_path: Path, repository: Repository
+) -> None:
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts)
+        reconcile_once(parts)
     shutil.rmtree(tmp_path / "state")
     other = Repository.create(tmp_path / "other")
     other.push(documents("flatcar-2"))
     with in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts)
-        assert (applied(parts), held(parts).guards) == (None, ("allowRewind",))
+        reconcile_once(parts)
+        assert (applied(parts), get_held(parts).guards) == (None, ("allowRewind",))
 
 
 def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:
@@ -264,20 +266,22 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
     tight = documents()["fleet.yaml"].replace(fleet(), fleet("baseURL: 'http://boot.test', guards: {maxInstalls: 0}"))
     first = repository.push({"fleet.yaml": tight})
     with in_process(tmp_path, repository.bare, limits=Limits(max_update_percent=100)) as parts:
-        turn(parts)
+        reconcile_once(parts)
         assert applied(parts) == first
         repository.push({**documents(), "new.yaml": server("new", spec="provision: 1")})
-        turn(parts, 1)
-        assert (applied(parts), held(parts).guards) == (first, ("maxInstalls",))
+        reconcile_once(parts, 1)
+        assert (applied(parts), get_held(parts).guards) == (first, ("maxInstalls",))
 
 
-def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
+def test_no_commit_is_accepted_during_a_suspension_and_all_are_accepted_after_it(
+    parts: Parts, repository: Repository
+) -> None:
     before = applied(parts)
     instance_tables.add_request(
         parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"}
     )
     commit = repository.push(documents(servers=13))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert applied(parts) == before
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert (condition.status, condition.reason) == (False, "Suspended")
@@ -286,41 +290,41 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
         f"commit {commit[:12]} waits"
     )
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
-    turn(parts, 300)
+    reconcile_once(parts, 300)
     assert applied(parts) == commit
     instance_tables.add_request(
         parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"}
     )
-    turn(parts, 301)
+    reconcile_once(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert condition.message == "op suspended the acceptance of commits until 2026-11-20T13:00:00Z: again"
     newest = repository.push(documents(servers=14))
-    turn(parts, 302)
+    reconcile_once(parts, 302)
     assert applied(parts) == commit
     instance_tables.add_request(parts.ledger, NOON, "op", "resume", {})
-    turn(parts, 303)
+    reconcile_once(parts, 303)
     assert applied(parts) == newest
 
 
 def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
-    """Two commits that hold nothing by themselves: the records know what the second one installs again."""
+    """Neither commit is held by itself, but the records show what the second one installs again."""
     repository.push(documents(servers=11))
-    turn(parts)
+    reconcile_once(parts)
     before = applied(parts)
     assert parts.reconciler.status.held is None
     one = policy("spare", "{servers: [web11]}", "priority: 1", boots="spare", often="OnImageChange")
     repository.push(documents("flatcar-1", profile("spare", "flatcar-2"), one))
-    turn(parts, 1)
-    assert (applied(parts), held(parts).guards) == (before, ("maxReinstalls",))
+    reconcile_once(parts, 1)
+    assert (applied(parts), get_held(parts).guards) == (before, ("maxReinstalls",))
     commit = repository.push(documents())
-    turn(parts, 2)
+    reconcile_once(parts, 2)
     assert applied(parts) == commit  # it comes back as it is installed
 
 
-def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, repository: Repository) -> None:
+def test_acknowledgements_that_do_not_count_are_listed_in_few_words(parts: Parts, repository: Repository) -> None:
     lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
     repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
-    turn(parts)
+    reconcile_once(parts)
     (event,) = (event for event in parts.events if event.type == "Held")
     assert "and 15 more" in event.message
     assert len(event.message) < 4000
@@ -330,7 +334,7 @@ def test_acknowledgements_that_do_not_count_are_told_in_few_words(parts: Parts, 
 
 
 def lines(parts: Parts) -> str:
-    return "\n".join(f"Gitboot-Ack: {held(parts).digest} {guard}" for guard in held(parts).guards)
+    return "\n".join(f"Gitboot-Ack: {get_held(parts).digest} {guard}" for guard in get_held(parts).guards)
 
 
 def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str]) -> str:
@@ -338,9 +342,9 @@ def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str])
     copy = tmp_path / f"ci-{len(list(tmp_path.glob('ci-*')))}"
     head = git(repository.work, "rev-parse", "HEAD")
     with in_process(copy, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts)
+        reconcile_once(parts)
         repository.push(files, "To look at")
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         found = lines(parts)
     git(repository.work, "reset", "-q", "--hard", head)
     git(repository.work, "push", "-qf", "origin", "main")
@@ -348,7 +352,7 @@ def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str])
 
 
 @pytest.mark.parametrize("is_acknowledged", [True, False])
-def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them_says(
+def test_e19_a_merge_of_several_branches_is_one_step_with_the_acknowledgements_of_all(
     tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
 ) -> None:
     files, work = documents(provision=1), repository.work
@@ -367,70 +371,70 @@ def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them
     git(work, "checkout", "-q", "main")
     git(work, "merge", "-q", "--no-ff", "-m", "Merge three", *branches)
     git(work, "push", "-q", "origin", "main")
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     head = git(work, "rev-parse", "HEAD")
     assert (applied(parts) == head) is is_acknowledged
     assert (parts.reconciler.status.held is None) is is_acknowledged
     assert len(git(work, "rev-list", "--parents", "-1", "HEAD").split()) == 5
 
 
-def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_before(
+def test_e19_an_unacknowledged_merge_holds_later_commits_and_no_earlier_ones(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
     files = documents(provision=1)
     first = repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
     second = repository.push(documents(provision=2), "Raise again")
     third = repository.push({"README.md": "x"})
-    turn(parts, 1)
-    assert (applied(parts), held(parts).commit) == (first, third)
-    before = held(parts)
-    turn(parts, 2)
-    assert held(parts) == before
+    reconcile_once(parts, 1)
+    assert (applied(parts), get_held(parts).commit) == (first, third)
+    before = get_held(parts)
+    reconcile_once(parts, 2)
+    assert get_held(parts) == before
     last = repository.push({}, f"Acknowledge\n\n{lines(parts)}")
-    turn(parts, 3)
+    reconcile_once(parts, 3)
     assert applied(parts) == last
     assert second != first
 
 
-def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
+def test_e19_commits_before_an_invalid_one_are_accepted_and_it_is_judged_with_the_next(
     parts: Parts, repository: Repository
 ) -> None:
     first = repository.push(documents(servers=13))
     repository.push({"bad.yaml": "kind: Nothing\n"})
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (first, (False, "Invalid"))
     repository.push({"bad.yaml": "", **documents("flatcar-2", servers=13)})
-    turn(parts, 2)
-    assert (applied(parts), "maxReinstalls" in held(parts).guards) == (first, True)
+    reconcile_once(parts, 2)
+    assert (applied(parts), "maxReinstalls" in get_held(parts).guards) == (first, True)
 
 
-def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, repository: Repository) -> None:
+def test_e19_each_of_several_merges_can_be_acknowledged_separately(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
     for provision in (1, 2):
         repository.push(documents(provision=provision))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert applied(parts) == before
     (event,) = (event for event in parts.events if event.type == "Held")
     each = [line.partition(" with ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
     assert len(each) == 2
     message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
     last = repository.push({}, f"Acknowledge\n\n{message}")
-    turn(parts, 2)
+    reconcile_once(parts, 2)
     assert applied(parts) == last
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
+def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
     tmp_path: Path, repository: Repository, reached: bool
 ) -> None:
-    """As one that comes from another day's backup, or of a host that has stood by since."""
+    """The clone comes from another backup, or from a host that was a standby."""
     clone, kept = tmp_path / "state" / "repository.git", tmp_path / "kept.git"
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        turn(parts)
+        reconcile_once(parts)
     shutil.copytree(clone, kept)
     newest = repository.push({"README.md": "another day\n"})
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        turn(parts)
+        reconcile_once(parts)
         assert applied(parts) == newest
     shutil.rmtree(clone)
     kept.rename(clone)
@@ -443,7 +447,7 @@ def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
         assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.trouble)
 
 
-# What depends on the time
+# Time
 
 
 def windows(second: str) -> tuple[str, ...]:
@@ -459,17 +463,17 @@ def windows(second: str) -> tuple[str, ...]:
 @pytest.fixture
 def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
     with in_process(tmp_path, repository.bare) as parts:
-        turn(parts)
+        reconcile_once(parts)
         yield parts
 
 
-def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_is_over(
+def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_is_over(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts = unlimited
     before, due = applied(parts), NOON + timedelta(minutes=10)
     commit = repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
     (problem,) = parts.reconciler.status.problems
     assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
@@ -482,37 +486,37 @@ def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_i
     assert parts.reconciler.status.problems == ()
 
 
-def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_after_a_restart(
+def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_after_a_restart(
     tmp_path: Path, repository: Repository
 ) -> None:
     commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
     for number in range(2):
         with in_process(tmp_path, repository.bare) as parts:
-            turn(parts, number)
+            reconcile_once(parts, number)
             assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
             parts.reconciler.reconcile(NOON - timedelta(minutes=15))  # the clock goes back: what is accepted goes on
             assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
 
 
-def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
+def test_finding_r11_a_commit_before_a_valid_one_may_be_invalid_for_a_time(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts = unlimited
     repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
-    turn(parts, 2)
+    reconcile_once(parts, 2)
     assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
 
 
-def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
+def test_finding_r15_the_warning_about_a_certificate_begins_while_the_instance_runs(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts, end = unlimited, NOON + timedelta(minutes=10)
     bmc = "bmc: {address: 'https://10.1.0.1', credentials: a, tls: {ca: ca.pem}}"
     files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": authority_until(end)}
     commit = repository.push(files)
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     assert (applied(parts), parts.reconciler.status.problems) == (commit, ())
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == end
     parts.reconciler.reconcile(end)
@@ -520,16 +524,16 @@ def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
     assert (problem.code, problem.severity) == ("GB2027", Severity.WARNING)
     assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
     repository.push(files | {"ca.pem": authority_until(end + timedelta(days=1))})
-    turn(parts, 601)
+    reconcile_once(parts, 601)
     assert parts.reconciler.status.problems == ()
 
 
-# Identities that many machines show: no commit with one is accepted, and no machine is looked up by one
+# Placeholder identities: no commit with one is accepted, and no machine is looked up by one
 
 
 AMI = "03000200-0400-0500-0006-000700080009"
 
-# What firmware shows, by FreeBSD's hostid, by GLPI, and by the patterns that people type.
+# Values of firmware, from FreeBSD's hostid, from GLPI, and patterns that people type.
 UUIDS = [
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
@@ -574,7 +578,7 @@ SERIALS = ["To be filled by O.E.M.", "Default string", "None", "0000000000", "12
 
 
 @for_each("uuid", UUIDS)
-def test_finding_p2_a_uuid_that_many_machines_show_is_found_in_both_byte_orders(uuid: str) -> None:
+def test_finding_p2_a_placeholder_uuid_is_detected_in_both_byte_orders(uuid: str) -> None:
     found = SystemUuid(uuid)
     assert is_placeholder_uuid(found) and is_placeholder_uuid(swap_byte_order(found))
     assert lookup_uuids(found) == ()
@@ -591,26 +595,26 @@ def test_finding_p2_a_uuid_that_many_machines_show_is_found_in_both_byte_orders(
         "ec2a1b3c-0000-1000-8000-001122334455",
     ],
 )
-def test_a_uuid_of_one_machine_is_no_placeholder(uuid: str) -> None:
+def test_a_uuid_of_one_machine_is_not_a_placeholder(uuid: str) -> None:
     assert not is_placeholder_uuid(SystemUuid(uuid))
 
 
 @for_each("mac", MACS)
-def test_a_mac_address_that_many_machines_show(mac: str) -> None:
+def test_a_placeholder_mac_address_is_detected(mac: str) -> None:
     assert is_placeholder_mac(MacAddress(mac.replace(":", "-")))
 
 
 @for_each(
     "mac", ["52-54-00-12-34-56", "02-00-00-00-00-00", "00-50-56-c0-00-00", "ac-1f-6b-00-00-00", "00-00-5e-00-53-01"]
 )
-def test_a_mac_address_of_one_machine_is_no_placeholder(mac: str) -> None:
+def test_a_mac_address_of_one_machine_is_not_a_placeholder(mac: str) -> None:
     assert not is_placeholder_mac(MacAddress(mac))
 
 
 @for_each(
     "serial", ["CZ12345ABC", "BCDFGHJ", "4J8VM72", "MXQ72407TY", "A.40-866_X", "VMware-56 4d 0a 1b", "S348084X0B19876"]
 )
-def test_a_serial_number_of_one_machine_is_no_placeholder(serial: str) -> None:
+def test_a_serial_number_of_one_machine_is_not_a_placeholder(serial: str) -> None:
     assert not is_placeholder_serial(serial)
 
 
@@ -642,7 +646,7 @@ REFUSED = [
 
 
 @for_each(("field", "value"), REFUSED)
-def test_finding_p2_a_document_with_an_identity_that_many_machines_show_is_refused(field: str, value: str) -> None:
+def test_finding_p2_a_document_with_a_placeholder_identity_is_rejected(field: str, value: str) -> None:
     with pytest.raises(InvalidRepository) as caught:
         decided(SEED[0], web01(field, value), *SEED[2:])
     [problem] = caught.value.problems
@@ -655,18 +659,18 @@ def test_finding_p2_a_document_with_an_identity_that_many_machines_show_is_refus
 
 
 @for_each("uuid", UUIDS)
-def test_finding_p2_no_import_takes_a_uuid_that_many_machines_show(uuid: str) -> None:
+def test_finding_p2_no_import_accepts_a_placeholder_uuid(uuid: str) -> None:
     assert uuid_of_import(uuid) is None
     with pytest.raises(UsageError, match=r"uuids\.txt:1: "):
         parse_uuid_list(f"web01 {uuid}\n", "uuids.txt")
 
 
 @for_each("mac", MACS)
-def test_no_import_takes_a_mac_address_that_many_machines_show(mac: str) -> None:
+def test_no_import_accepts_a_placeholder_mac_address(mac: str) -> None:
     assert parse_mac_or_none(mac) is None
 
 
-def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_path: Path) -> None:
+def test_finding_p2_records_of_a_placeholder_uuid_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
     with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which identifies no machine"):
@@ -686,7 +690,7 @@ def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_pa
         "v1/boot/00-11-22-33-44-55/boot.ipxe",
     ],
 )
-def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: str) -> None:
+def test_finding_p2_no_path_looks_up_a_placeholder_identity(path: str) -> None:
     assert list(parse_request_path(path)) == []
 
 
@@ -704,7 +708,7 @@ for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
 
 
 @pytest.mark.parametrize("order", [AMI, swap_byte_order(SystemUuid(AMI))])
-def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_accepted_and_serves_nobody_by_the_uuid(
+def test_finding_p2_an_accepted_commit_with_a_placeholder_uuid_stays_and_boots_nothing_by_it(
     order: str, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")

@@ -1,4 +1,4 @@
-"""Signed acknowledgements, each of which counts once, and strangers who write one in another form."""
+"""Signed acknowledgements count once, even if a stranger rewrites one in another form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.helpers.git_repositories import (
     ssh_person,
     stored,
 )
-from tests.helpers.instance_in_process import Parts, applied, in_process, turn
+from tests.helpers.instance_in_process import Parts, applied, in_process, reconcile_once
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.running_instance import eventually, running
 
@@ -50,7 +50,7 @@ def documents(image_name: str) -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Person]]:
-    """Two people whom the instance trusts, one with each kind of key."""
+    """Two people whom the instance trusts, each with another kind of key."""
     with gpg_people("grace") as found:
         yield {"ssh": ssh_person(tmp_path_factory.mktemp("ssh"), "ada"), "openpgp": found["grace"]}
 
@@ -72,14 +72,14 @@ def work(tmp_path: Path) -> Work:
 @contextmanager
 def instance(work: Work, trust: TrustSettings) -> Iterator[Parts]:
     with in_process(work.path.parent, work.path, limits=Limits(), trust=trust) as parts:
-        turn(parts)
+        reconcile_once(parts)
         yield parts
 
 
 def settle(parts: Parts, seconds: float) -> None:
-    """Fetch, publish without the boots that are taken back, read all fetches, and judge by the records."""
+    """Fetch, publish without the withheld boots, read all fetches, and judge by the records."""
     for _ in range(3):
-        turn(parts, seconds)
+        reconcile_once(parts, seconds)
 
 
 def lines(parts: Parts) -> str:
@@ -89,15 +89,15 @@ def lines(parts: Parts) -> str:
     return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding)
 
 
-def unheeded(parts: Parts) -> str:
-    """What the newest event says of lines that do not count."""
+def find_ignored_acknowledgements(parts: Parts) -> str:
+    """Return the ignored acknowledgements of the newest event."""
     return next(event.message for event in reversed(parts.events) if event.type == "Held")
 
 
 def switch(parts: Parts, work: Work, person: Person, name: str) -> tuple[Revision, str]:
     """Change the image with a signed acknowledgement; return the signed commit and its lines."""
     commit_by_git(work, documents(name))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     said = lines(parts)
     signed = person.commit(work, message=f"Agreed\n\n{said}")
     settle(parts, 2)
@@ -175,7 +175,7 @@ def _with_header(name: bytes, raw: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A way to write a signed commit with other bytes. Git, and so its id, tells it from the commit that was signed."""
+    """A way to write a signed commit with other bytes, so that its id differs."""
 
     change: Callable[[bytes], bytes]  # of the bytes of a commit
     by_git: bool = True  # whether `git verify-commit` accepts it
@@ -256,7 +256,7 @@ def raw_of(work: Work, commit: Revision) -> bytes:
 
 
 def merge_with(work: Work, main: Revision, other: Revision, name: str, message: str) -> Revision:
-    """A merge of two commits on main that installs an image, signed by nobody."""
+    """Merge two commits on main that install an image; the merge is unsigned."""
     work.git("reset", "--quiet", "--hard", main)
     work.git("merge", "--quiet", "--strategy=ours", "--no-commit", "--no-ff", "--allow-unrelated-histories", other)
     work.write(documents(name))
@@ -266,10 +266,10 @@ def merge_with(work: Work, main: Revision, other: Revision, name: str, message: 
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES.values(), ids=CASES)
-def test_each_form_verifies_or_not_as_its_row_says(
+def test_each_form_of_a_signature_verifies_as_its_row_states(
     work: Work, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str, form: Form
 ) -> None:
-    """A form that does not verify proves nothing of what counts once, so no other test uses it."""
+    """A form that does not verify proves nothing about single use, so no other test uses it."""
     person = people[kind]
     made = in_another_form(work, person.commit(work), form)
     options = (*person.options, "-c", f"gpg.ssh.allowedSignersFile={trust.keys.allowed_signers}")
@@ -292,32 +292,34 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
         for seconds, (name, form) in enumerate(forms.items(), 3):
             replayed = in_another_form(work, signed, form)
             newest = merge_with(work, back, replayed, "flatcar-2", f"Fine: {name}\n\n{said}")
-            turn(parts, seconds)
+            reconcile_once(parts, seconds)
             held = parts.reconciler.status.held
             assert (applied(parts), held is not None and held.commit == newest) == (back, True), name
             assert held is not None and held.guards == ("maxReinstalls",), name
-            assert "counts once" in unheeded(parts), name  # its signature is right
+            assert "counts once" in find_ignored_acknowledgements(parts), name  # its signature is right
         # A person with a key signs the same change once more.
         again = people[kind].commit(work, message=f"Agreed again\n\n{said}")
-        turn(parts, 3 + len(forms))
+        reconcile_once(parts, 3 + len(forms))
         assert applied(parts) == again
 
 
-def test_all_of_it_in_one_poll_comes_to_the_same(work: Work, people: dict[str, Person], trust: TrustSettings) -> None:
+def test_several_commits_in_one_poll_end_in_the_same_state(
+    work: Work, people: dict[str, Person], trust: TrustSettings
+) -> None:
     ada = people["ssh"]
     with instance(work, trust) as parts:
         first = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         there = lines(parts)
         work.git("reset", "--quiet", "--hard", first)
         signed = ada.commit(work, documents("flatcar-2"), message=f"Agreed\n\n{there}")
         replayed = in_another_form(work, signed, NARROW)
         work.git("reset", "--quiet", "--hard", signed)
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == signed
         commit_by_git(work, documents("flatcar-1"))
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         back = ada.commit(work, message=f"Back\n\n{lines(parts)}")
         newest = merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{there}")
         settle(parts, 3)
@@ -334,24 +336,24 @@ def test_all_of_it_in_one_poll_comes_to_the_same(work: Work, people: dict[str, P
         assert parts.reconciler.status.held is not None
 
 
-def test_an_acknowledgement_is_used_up_by_being_accepted_even_if_it_did_not_count(
+def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_did_not_count(
     work: Work, people: dict[str, Person], trust: TrustSettings
 ) -> None:
-    """A copy whose signature is broken comes first; then nobody's signature of this content counts any more."""
+    """A copy with a broken signature comes first; then no signature of this content counts any more."""
     with instance(work, trust) as parts:
         before = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", before)
         signed = people["ssh"].commit(work, message=f"Agreed\n\n{said}")
         broken = in_another_form(work, signed, _rewritten(lambda lines: [lines[0], b"AAAA", lines[-1]]))
-        turn(parts, 2)
-        assert applied(parts) == broken  # it changes nothing
+        reconcile_once(parts, 2)
+        assert applied(parts) == broken  # without an effect
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == broken != newest
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not_void_it(
@@ -363,7 +365,7 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
         changed = commit_by_git(work, documents("flatcar-2"))
         work.git("switch", "--quiet", "main")
         work.git("reset", "--quiet", "--hard", changed)
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", main)
         work.git("switch", "--quiet", "side")
@@ -371,25 +373,25 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
         work.git("switch", "--quiet", "main")
         commit_by_git(work, {"images/other.yaml": image("other-1")}, "Something else")
         work.git("merge", "--quiet", "--no-ff", "--message=Merge", "side")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == work.head
 
 
 @pytest.mark.parametrize("how", ["cherry-pick", "squash", "rebase"])
 @pytest.mark.parametrize("is_signed", [False, True], ids=["unsigned", "signed"])
-def test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it(
+def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
     work: Work, people: dict[str, Person], trust: TrustSettings, how: str, is_signed: bool
 ) -> None:
     ada = people["ssh"]
     with instance(work, trust) as parts:
         main = work.head
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         ada.commit(work, message=f"Agreed\n\n{lines(parts)}")
         work.git("branch", "side")
         work.git("reset", "--quiet", "--hard", main)
         other = commit_by_git(work, {"images/other.yaml": image("other-1")}, "Something else")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == other
         options = (*ada.options, "-c", "commit.gpgsign=true") if is_signed else ("-c", "commit.gpgsign=false")
         match how:
@@ -403,7 +405,7 @@ def test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it(
                 work.git(*options, "rebase", "--quiet", "--onto", "main", main, "side")
                 work.git("switch", "--quiet", "main")
                 work.git("reset", "--quiet", "--hard", "side")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert (applied(parts) == work.head) is is_signed
 
 
@@ -420,9 +422,9 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         assert applied(parts) == first
     with instance(work, trust) as parts:
         work.git("reset", "--quiet", "--hard", signed)
-        turn(parts, 4)
+        reconcile_once(parts, 4)
         assert applied(parts) == first
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
@@ -446,32 +448,32 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
         form = Form(change=lambda raw: _signed_with(algorithm, ada, _moved(raw)))
         replayed = in_another_form(work, signed, form)
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
-def test_an_acknowledgement_with_other_line_ends_and_another_encoding_counts_once(
+def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_once(
     work: Work, people: dict[str, Person], trust: TrustSettings, kind: str
 ) -> None:
     options = ("-c", "i18n.commitEncoding=ISO-8859-1", "-c", "commit.cleanup=verbatim")
     person = replace(people[kind], options=(*people[kind].options, *options))
     with instance(work, trust) as parts:
         commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         signed = person.commit(work, message=f"Agreed: Caf\u00e9\r\n\r\n{said}\r\n")
         raw = raw_of(work, signed)
         assert b"\nencoding ISO-8859-1\n" in raw and f"{said}\r\n".encode() in raw
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == signed
         back, _ = switch(parts, work, person, "flatcar-1")
         replayed = in_another_form(work, signed, NARROW)
         merge_with(work, back, replayed, "flatcar-2", "Fine")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
@@ -482,14 +484,14 @@ def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
     with instance(work, trust) as parts:
         main = work.head
         changed = commit_by_git(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         said = lines(parts)
         work.git(*ada.options, "tag", "--sign", f"--message=Agreed\n\n{said}", "agreed", changed)
         work.git("reset", "--quiet", "--hard", main)
         work.git("merge", "--quiet", "--no-ff", "--no-edit", "agreed")
         raw = raw_of(work, work.head)
         assert b"\nmergetag object " in raw and said.encode() in raw.partition(b"\n\n")[2]
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == main
 
 
@@ -525,7 +527,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
         assert applied(parts) == back
         assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
         assert instance_tables.read_facts(parts.ledger).searched == back
-        assert "counts once" in unheeded(parts)
+        assert "counts once" in find_ignored_acknowledgements(parts)
 
 
 def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
@@ -534,7 +536,7 @@ def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
     """The ledger alone is put back; the clone beside it names what was accepted since."""
     folder = work.path.parent
     with instance(work, trust) as parts:
-        turn(parts, 1)
+        reconcile_once(parts, 1)
     shutil.copytree(folder / "state", folder / "backup")
     with instance(work, trust) as parts:
         switch(parts, work, people["ssh"], "flatcar-2")
@@ -582,10 +584,10 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
         assert (review.code, "counts once" in review.out) == (4, True)
 
 
-# What a signature covers
+# The signed text
 
 
-def test_what_is_counted_is_what_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
+def test_the_counted_text_is_the_text_that_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
     for person in people.values():
         raw = raw_of(work, person.commit(work))
         signed = parse_commit_signature(raw)

@@ -1,4 +1,4 @@
-"""Which commits an instance accepts by their signatures, and whose acknowledgements count for reinstallations."""
+"""Signatures of commits: which commits an instance accepts, and whose acknowledgements count for reinstallations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gitboot.problems import Code
 from gitboot.review.guards import Limits
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
-from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
+from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, reconcile_once
 
 
 def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:
@@ -61,7 +61,7 @@ def instance(
     keys = TrustedKeys(allowed_signers=signers, forge_keys=forges)
     trust = TrustSettings(verify=verify, keys=keys, reinstalls_need=need)
     with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
-        turn(parts)
+        reconcile_once(parts)
         yield parts
 
 
@@ -74,11 +74,11 @@ def refusal(parts: Parts) -> str:
     return problem.message
 
 
-# Which commits are accepted
+# Accepted commits
 
 
 @pytest.mark.parametrize("verify", [Verify.HEAD, Verify.RANGE])
-def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on(
+def test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays(
     work: Work, people: dict[str, Person], signers: Path, verify: Verify
 ) -> None:
     with instance(work, signers, verify) as parts:
@@ -86,7 +86,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
         assert applied(parts) == good
         for number in range(2):
             bad = work.commit({"x": "unsigned"}) if number == 0 else people["eve"].commit(work, {"x": "eve's"})
-            turn(parts, number)
+            reconcile_once(parts, number)
             assert applied(parts) == good
             first = bad if verify is Verify.HEAD or number == 0 else work.git("rev-parse", "HEAD^")
             assert first[:12] in refusal(parts)
@@ -96,7 +96,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
         assert verdict.says == "invalid: not signed by a trusted key"
 
 
-def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_the_signer_of_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         found = parts.reconciler.status.facts()["accepted"]
         assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
@@ -108,7 +108,7 @@ def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, P
         assert again.reconciler.status.signer is not None
 
 
-def test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not(
+def test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_does_not(
     work: Work, people: dict[str, Person], signers: Path, tmp_path: Path
 ) -> None:
     other = Work(tmp_path / "other" / "git")
@@ -118,74 +118,72 @@ def test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not(
         newest = people["ada"].commit(work, {"x": "signed"})
         other.git("pull", "--quiet", str(work.path), "main")
         for parts in (head, range_):
-            turn(parts, 1)
+            reconcile_once(parts, 1)
         assert applied(head) == newest
         assert unsigned[:12] in refusal(range_)
 
 
-def test_what_led_up_to_an_unsigned_commit_is_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_commits_before_an_unsigned_commit_are_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE) as parts:
         good = people["ada"].commit(work, {"x": "signed"})
         bad = work.commit({"x": "unsigned"})
         people["ada"].commit(work, {"x": "on top of it"})
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert applied(parts) == good
         assert bad[:12] in refusal(parts)
 
 
-def test_an_unsigned_commit_is_never_stopped_at_on_the_way_to_a_signed_one(
+def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
-    """The newest is held by a guard; the unsigned one before it changes nothing that a guard would hold."""
+    """A guard holds the newest commit; the unsigned one before it changes nothing that a guard would hold."""
     with instance(work, signers, Verify.HEAD, limits=Limits()) as parts:
         before = work.head
         work.commit({"x": "unsigned"})
         people["ada"].commit(work, documents("flatcar-2"))
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert parts.reconciler.status.held is not None
         assert applied(parts) == before
 
 
-def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_settings_of_an_unsigned_commit_have_no_effect(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         ledger = "provisioning: {ledger: 6a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11}"
         for field in ("stopped: everything is on fire", ledger):
             work.commit(documents("flatcar-1", f"baseURL: 'http://boot.test', {field}"))
-            turn(parts, 1)
+            reconcile_once(parts, 1)
             assert parts.reconciler.state.attempt.orders is None
             assert parts.reconciler.state.may_act
         people["ada"].commit(work, documents("flatcar-1", "baseURL: 'http://boot.test', stopped: fire"))
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert not parts.reconciler.status.condition("InstallsAllowed")
 
 
-def test_an_unsigned_commit_is_not_looked_into(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_an_unsigned_commit_is_not_evaluated(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         work.commit({"fleet.yaml": "no: yaml: at all"})
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert "is not signed" in refusal(parts)
 
 
-def test_a_branch_that_was_rewound_is_verified_and_then_held(
-    work: Work, people: dict[str, Person], signers: Path
-) -> None:
+def test_a_rewound_branch_is_verified_and_then_held(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE, limits=Limits()) as parts:
         accepted = people["ada"].commit(work, {"x": "1"})
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert applied(parts) == accepted
         work.git("reset", "--quiet", "--hard", "HEAD^")
         unsigned = work.commit({"x": "2"})
         people["ada"].commit(work, {"x": "3"})
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert unsigned[:12] in refusal(parts)
         work.git("reset", "--quiet", "--hard", "HEAD^^")
         signed = people["ada"].commit(work, {"x": "4"})
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         held = parts.reconciler.status.held
         assert held is not None and (held.commit, "allowRewind" in held.guards) == (signed, True)
 
 
-def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
+def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, forge=people["forge"]) as parts:
@@ -193,11 +191,11 @@ def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
         work.commit({"x": "by whoever"})
         work.git("switch", "--quiet", "main")
         merged = people["forge"].merge(work, "side")
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert applied(parts) == merged
         assert parts.reconciler.status.signer is not None and parts.reconciler.status.signer.is_forge
         people["forge"].commit(work, {"x": "squashed"})
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == merged
         assert "signed by the forge GitHub, whose key counts only for merges" in refusal(parts)
 
@@ -205,14 +203,14 @@ def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
 def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE) as parts:
         commit = people["eve"].commit(work, {"x": "1"})
-        turn(parts, 1)
+        reconcile_once(parts, 1)
         assert applied(parts) != commit
         allowed(signers, [f"{name}@example.net {people[name].key}" for name in ("ada", "eve")])
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == commit
-        signers.unlink()  # nothing is known of keys now: what was accepted goes on, and the next is not taken
+        signers.unlink()  # no keys are known now: the accepted commit stays, and the next is not accepted
         people["ada"].commit(work, {"x": "2"})
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == commit
         assert not parts.reconciler.status.condition("SourceReady")
 
@@ -233,13 +231,13 @@ def acknowledged(parts: Parts) -> list[dict[str, Any]]:
 def hold(parts: Parts, work: Work, person: Person) -> str:
     """Push what installs servers again; the lines that would acknowledge it."""
     person.commit(work, documents("flatcar-2"))
-    turn(parts, 1)
+    reconcile_once(parts, 1)
     held = parts.reconciler.status.held
     assert held is not None and held.guards == ("maxReinstalls", "maxUpdatePercent")
     return "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
 
 
-def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed(
+def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_signed(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
@@ -248,12 +246,12 @@ def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed
         work.commit(message=f"Fine\n\n{lines}")
         people["eve"].commit(work, message=f"Fine\n\n{lines}")
         people["forge"].commit(work, message=f"Fine\n\n{lines}")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == before
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
         assert "in the message of a signed commit" in event.message
         signed = people["ada"].commit(work, message=f"Fine\n\n{lines}")
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == signed
         assert [each["guard"] for each in acknowledged(parts)] == ["maxReinstalls", "maxUpdatePercent"]
         assert acknowledged(parts)[0]["by"].startswith("ada@example.net (SHA256:")
@@ -263,7 +261,7 @@ def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed
         assert any(says.startswith("accepted, acknowledged by ada@example.net (SHA256:") for says in verdicts)
 
 
-def test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says(
+def test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
@@ -274,16 +272,18 @@ def test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says(
         work.git("switch", "--quiet", "main")
         options = (*people["forge"].options, "merge", "--quiet", "--no-ff", "--gpg-sign", f"--message={lines}", "side")
         work.git(*options)
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == before
 
 
-def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_t9_only_an_approval_counts_if_approvals_are_required(
+    work: Work, people: dict[str, Person], signers: Path
+) -> None:
     with instance(work, signers, None, ReinstallsNeed.APPROVE, Limits()) as parts:
         before = applied(parts)
         lines = hold(parts, work, people["ada"])
         newest = people["ada"].commit(work, message=f"Fine\n\n{lines}")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         held = parts.reconciler.status.held
         assert applied(parts) == before
         assert held is not None and held.guards == ("maxReinstalls",)
@@ -291,18 +291,18 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         assert "Acknowledge it with: gitboot approve" in event.message
         given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
         instance_tables.add_request(parts.ledger, NOON, "grace", "approve", given)
-        turn(parts, 3)
+        reconcile_once(parts, 3)
         assert applied(parts) == newest
         assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
 
 
-def test_t9_without_a_demand_a_line_counts_and_its_author_is_named(
+def test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named(
     work: Work, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, None, Limits()) as parts:
         lines = hold(parts, work, people["eve"])
         commit = work.commit(message=f"Fine\n\n{lines}")
-        turn(parts, 2)
+        reconcile_once(parts, 2)
         assert applied(parts) == commit
         by = acknowledged(parts)[0]["by"]
         assert by.startswith("Ada Lovelace <ada@example.net>, committed by Merge Bot") and "not signed" in by

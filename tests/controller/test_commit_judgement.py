@@ -50,10 +50,10 @@ def token(tmp_path: Path) -> Path:
             (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
         ),
         ("invalid", structs.replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
-        ("nothing was tried", structs.replace(FINE, attempted=None), None),
+        ("no commit was tried", structs.replace(FINE, attempted=None), None),
         ("it is not clear yet", structs.replace(FINE, accepted=A), None),
         (
-            "another instance acts",
+            "another instance is active",
             structs.replace(
                 FINE,
                 conditions=(
@@ -66,7 +66,7 @@ def token(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_a_status_makes_of_the_newest_commit(
+def test_the_status_gives_a_judgement_of_the_newest_commit(
     case: str, status: Status, expected: tuple[Judgement, str] | None
 ) -> None:
     found = list_verdicts(status, 7)
@@ -81,12 +81,12 @@ def verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int 
     return CommitVerdict(commit=commit, judgement=judgement, says=str(judgement), ledger="mine", change=change)
 
 
-def told(host: ForgeHost) -> list[tuple[str, str]]:
+def list_statuses(host: ForgeHost) -> list[tuple[str, str]]:
     return [(each["sha"][:1], each["description"].partition(" ")[0]) for each in host.statuses]
 
 
-def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, token: Path) -> None:
-    host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are taken away
+def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance(host: ForgeHost, token: Path) -> None:
+    host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are removed
     woken = threading.Event()
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
     verdicts.note([verdict(A)])
@@ -95,16 +95,16 @@ def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, t
     verdicts.note([verdict(B)])
     host.faults.clear()
     eventually(lambda: len(host.statuses) == 2)
-    assert told(host) == [("a", "held"), ("b", "accepted")]
+    assert list_statuses(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
     verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2
     verdicts.close(patience_s=60)
-    assert len(host.statuses) == 3  # how far it has come is told at the end, at the latest
+    assert len(host.statuses) == 3  # the change number is reported at the end, at the latest
     assert "change 5" in host.statuses[-1]["description"]
 
 
-def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeHost, token: Path) -> None:
+def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
     for change in range(1, 20):
         verdicts.note([verdict(A, change=change)])
@@ -112,7 +112,7 @@ def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeH
     verdicts.close()
 
 
-def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host: ForgeHost, token: Path) -> None:
+def test_a_forge_that_accepts_no_more_statuses_for_a_commit_causes_no_failure(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.commit == A)
@@ -123,7 +123,7 @@ def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host
     assert any(method == "POST" for method, _, _ in host.requests[-2:])
 
 
-def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, token: Path) -> None:
+def test_nothing_is_reported_before_the_forge_was_read(host: ForgeHost, token: Path) -> None:
     forge = Forge(Project.parse(host.project), token, name="gitboot")
     forge.write(verdict(A, change=7).with_proof(KEY))
     forge.write(replace(verdict(A, change=70), ledger="another").with_proof(KEY))
@@ -147,7 +147,7 @@ def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, toke
     verdicts.close()
 
 
-def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> None:
+def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
     host.faults += [(503, {})] * 100  # until all wait
     verdicts = VerdictSender(
         Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05
@@ -162,20 +162,20 @@ def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> N
     assert len(written) <= 21, "only one more was under way"
 
 
-def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
+def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
     verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None)
-    verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
+    verdicts.close(patience_s=60)  # it has failed: the end does not wait for the next try
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
 
 
-# In an instance: a forge of each kind, which tests/controller/test_forge.py knows in all their words
+# In an instance: a forge of each kind; tests/controller/test_forge.py has all their responses
 
 
 @pytest.mark.parametrize("host", ["github"], indirect=True)
-def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_a_merge_has_the_judgement_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     first = rack.push()
     link = configured(forge_link="https://boards.test")
@@ -210,7 +210,9 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
 
 
 @pytest.mark.parametrize("host", ["github"], indirect=True)
-def test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_finding_s12_a_status_by_a_stranger_does_not_make_the_ledger_unverified(
+    host: ForgeHost, token: Path, rack: Rack
+) -> None:
     rack.add("web01", provision=1)
     commit = rack.push()
     rack.once("--forge", host.project, token, records="adopt")
@@ -226,7 +228,7 @@ def test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt(host: ForgeHost,
         assert "RestoredLedger" not in str(instance.status())
 
 
-def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_e19_each_of_several_merges_in_one_poll_has_its_own_status(host: ForgeHost, token: Path, rack: Rack) -> None:
     web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
     first = rack.push()
     rack.once(records="adopt")
@@ -247,7 +249,7 @@ def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, t
             (each["sha"], says.partition(", acknowledged by")[0])
             for each, says in zip(host.statuses, words, strict=True)
         ]
-        return [each for each in found if each[0] != first]  # what a start says of the commit before
+        return [each for each in found if each[0] != first]  # a start reports the previous commit again
 
     waiting = [
         (harmless, "accepted"),
@@ -265,7 +267,9 @@ def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, t
 
 
 @pytest.mark.parametrize("host", ["gitlab"], indirect=True)
-def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_a_forge_that_rejects_reports_is_a_condition_and_delays_nothing(
+    host: ForgeHost, token: Path, rack: Rack
+) -> None:
     token.write_text("wrong")
     rack.add("web01")
     rack.push()
@@ -278,7 +282,7 @@ def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost,
 
 
 @pytest.mark.parametrize("host", ["gitea"], indirect=True)
-def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_run_once_reports_to_the_forge_too(host: ForgeHost, token: Path, rack: Rack) -> None:
     rack.add("web01")
     commit = rack.push()
     rack.once(records="adopt")
@@ -287,14 +291,14 @@ def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack)
     assert [(each["sha"], each["context"]) for each in host.statuses] == [(commit, "gitboot")]
 
 
-def test_a_dry_run_tells_nobody(host: ForgeHost, token: Path, rack: Rack) -> None:
+def test_a_dry_run_reports_nothing_to_the_forge(host: ForgeHost, token: Path, rack: Rack) -> None:
     rack.add("web01")
     rack.push()
     rack.once("--dry-run", "--forge", host.project, token)
     assert host.requests == []
 
 
-def test_a_forge_without_a_token_is_said(rack: Rack) -> None:
+def test_a_forge_without_a_token_is_a_usage_error(rack: Rack) -> None:
     rack.push()
     done = rack.once("--forge", "gitea=https://gitea.test/acme/fleet")
     assert (done.code, "'--forge' requires 2 arguments" in done.err) == (Exit.USAGE, True)

@@ -59,7 +59,7 @@ ANOTHERS = commit_of(
 
 
 @for_each(("conditions", "expected"), [((), False), ((False,), False), ((True,), True)])
-def test_a_condition_of_which_nothing_is_known_does_not_hold(conditions: tuple[bool, ...], expected: bool) -> None:
+def test_an_unknown_or_false_condition_is_not_true(conditions: tuple[bool, ...], expected: bool) -> None:
     known = tuple(
         Condition(type="Ready", status=each, reason="R", message="", last_transition_time=NOON) for each in conditions
     )
@@ -90,7 +90,7 @@ FAILING = Schedule(
 )
 
 
-def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
+def change_knowledge(**changes: Any) -> Callable[[InstanceState], InstanceState]:
     return lambda state: structs.replace(state, knowledge=structs.replace(state.knowledge, **changes))
 
 
@@ -104,19 +104,19 @@ SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
 
-def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
-    """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
+def check_artifacts(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
+    """Artifacts are checked, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda state: known(sightings=sightings)(structs.replace(state, plans=plans))
+    return lambda state: change_knowledge(sightings=sightings)(structs.replace(state, plans=plans))
 
 
 def mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
-    return structs.replace(known(sightings={})(state), plans=plans)
+    return structs.replace(change_knowledge(sightings={})(state), plans=plans)
 
 
-def held() -> Attempt:
-    """What becomes of a commit that a guard holds."""
+def hold_commit() -> Attempt:
+    """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
     initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
@@ -223,18 +223,18 @@ def same(state: InstanceState) -> InstanceState:
             (False, "TransitionOverdue"),
         ),
         (
-            "a target that nobody can record for holds all it can",
+            "a target without a recording endpoint has all that it may",
             with_(following=(structs.replace(TARGET, withheld=2),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
-            "a target that nobody can record for",
+            "a target without a recording endpoint",
             with_(following=(structs.replace(TARGET, withheld=2),)),
             "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
-        ("nothing was published since the start", same, "SignedListCurrent", None),
+        ("no publication since the start", same, "SignedListCurrent", None),
         (
             "an unsigned list",
             with_(signed_list=structs.replace(LIST, signed=False)),
@@ -267,7 +267,7 @@ def same(state: InstanceState) -> InstanceState:
             (False, "KeyUnreadable"),
         ),
         (
-            "a target that nobody can record for and that is behind",
+            "a target without a recording endpoint that is behind",
             with_(following=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
             "TargetsCurrent",
             (False, "Behind"),
@@ -275,33 +275,35 @@ def same(state: InstanceState) -> InstanceState:
         ("a target with every boot", with_(following=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
         ("no target that could lack a boot", same, "OneTimeBootsServed", None),
         (
-            "a server whose boot an upgrade took out of OUTPUT",
-            known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            "a server whose boot an upgrade removed from OUTPUT",
+            change_knowledge(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
         ("no suspension", same, "AcceptingCommits", (True, "Accepting")),
         (
             "suspended",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
+            change_knowledge(
+                facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))
+            ),
             "AcceptingCommits",
             (False, "Suspended"),
         ),
         (
             "a suspension that is over, its end exclusive",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            change_knowledge(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
         ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
-        ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
+        ("no attempt", with_(attempt=Attempt()), "CommitAccepted", None),
         (
             "the newest commit is invalid",
             with_(attempt=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
             "CommitAccepted",
             (False, "Invalid"),
         ),
-        ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("a guard holds it", with_(attempt=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
         ("no commit withholds boots", same, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
@@ -309,18 +311,18 @@ def same(state: InstanceState) -> InstanceState:
             "HistoryComplete",
             (False, "CommitMissing"),
         ),
-        ("nobody looks at artifacts", same, "ArtifactsPresent", None),
-        ("nothing is known of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
-        ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
-        ("one cannot be looked at", looked({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
-        ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
-        ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
-        ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
+        ("artifacts are not checked", same, "ArtifactsPresent", None),
+        ("no result of any", change_knowledge(sightings={}), "ArtifactsPresent", (True, "Present")),
+        ("one is missing", check_artifacts({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
+        ("one cannot be looked at", check_artifacts({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
+        ("a mirrored one was not checked", mirrored, "ArtifactsPresent", (False, "Missing")),
+        ("one is there", check_artifacts({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
+        ("the ledger takes writes", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
-        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
+        ("it names another ledger", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
         (
-            "it names another, and this one never acted",
+            "it names another ledger, and this one was never active",
             with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
             "LedgerNamed",
             (False, "AnotherLedger"),
@@ -333,40 +335,42 @@ def same(state: InstanceState) -> InstanceState:
             (False, "StoppedByFleet"),
         ),
         (
-            "another ledger acts",
+            "another ledger is active",
             with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
             "Published",
             None,
         ),
-        ("every server is known", same, "RecordsVerified", (True, "Verified")),
+        ("every server is verified", same, "RecordsVerified", (True, "Verified")),
         (
             "one is unknown",
             with_(plans=Plans(unknown=frozenset({"web01"}))),
             "RecordsVerified",
             (False, "UnverifiedServers"),
         ),
-        ("an older copy", known(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
+        ("an older copy", change_knowledge(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
-            "another's tree",
-            known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
+            "a foreign tree",
+            change_knowledge(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
             "RecordsVerified",
             (False, "ForeignLedger"),
         ),
         (
-            "a new ledger where nothing is wanted",
-            known(facts=Facts(identity="mine")),
+            "a new ledger without wanted installations",
+            change_knowledge(facts=Facts(identity="mine")),
             "RecordsVerified",
             (True, "Verified"),
         ),
         (
-            "a new ledger where something is",
-            lambda each: structs.replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            "a new ledger with wanted installations",
+            lambda each: structs.replace(
+                change_knowledge(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)
+            ),
             "RecordsVerified",
             (False, "NewLedger"),
         ),
         ("all can be proven", same, "EvidenceAvailable", (True, "Available")),
         ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "EvidenceAvailable", (False, "NoEvidence")),
-        ("not while the ledger is in doubt", known(recorded_commit=None), "EvidenceAvailable", None),
+        ("not while the ledger is unverified", change_knowledge(recorded_commit=None), "EvidenceAvailable", None),
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",
@@ -374,8 +378,8 @@ def same(state: InstanceState) -> InstanceState:
             "Published",
             (False, "PublishError"),
         ),
-        ("nothing was published yet", with_(publication=TargetState()), "Published", None),
-        ("nothing was consumed unseen", same, "InstallsCompleted", (True, "Completed")),
+        ("no publication yet", with_(publication=TargetState()), "Published", None),
+        ("no override was consumed unseen", same, "InstallsCompleted", (True, "Completed")),
         (
             "something was",
             with_(plans=Plans(consumed=frozenset({"web01"}))),
@@ -389,8 +393,8 @@ def same(state: InstanceState) -> InstanceState:
             "OptOutsInTime",
             (False, "Overdue"),
         ),
-        ("no BMC was asked", same, "BmcsReachable", None),
-        ("BMCs answer", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
+        ("no BMC was contacted", same, "BmcsReachable", None),
+        ("BMCs respond", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
         (
             "too many in a row do not",
             with_(schedule=Schedule(has_results=True, failures=3, most_failures=3)),
@@ -401,14 +405,14 @@ def same(state: InstanceState) -> InstanceState:
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-def test_a_condition_follows_from_the_state(
+def test_each_condition_follows_from_the_instance_state(
     case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
     found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
     assert found.get(type) == expected, case
 
 
-def test_what_is_waited_for_is_overdue_after_five_minutes() -> None:
+def test_a_waiting_bmc_is_overdue_after_five_minutes() -> None:
     reasons = [
         next(
             each.reason
@@ -438,7 +442,9 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
         ("another type", condition(True, type="EvidenceAvailable"), False),
     ],
 )
-def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
+def test_the_transition_time_of_a_condition_is_when_its_status_last_changed(
+    case: str, before: Condition, kept: bool
+) -> None:
     later = NOON + timedelta(hours=1)
     found = conditions(structs.replace(FINE, conditions=(before,)), later)
     assert next(each.last_transition_time for each in found if each.type == "Published") == (NOON if kept else later), (
@@ -484,7 +490,7 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
             [],
         ),
         (
-            "the ledger is in doubt",
+            "the ledger is unverified",
             condition(True, "Verified", "", "RecordsVerified"),
             condition(False, "RestoredLedger", "", "RecordsVerified"),
             ["RecordsUnverified"],
@@ -492,7 +498,9 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_turn_is_announced_once(case: str, before: Condition, now: Condition, expected: list[str]) -> None:
+def test_a_changed_condition_is_announced_once(
+    case: str, before: Condition, now: Condition, expected: list[str]
+) -> None:
     events = list(announcements([before], [now], FINE, NOON))
     assert [event.type for event in events] == expected, case
     assert all(event.warning for event in events)

@@ -1,4 +1,4 @@
-"""Who is planned anew: whom a commit, a record or an instant touches, and nobody else."""
+"""Servers that are planned again: those that a commit, a record or a transition affects, and no others."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
     [
         ("nothing", documents(), set()),
         ("one server", documents(web02="kernelArguments: [quiet]"), {"web02"}),
-        ("where a BMC is", documents(web02=BMC), {"web02"}),
+        ("the address of a BMC", documents(web02=BMC), {"web02"}),
         ("one is gone", documents(web02="gone"), {"web02"}),
         ("which site a server is of", documents(SITES), {"web02"}),
         ("all", [*documents()[:-1], policy("web", often="Never")], set(NAMES)),
     ],
 )
-def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: set[str]) -> None:
+def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], expected: set[str]) -> None:
     before, now = both(documents(), then)
     assert find_changed_servers(before, now) == expected, case
     assert find_changed_servers(before, replace(now, base=None)) == expected, "compared with all"
@@ -65,24 +65,24 @@ def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: se
     assert find_changed_servers(now, now) == set()
 
 
-def known(commit: Commit) -> Knowledge:
+def make_knowledge(commit: Commit) -> Knowledge:
     empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
     said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
     return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
 
 
-def test_who_is_not_touched_keeps_its_plan() -> None:
+def test_an_unchanged_server_keeps_its_plan() -> None:
     before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
-    plans, different = replan(Plans(), before, known(before), (), NOON)
+    plans, different = replan(Plans(), before, make_knowledge(before), (), NOON)
     assert different == set(NAMES)
-    again, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    again, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert different == {"web02", "web03"}
     assert again.servers.keys() == {"web01", "web02"}
     assert again.servers["web01"] == plans.servers["web01"]
     assert (plans.count_servers("phases"), again.count_servers("phases")) == ({"Network": 3}, {"Network": 2})
 
 
-def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change() -> None:
+def test_servers_below_the_minimum_version_are_counted_until_the_stream_or_server_changes() -> None:
     pinned = "pin: {image: flatcar-1, reason: GPU}"
 
     def said(minimum: str, mode: str = "Warn", **pins: str) -> list[str]:
@@ -107,33 +107,33 @@ def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change
         commits.push(snapshot(*documents_of))
         assert commits.newest is not None
         now = commits.evaluate(commits.newest.revision, plans.commit).commit
-        plans, _ = replan(plans, now, known(now), find_changed_servers(plans.commit, now), NOON)
+        plans, _ = replan(plans, now, make_knowledge(now), find_changed_servers(plans.commit, now), NOON)
         assert plans.count_below_minimum() == expected
 
 
-def test_an_output_more_is_for_all() -> None:
+def test_a_new_output_changes_all_servers() -> None:
     before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
-    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
+    _, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert different == set(NAMES)
 
 
-def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
+def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None:
     """Their decisions are the same, but the artifacts that they fetch are the endpoint's own from then on."""
     sites = "sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]"
     before, now = both(
         documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
     )
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
-    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
+    _, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert before.decisions.servers["web02"].digest == now.decisions.servers["web02"].digest
     assert different == set(NAMES)
 
 
-def test_of_a_server_that_is_planned_no_file_is_held() -> None:
+def test_the_plan_of_a_server_holds_none_of_its_files_in_memory() -> None:
     names = [f"web{number:02}" for number in range(50)]
     commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
-    knowledge = known(commit)
+    knowledge = make_knowledge(commit)
     tracemalloc.start()
     try:
         plans, _ = replan(Plans(), commit, knowledge, (), NOON)
@@ -144,49 +144,49 @@ def test_of_a_server_that_is_planned_no_file_is_held() -> None:
     assert held < 2 * 1024 < sum(len(file.content) for file in files.values())
 
 
-def test_a_state_has_the_decision_of_its_commit() -> None:
+def test_the_state_of_a_server_has_the_decision_of_its_commit() -> None:
     commits = Commits()
     commits.push(snapshot(*documents()))
     assert commits.newest is not None
     before = commits.evaluate(commits.newest.revision, None).commit
-    plans, _ = replan(Plans(), before, known(before), (), NOON)
+    plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
     again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
     edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
     withholding = replace(
         again, decisions=structs.replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
     )
     for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
-        plans, different = replan(plans, commit, known(commit), (), NOON)
+        plans, different = replan(plans, commit, make_knowledge(commit), (), NOON)
         assert different == expected
         for name, state in plans.servers.items():
             assert state.decision is commit.decisions.servers[name]
 
 
-def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:
+def test_a_transition_plans_only_its_servers_and_a_clock_that_is_set_back_plans_all() -> None:
     window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
     commit, _ = both([*documents(), *more], documents())
-    plans, _ = replan(Plans(), commit, known(commit), (), NOON)
+    plans, _ = replan(Plans(), commit, make_knowledge(commit), (), NOON)
     assert plans.transitions.next_due == at("20T13:00")
-    opened, different = replan(plans, commit, known(commit), (), at("20T13:00"))
+    opened, different = replan(plans, commit, make_knowledge(commit), (), at("20T13:00"))
     assert different == {"web02"}
     assert opened.count_servers("phases") == {"Network": 2, "Maintenance": 1}
-    _, different = replan(opened, commit, known(commit), (), NOON)
+    _, different = replan(opened, commit, make_knowledge(commit), (), NOON)
     assert different == set(NAMES)
 
 
-def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
+def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> None:
     commit, _ = both(documents(web02="provision: 1"), documents())
     doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
     plans, _ = replan(Plans(), commit, doubtful, (), NOON)
     assert plans.unknown == set(NAMES)
-    plans, _ = replan(plans, commit, known(commit), ("web02",), NOON)
+    plans, _ = replan(plans, commit, make_knowledge(commit), ("web02",), NOON)
     assert plans.unknown == {"web01", "web03"}
-    assert known(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
+    assert make_knowledge(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
     assert uuid_of("web02") in commit.machines
 
 
-# Who is due when: an agenda against a plain dictionary
+# Due times: an agenda compared with a plain dictionary
 
 
 MOVES = st.lists(
@@ -198,9 +198,7 @@ MOVES = st.lists(
 
 
 @given(MOVES, st.integers(-1, 9))
-def test_whoever_is_due_is_found_however_often_all_were_moved(
-    moves: list[dict[str, datetime | None]], second: int
-) -> None:
+def test_due_keys_are_found_after_any_number_of_moves(moves: list[dict[str, datetime | None]], second: int) -> None:
     agenda: Agenda[str] = Agenda()
     plain: dict[str, datetime] = {}
     for each in moves:
@@ -212,7 +210,7 @@ def test_whoever_is_due_is_found_however_often_all_were_moved(
     assert agenda.instants == plain
 
 
-def test_moving_somebody_leaves_the_agenda_before_as_it_was() -> None:
+def test_moving_a_key_leaves_the_earlier_agenda_unchanged() -> None:
     empty: Agenda[str] = Agenda()
     before = empty.reschedule({"a": NOON})
     after = before.reschedule({"a": None, "b": NOON})

@@ -1,4 +1,4 @@
-"""What a forge is told of commits, and says again, over HTTP: the same for each kind."""
+"""Statuses of commits at a forge, written and read over HTTP: the same for each kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def forge(host: ForgeHost, token: Path, name: str = "gitboot", link: str | None 
     return Forge(Project.parse(host.project), token, name=name, link=link)
 
 
-def test_a_verdict_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> None:
+def test_a_judgement_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> None:
     forge(host, token, link="https://boards.test/boot").write(HELD)
     (posted,) = host.statuses
     assert (posted["sha"], posted["context"], posted["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
@@ -46,7 +46,7 @@ def test_a_verdict_is_the_status_of_its_commit(host: ForgeHost, token: Path) -> 
 
 
 @pytest.mark.parametrize("verdict", [ACCEPTED, HELD, INVALID], ids=lambda verdict: str(verdict.judgement))
-def test_each_verdict_has_a_colour_and_is_read_back(host: ForgeHost, token: Path, verdict: CommitVerdict) -> None:
+def test_each_judgement_has_a_color_and_can_be_read_back(host: ForgeHost, token: Path, verdict: CommitVerdict) -> None:
     forge(host, token).write(verdict)
     is_green = host.statuses[0]["state"] == "success"
     assert is_green == (verdict is ACCEPTED)
@@ -54,7 +54,7 @@ def test_each_verdict_has_a_colour_and_is_read_back(host: ForgeHost, token: Path
     assert forge(host, token).find_latest([ONE]) == verdict
 
 
-def test_the_newest_verdict_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
+def test_the_newest_judgement_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
     told = forge(host, token)
     assert told.find_latest([THREE, TWO, ONE]) is None
     for verdict in (replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)):
@@ -63,7 +63,7 @@ def test_the_newest_verdict_of_the_newest_commit_that_has_one_counts(host: Forge
     assert told.find_latest([ONE]) == replace(ACCEPTED, change=3)
 
 
-def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
+def test_statuses_that_others_write_are_not_judgements(host: ForgeHost, token: Path) -> None:
     forge(host, token, name="gitboot/fra1").write(ACCEPTED)
     for description in ("accepted", "accepted (ledger x, change 1) by hand", "fine (ledger x, change 1)", None):
         host.statuses.append(
@@ -83,7 +83,7 @@ def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
     return found
 
 
-def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHost, token: Path) -> None:
+def test_only_the_key_of_the_ledger_proves_the_change_in_a_status(host: ForgeHost, token: Path) -> None:
     told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, change=999_999_999))
     assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=7, claimed=999_999_999)
     assert told.find_known_changes([TWO, ONE], LEDGER, b"another") == KnownChanges(proven=None, claimed=999_999_999)
@@ -93,32 +93,32 @@ def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHo
 @pytest.mark.parametrize(
     "other", [{"commit": TWO}, {"change": 8}, {"ledger": "another"}, {"judgement": Judgement.HELD, "says": "held"}]
 )
-def test_a_proof_is_of_one_verdict(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
-    """Whoever may write statuses copies the proof of another one."""
+def test_a_proof_is_valid_for_one_status_only(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
+    """An attacker who may write statuses copies the proof of another one."""
     copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.with_proof(KEY).proof)
     told = posted(host, token, copied)
     assert told.find_known_changes([copied.commit], copied.ledger, KEY).proven is None
 
 
-def test_an_old_status_that_is_repeated_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
+def test_a_repeated_old_status_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
     old, new = replace(ACCEPTED, change=3).with_proof(KEY), replace(ACCEPTED, change=9).with_proof(KEY)
     told = posted(host, token, new, *[old] * 30)
     assert told.find_known_changes([ONE], LEDGER, KEY).proven == 9
 
 
-def test_a_proof_that_is_read_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
+def test_a_proof_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
     told = posted(host, token, ACCEPTED.with_proof(KEY))
     host.statuses *= 1100
     assert told.find_known_changes([ONE], LEDGER, KEY).proven == ACCEPTED.change
 
 
-def test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
+def test_many_statuses_without_proof_do_not_hide_the_proof_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
     told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, commit=TWO, change=999))
     host.statuses += [{**host.statuses[-1], "id": 10_000 + number} for number in range(1100)]
     assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=ACCEPTED.change, claimed=999)
 
 
-def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:
+def test_a_long_judgement_is_cut_before_its_ledger_and_change(host: ForgeHost, token: Path) -> None:
     forge(host, token).write(replace(HELD, says="held by " + ", ".join(["maxUpdatePercent"] * 9)))
     assert len(host.statuses[0]["description"]) == 140
     found = forge(host, token).find_latest([ONE])
@@ -126,7 +126,7 @@ def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) 
     assert found.says.endswith("…")
 
 
-def test_a_refusal_is_for_a_person_and_tells_no_secret(host: ForgeHost, token: Path) -> None:
+def test_a_rejection_needs_an_operator_and_reveals_no_secret(host: ForgeHost, token: Path) -> None:
     token.write_text("ghp-wrong")
     with pytest.raises(ForgeRefused, match=r"127\.0\.0\.1:\d+ answered 401 ") as refused:
         forge(host, token).write(ACCEPTED)
@@ -145,7 +145,7 @@ def test_a_refusal_is_for_a_person_and_tells_no_secret(host: ForgeHost, token: P
         ("gitea=https://g.test/o/n", "https://g.test/o/n/src/commit/{0}#L3", "https://g.test/o/n/commits/commit/{0}"),
     ],
 )
-def test_a_line_of_a_commit_has_a_page(text: str, line: str, history: str) -> None:
+def test_the_line_of_a_commit_has_a_link(text: str, line: str, history: str) -> None:
     links, facts = Project.parse(text).links(), {"commit": ONE, "path": "web.yaml", "line": 3}
     assert links["line"].format(**facts) == line.format(f"{ONE}/web.yaml")
     assert links["history"].format(**facts) == history.format(f"{ONE}/web.yaml")
@@ -156,7 +156,7 @@ def test_a_line_of_a_commit_has_a_page(text: str, line: str, history: str) -> No
     ("status", "headers", "wait"),
     [(503, {}, None), (502, {}, None), (429, {"Retry-After": "61"}, 61), (403, {"Retry-After": "5"}, 5)],
 )
-def test_what_may_go_next_time_is_no_refusal(
+def test_a_temporary_error_is_not_a_rejection(
     host: ForgeHost, token: Path, status: int, headers: dict[str, str], wait: int | None
 ) -> None:
     host.faults.append((status, headers))
@@ -165,7 +165,7 @@ def test_what_may_go_next_time_is_no_refusal(
     assert unreachable.value.retry_after_s == wait
 
 
-def test_the_token_goes_to_no_other_host(host: ForgeHost, token: Path) -> None:
+def test_the_token_is_sent_to_no_other_host(host: ForgeHost, token: Path) -> None:
     with forge_host(host.kind) as other:
         for status in (301, 302, 307, 308):
             host.faults.append((status, {"Location": f"{other.url}/api/v1/repos/acme/fleet/statuses/{ONE}"}))
@@ -174,7 +174,7 @@ def test_the_token_goes_to_no_other_host(host: ForgeHost, token: Path) -> None:
         assert (len(host.requests), other.requests) == (4, [])
 
 
-def test_nobody_at_home_is_told(host: ForgeHost, token: Path) -> None:
+def test_an_unreachable_forge_is_reported(host: ForgeHost, token: Path) -> None:
     told = forge(ForgeHost(host.kind, url="http://127.0.0.1:9"), token)
     with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1:9: .*refused"):
         told.write(ACCEPTED)
@@ -189,7 +189,7 @@ def test_nobody_at_home_is_told(host: ForgeHost, token: Path) -> None:
         ("ключ", "cannot read the token"),
     ],
 )
-def test_a_token_that_is_none_is_not_sent(host: ForgeHost, token: Path, content: str | None, said: str) -> None:
+def test_an_invalid_token_is_not_sent(host: ForgeHost, token: Path, content: str | None, said: str) -> None:
     if content is None:
         token.unlink()
     else:
@@ -208,7 +208,7 @@ def test_a_token_that_is_none_is_not_sent(host: ForgeHost, token: Path, content:
         ("gitea=https://codeberg.org/acme/fleet", "https://codeberg.org/api/v1", "acme/fleet"),
     ],
 )
-def test_where_the_api_of_a_project_is(text: str, api: str, path: str) -> None:
+def test_the_api_url_of_a_project_follows_from_its_url(text: str, api: str, path: str) -> None:
     project = Project.parse(text)
     assert (project.api, project.path) == (api, path)
 
@@ -250,12 +250,12 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
         ("gitea=https://gitea.test/sub/acme/fleet", "OWNER/NAME"),
     ],
 )
-def test_a_project_that_cannot_be_meant_is_said(text: str, said: str) -> None:
+def test_an_invalid_project_is_rejected(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         Project.parse(text)
 
 
-def test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed() -> None:
+def test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed() -> None:
     text = "gitea=http://git.acme.test/acme/fleet"
     with pytest.raises(
         UsageError, match=r"the token of --forge to http://.* unencrypted; use https, or --allow-token-over-http"

@@ -84,7 +84,7 @@ def conditions(parts: Parts) -> dict[str, bool]:
     return {condition.type: condition.status for condition in parts.reconciler.status.conditions}
 
 
-def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, repository: Repository) -> None:
+def test_a_ledger_that_cannot_be_written_does_not_end_the_instance(tmp_path: Path, repository: Repository) -> None:
     good = git(repository.work, "rev-parse", "HEAD")
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
@@ -101,7 +101,7 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, reposi
         assert parts.reconciler.status.applied == next_commit
 
 
-def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path, repository: Repository) -> None:
+def test_an_unreadable_fetch_log_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
         running.run_once()
@@ -121,7 +121,7 @@ def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path
         assert "FetchLogReadable" not in conditions(parts)
 
 
-def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -> None:
+def test_garbage_collection_runs_again_after_a_pause_ends_in_any_way() -> None:
     seen: list[bool] = []
 
     def fail() -> None:
@@ -138,12 +138,12 @@ def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -
     try:
         with pause_garbage_collection():
             pass
-        assert not gc.isenabled()  # whoever has said so goes on
+        assert not gc.isenabled()  # the operator continues
     finally:
         gc.enable()
 
 
-def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path, repository: Repository) -> None:
+def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
         running.run_once()
@@ -151,7 +151,7 @@ def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: 
     said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
     stages = {str(each) for each in Stage} - {"bmc", "evaluate"}  # no server has a BMC; commits are evaluated here
     assert said.keys() == stages
-    # What is said is what was measured before it was said.
+    # The status has the values that were measured before it was written.
     assert {name: sum(each["counts"]) for name, each in said.items()} == {
         **dict.fromkeys(stages, 2),
         "report": 1,
@@ -160,7 +160,7 @@ def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: 
     assert said["reconcile"]["seconds"] >= said["publish"]["seconds"] > 0
 
 
-def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path, repository: Repository) -> None:
+def test_an_unreachable_source_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts, events.append)
@@ -176,7 +176,7 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path, repo
         assert conditions(parts)["SourceReady"] is True
 
 
-def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
+def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
@@ -192,7 +192,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 
         monkeypatch.setattr("gitboot.controller.loop.SLOW_S", 0)
         monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
-        git(repository.bare, "branch", "other")  # a fetch follows that brings nothing new
+        git(repository.bare, "branch", "other")  # a fetch follows without new commits
         eventually(lambda: not conditions(parts)["SourceReady"])
         (found,) = (each for each in parts.reconciler.status.conditions if each.type == "SourceReady")
         assert found.reason == "SlowFetch"
@@ -200,7 +200,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
         eventually(lambda: conditions(parts)["SourceReady"])
 
 
-def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(
+def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
@@ -224,11 +224,11 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
         rings_late = 5 - asked.count(True)  # commits that were evaluated before the loop waited; the first may be one
         assert 4 <= reconciles(parts) - before <= 4 + rings_late
         before = reconciles(parts)
-        running.fetch_now()  # a person asks for it: a reconcile follows, whether there is a commit or not
+        running.fetch_now()  # an operator requests it: a reconcile follows, with or without a commit
         eventually(lambda: reconciles(parts) > before)
 
 
-def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path, repository: Repository) -> None:
+def test_a_commit_that_is_still_being_evaluated_is_shown_as_pending(tmp_path: Path, repository: Repository) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
     with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):

@@ -1,4 +1,4 @@
-"""What an instance notifies people of: to whom, how it is delivered, and what a receiver takes."""
+"""Notifications: their receivers, their delivery, and the settings of a receiver."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def messages(taken: Hook) -> list[list[str]]:
     return [[each["message"] for each in notice["events"]] for notice in taken.got]
 
 
-def test_each_is_told_what_it_wants(book: Book) -> None:
+def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
     (book.folder / "git").mkdir()
     sites = "sites: [{name: fra1, select: {servers: [web01]}, baseURL: 'http://fra1.test'}]"
     documents = (fleet(f"baseURL: 'http://boot.test', {sites}"), *SEED[1:], server("web02", "role: web"))
@@ -109,7 +109,7 @@ def test_each_is_told_what_it_wants(book: Book) -> None:
         assert fra1.got[0]["events"][0]["site"] == "fra1"
 
 
-def test_what_repeats_is_folded_into_one(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_s = [0.0]
     moved = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr("gitboot.controller.notifications.time", moved)
@@ -130,7 +130,7 @@ def test_what_repeats_is_folded_into_one(book: Book, monkeypatch: pytest.MonkeyP
         ]
 
 
-def test_what_did_not_arrive_is_told_again_after_a_restart(book: Book) -> None:
+def test_an_undelivered_message_is_sent_again_after_a_restart(book: Book) -> None:
     with hook() as taken:
         notify_file(book.folder, one=f'webhook = "{taken.url}"')
         taken.status = 500
@@ -151,7 +151,7 @@ def test_what_did_not_arrive_is_told_again_after_a_restart(book: Book) -> None:
         assert messages(taken) == [["lost at first"]]  # once it has arrived, no more
 
 
-def test_what_waits_to_be_folded_survives_a_restart(book: Book) -> None:
+def test_events_that_wait_to_be_combined_survive_a_restart(book: Book) -> None:
     with hook() as taken:
         notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
         with book.told() as notices:
@@ -166,7 +166,9 @@ def test_what_waits_to_be_folded_survives_a_restart(book: Book) -> None:
 
 
 @pytest.mark.parametrize("place", [{"ledger": "another", "places": {"one": 0}}, {"places": {"one": 99}}, "{"])
-def test_a_place_that_is_not_in_this_ledger_is_its_end(book: Book, place: Any) -> None:
+def test_messages_start_at_the_end_of_the_ledger_if_the_stored_position_is_not_of_this_ledger(
+    book: Book, place: Any
+) -> None:
     known = {"ledger": book.store.progress[0], **place} if isinstance(place, dict) else None
     (book.folder / NOTIFIED).write_text(json.dumps(known) if known else str(place))
     book.note(event(message="old"))
@@ -178,8 +180,8 @@ def test_a_place_that_is_not_in_this_ledger_is_its_end(book: Book, place: Any) -
         assert messages(taken) == [["new"]]
 
 
-def test_a_receiver_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
-    """Neither other receivers, nor what machines are answered, nor the end."""
+def test_a_receiver_that_hangs_delays_nothing_else(tmp_path: Path) -> None:
+    """It delays neither other receivers, nor responses to machines, nor the end."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with hook() as dead, hook() as alive:
@@ -218,7 +220,7 @@ def receiver(folder: Path, said: str) -> Receiver:
     return found
 
 
-def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
+def test_a_webhook_is_signed_and_has_the_whole_message(tmp_path: Path) -> None:
     with hook() as taken:
         build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
         build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
@@ -230,7 +232,7 @@ def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 401, 404, 500])
-def test_what_is_not_taken_is_an_error_without_the_url(tmp_path: Path, status: int) -> None:
+def test_a_message_that_is_not_accepted_is_an_error_without_the_url(tmp_path: Path, status: int) -> None:
     with hook() as taken:
         taken.status = status
         with pytest.raises(HostUnreachable, match=f"answered with HTTP status {status}") as raised:
@@ -253,7 +255,7 @@ class Mail:
 @pytest.fixture
 def mail() -> Iterator[tuple[Mail, int]]:
     taken = Mail()
-    with socket() as free:  # a Controller cannot be told to take one
+    with socket() as free:  # a Controller has no setting for it
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     controller = Controller(taken, hostname="127.0.0.1", port=port)
@@ -273,7 +275,7 @@ def test_apprise_sends_mail(tmp_path: Path, mail: tuple[Mail, int]) -> None:
     assert "To: ops@boot.test" in text and "maxReinstalls: 3 servers, more than 0" in text and "30 more" in text
 
 
-def test_apprise_that_cannot_says_nothing_of_its_url(
+def test_an_error_of_apprise_does_not_show_its_url(
     tmp_path: Path, mail: tuple[Mail, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -284,7 +286,7 @@ def test_apprise_that_cannot_says_nothing_of_its_url(
     assert "very-secret" not in caplog.text
 
 
-def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_apprise_receiver_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "_APPRISE_S", 0.3)
 
     def answer(client: StrangeClient) -> None:
@@ -300,18 +302,18 @@ def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: py
     assert len(server.requests) == 1
 
 
-def test_what_is_shown_has_an_end() -> None:
+def test_a_long_message_is_cut() -> None:
     long = structs.replace(NOTICE, events=(structs.replace(EVENT, message="x" * 5000),) * 20)
     assert len(long.text) < 12_000 and long.text.endswith("11 more")
 
 
-# The file that names receivers: what it may say, and that nothing of its secrets is said in an error
+# The file of receivers: its settings, and that no error contains its secrets
 
 
 URL = "https://hooks.test/very-secret"
 
 
-def test_it_says_who_is_sent_what(tmp_path: Path) -> None:
+def test_the_receivers_file_names_receivers_and_their_events(tmp_path: Path) -> None:
     write_private(tmp_path / "slack.url", "slack://very/secret\n")
     file = notify_file(
         tmp_path,
@@ -344,21 +346,21 @@ def test_it_says_who_is_sent_what(tmp_path: Path) -> None:
         ('webhook = "very-secret', "is not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_said_without_a_secret(tmp_path: Path, said: str, error: str) -> None:
+def test_an_error_in_the_receivers_file_is_shown_without_a_secret(tmp_path: Path, said: str, error: str) -> None:
     with pytest.raises(UsageError, match=error) as raised:
         read_receivers(notify_file(tmp_path, oncall=said))
     assert "very-secret" not in str(raised.value) and raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize("name", ["notify.toml", "hook.secret"])
-def test_nobody_else_may_read_it(tmp_path: Path, name: str) -> None:
+def test_files_with_secrets_must_not_be_readable_by_others(tmp_path: Path, name: str) -> None:
     file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
     (tmp_path / name).chmod(0o644)
     with pytest.raises(UsageError, match=f"chmod 600 {tmp_path / name}"):
         read_receivers(file)
 
 
-def test_a_webhook_is_signed_by_a_secret_that_cannot_be_guessed(tmp_path: Path) -> None:
+def test_a_webhook_needs_a_secret_that_cannot_be_guessed(tmp_path: Path) -> None:
     file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
     write_private(tmp_path / "hook.secret", "short")
     with pytest.raises(UsageError, match="16 characters"):

@@ -131,7 +131,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def freshly_published(bench: Bench, instance_folder: Path, accepted: Snapshot, folder: Path) -> dict[str, bytes]:
-    """Return the files that an instance publishes that has the same ledger, and nothing else from before."""
+    """Return the files that an instance publishes with the same ledger and an empty output."""
     folder.mkdir()
     (folder / "spool").mkdir()
     copy(instance_folder / "spool" / IDENTITY, folder / "spool")
@@ -149,15 +149,15 @@ def freshly_published(bench: Bench, instance_folder: Path, accepted: Snapshot, f
 
 
 def comparable(files: Mapping[str, bytes]) -> dict[str, object]:
-    """Return the files without the lists of content that stays for a while.
+    """Return the files without the lists of content that is kept for a while.
 
-    The versions of the signed list count up, so only what the list says is compared.
+    The versions of the signed list count up, so only the content of the list is compared.
     """
     found: dict[str, object] = {path: data for path, data in files.items() if not path.startswith((RETIRED, SIGNED))}
     return found | {SIGNED: listed(files)}
 
 
-def left_behind(files: Mapping[str, bytes]) -> set[str]:
+def list_old_content(files: Mapping[str, bytes]) -> set[str]:
     """Return content that no server named at some time. It stays for machines that were about to fetch it."""
     return {path for name in files if name.startswith(RETIRED) for path in json.loads(files[name])}
 
@@ -214,4 +214,4 @@ def check(bench: Bench, folder: Path, accepted: Snapshot | None) -> None:
     published = files_of(folder)
     found, expected = comparable(published), comparable(fresh)
     other = {path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)}
-    assert other <= left_behind(published) - expected.keys()
+    assert other <= list_old_content(published) - expected.keys()

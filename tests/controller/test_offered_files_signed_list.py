@@ -45,7 +45,7 @@ from tests.helpers.instance_in_process import Here, Parts, in_process
 from tests.helpers.instance_with_bmcs import until_condition
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Repository, eventually, git, running
-from tests.helpers.signed_lists import client, lies, made_keys, target
+from tests.helpers.signed_lists import client, list_current_digests, make_keys, target
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
@@ -61,7 +61,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    return made_keys(tmp_path / "keys", NOW)
+    return make_keys(tmp_path / "keys", NOW)
 
 
 Reconcile = Callable[[datetime], Condition]  # at an instant; what the condition of the list is then
@@ -75,7 +75,7 @@ def reconciled(
 
         def reconcile(now: datetime) -> Condition:
             parts.source.fetch()
-            for _ in range(2):  # what was asked for is heard first
+            for _ in range(2):  # earlier requests come first
                 parts.reconciler.reconcile(now)
             return next(each for each in parts.reconciler.status.conditions if each.type == "SignedListCurrent")
 
@@ -98,7 +98,7 @@ def test_a_list_is_renewed_without_a_commit(tmp_path: Path, repository: Reposito
         assert (tmp_path / "output/ops/manifest.json").read_bytes() == manifest
 
 
-def test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it(
+def test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     with reconciled(tmp_path, repository, keys) as (_, reconcile):
@@ -111,13 +111,13 @@ def test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance
     client(signed, root, tmp_path / "cache").refresh()
 
 
-def test_without_keys_the_list_is_unsigned_and_that_is_no_failure(tmp_path: Path, repository: Repository) -> None:
+def test_without_keys_the_list_is_unsigned_and_that_is_not_an_error(tmp_path: Path, repository: Repository) -> None:
     with reconciled(tmp_path, repository, None) as (_, reconcile):
         found = reconcile(NOW)
     assert (found.status, found.reason) == (True, "Unsigned")
 
 
-def test_keys_that_are_lost_for_a_while_leave_the_earlier_list_and_say_so(
+def test_while_keys_are_missing_the_earlier_list_stays_and_a_condition_shows_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     with reconciled(tmp_path, repository, keys) as (parts, reconcile):
@@ -137,7 +137,7 @@ def test_keys_that_are_lost_for_a_while_leave_the_earlier_list_and_say_so(
     assert len(told) == 1
 
 
-def test_a_publication_key_that_is_replaced_while_an_instance_runs_signs_the_next_list(
+def test_after_a_replacement_of_the_publication_key_the_running_instance_signs_with_the_new_one(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     root = (keys / "1.root.json").read_bytes()
@@ -156,7 +156,7 @@ def test_a_root_that_expires_soon_is_a_condition(tmp_path: Path, repository: Rep
     assert (found.status, found.reason) == (False, "RootExpires")
 
 
-def test_a_window_ends_in_the_list_at_its_instant(tmp_path: Path, repository: Repository, keys: Path) -> None:
+def test_the_end_of_a_window_changes_the_list_at_once(tmp_path: Path, repository: Repository, keys: Path) -> None:
     repository.push(
         {"08.yaml": maintenance("repair", spec=f"window: {{start: '{iso(NOW)}', end: '{iso(NOW + HOUR)}'}}")}
     )
@@ -165,7 +165,7 @@ def test_a_window_ends_in_the_list_at_its_instant(tmp_path: Path, repository: Re
     reader = client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     listing = target(reader, "servers/web01.json")
     assert listing is not None
-    inside, after = (lies(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
+    inside, after = (list_current_digests(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
     assert inside != after
     assert listing["ends"]["since"] == iso(NOW + HOUR)
     assert listing["ends"]["files"][ENTRY][0] == after
@@ -186,7 +186,7 @@ def verified(url: str, *arguments: object) -> tuple[int, dict[str, str]]:
     return done.returncode, {each["path"]: each["fault"] for each in json.loads(done.stdout)["items"]}
 
 
-def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
+def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_alone(
     tmp_path: Path, repository: Repository
 ) -> None:
     keys = tmp_path / "keys"
@@ -198,7 +198,7 @@ def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
     with running(repository.bare, tmp_path, *options, records="fresh") as instance:
         until_condition(instance, "SignedListCurrent", status=True, reason="Signed")
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
-        assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint lets nobody list machines
+        assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint does not list machines
         eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed
         eventually(lambda: git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/signed/timestamp.json"))
         listed = {path.name for path in (tmp_path / "output/boot/signed").iterdir() if path.is_file()}
@@ -219,12 +219,12 @@ def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
         os.utime(edited, ns=(found.st_atime_ns, found.st_mtime_ns))
         assert edited.stat().st_size == found.st_size
         assert verified(mirror.url, "--key", key, "--read-entries") == (Exit.PARTIAL, {ENTRY: "Wrong"})
-    other = made_keys(tmp_path / "other", NOW)
+    other = make_keys(tmp_path / "other", NOW)
     assert "BadSignature" in verified(str(copy), "--key", other / "root.pub")[1].values()
 
 
 @pytest.mark.parametrize("changed", ["nothing", "the scripts of a window"])
-def test_a_copy_without_its_publisher_reports_a_window_that_is_over(
+def test_a_copy_without_its_publisher_reports_a_window_that_has_ended(
     tmp_path: Path, repository: Repository, keys: Path, changed: str
 ) -> None:
     start, end = NOW - 2 * HOUR, NOW - HOUR
@@ -242,7 +242,7 @@ def test_a_copy_without_its_publisher_reports_a_window_that_is_over(
         assert "Stale" not in verified(str(copy), "--key", key)[1].values()
 
 
-# Windows end in OUTPUT while an instance that was started has published no plan yet, whatever it waits for
+# Windows end in OUTPUT while a started instance has published no plan yet, for any reason
 
 
 OPEN, OVER = at("20T23:00"), at("21T04:00")
@@ -295,18 +295,18 @@ def left(tmp_path: Path, repair_repository: Repository) -> Path:
 
 
 def boots_maintenance(folder: Path) -> int:
-    """How many servers boot the maintenance, by the files that a web server without gitboot gives them."""
+    """Return how many servers boot the maintenance, by the files that a web server without gitboot serves."""
     return sum("memtest-7" in (folder / "output" / "boot" / entry).read_text() for entry in ENTRIES)
 
 
-def answered_maintenance(folder: Path, now: datetime) -> int:
+def is_maintenance_served(folder: Path, now: datetime) -> int:
     answers = BootResponses(PublishedTree(folder / "output", lambda: now))
     found = [answers.find(f"/{entry}", lambda: None, now) for entry in ENTRIES]
     return sum(each is not None and b"memtest-7" in bytes(each.reply.body) for each in found)
 
 
 def tree_of(folder: Path) -> dict[str, bytes]:
-    """What was published, but for what the instance says of itself."""
+    """Return the published files without the status of the instance."""
     root = folder / "output"
     files = ((path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if path.is_file())
     return {name: path.read_bytes() for name, path in files if not name.startswith(("ops/.gitboot/", "ops/status"))}
@@ -328,7 +328,7 @@ def of_type(parts: Parts, type: str) -> list[dict[str, object]]:
     return [dict(each.facts) for each in parts.events if each.type == type]
 
 
-def held_back(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def never_evaluate(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It takes for ever."""
     return None
 
@@ -347,9 +347,9 @@ def unreadable(self: Here, revision: Revision, base: Commit | None) -> Evaluatio
     raise SourceError("the clone cannot be read")
 
 
-@pytest.mark.parametrize("evaluate", [held_back, not_ended, rejected, unreadable])
+@pytest.mark.parametrize("evaluate", [never_evaluate, not_ended, rejected, unreadable])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["", "without the remote"])
-def test_windows_end_in_time_however_the_evaluation_fares(
+def test_windows_end_on_time_with_any_result_of_the_evaluation(
     left: Path,
     repair_repository: Repository,
     monkeypatch: pytest.MonkeyPatch,
@@ -368,7 +368,7 @@ def test_windows_end_in_time_however_the_evaluation_fares(
         reconcile_until(parts, OPEN, OVER - timedelta(seconds=1), fetched)
         assert tree_of(left) == before
         assert OVER in reconcile_until(parts, OVER - timedelta(seconds=1), OVER, fetched), "it wakes at the end"
-        assert boots_maintenance(left) == answered_maintenance(left, OVER) == 0
+        assert boots_maintenance(left) == is_maintenance_served(left, OVER) == 0
         assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         assert parts.reconciler.status.applied is None
     after = tree_of(left)
@@ -378,12 +378,12 @@ def test_windows_end_in_time_however_the_evaluation_fares(
 
 
 @pytest.mark.parametrize("now", [OVER, OPEN], ids=["the window is over", "the new commit prolongs the window"])
-def test_the_first_publication_finds_a_tree_that_is_as_it_says(
+def test_the_first_publication_finds_the_tree_as_its_manifest_states(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, now: datetime
 ) -> None:
     more = WHILE
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
             reconcile_until(parts, OVER, OVER + timedelta(seconds=2))
             assert boots_maintenance(left) == 0
@@ -399,14 +399,14 @@ def test_the_first_publication_finds_a_tree_that_is_as_it_says(
     assert set(find_suspects(left / "output")) == {None}
 
 
-def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_windows_it_ended(
+def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_it_ended(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
+    """The accepted commit is newer than the checkpoint, and its evaluation is held back."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
@@ -420,8 +420,8 @@ def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_
 
 
 @pytest.mark.parametrize("is_prolonged", [False, True], ids=["", "the new commit prolongs the window"])
-@pytest.mark.parametrize("has_waited", [False, True], ids=["in the first pass", "in a later pass"])
-def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
+@pytest.mark.parametrize("has_waited", [False, True], ids=["in the first reconcile", "in a later reconcile"])
+def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, has_waited: bool, is_prolonged: bool
 ) -> None:
     now, seen = OPEN, list[tuple[str, int]]()
@@ -447,7 +447,7 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
         parts.source.fetch()
         if has_waited:
             with monkeypatch.context() as patch:
-                patch.setattr(Here, "evaluate", held_back)
+                patch.setattr(Here, "evaluate", never_evaluate)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
                     parts.reconciler.reconcile(now, fetched=Fetched())
         monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
@@ -464,20 +464,20 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
     assert set(find_suspects(left / "output")) == {None}
 
 
-def test_a_start_that_publishes_at_once_reads_no_state_to_end_windows(
+def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OutputDirectory, "end_windows", None)
     with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
-            patch.setattr(Here, "evaluate", held_back)
+            patch.setattr(Here, "evaluate", never_evaluate)
             parts.reconciler.reconcile(OVER)
         parts.reconciler.reconcile(OVER + timedelta(seconds=1))
         assert boots_maintenance(left) == 0
         assert not of_type(parts, "WindowsEnded")
 
 
-def test_windows_end_though_the_first_publication_fails(
+def test_windows_end_even_if_the_first_publication_fails(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def publish_nothing(*_: object, **__: object) -> None:
@@ -492,7 +492,7 @@ def test_windows_end_though_the_first_publication_fails(
 def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Here, "evaluate", held_back)
+    monkeypatch.setattr(Here, "evaluate", never_evaluate)
     with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
             stage = Disk.stage
@@ -511,7 +511,7 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
         assert boots_maintenance(left) == 0
 
 
-def test_servers_with_replaced_files_are_published_though_a_later_file_could_not_be_replaced(
+def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
@@ -525,7 +525,7 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
         place(self, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Here, "evaluate", never_evaluate)
         patch.setattr(Disk, "place", full)
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
@@ -560,7 +560,7 @@ def looping(parts: Parts) -> Iterator[None]:
         thread.join()
 
 
-def test_the_loop_ends_a_window_in_time_while_its_evaluator_is_stopped(
+def test_the_loop_ends_a_window_on_time_while_its_evaluator_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of this machine. Only the end of the window wakes the loop, unless the window is over before."""

@@ -1,4 +1,4 @@
-"""What operators order: carried out once by the next pass, or refused with a reason."""
+"""Operator requests: executed once by the next reconcile, or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, last_provisioning_facts, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.redfish_double.server import Drop
@@ -28,7 +28,7 @@ def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -
 
 
 def pending(site: Site, seen: Record | None = None) -> int:
-    """``seen``: what whoever asks has seen of the server; what is known by now, if nothing is said."""
+    """Request pending for web01; ``seen`` is the record that the operator saw, by default the current one."""
     known = last_provisioning_facts(seen or site.bench.knowledge.records.get(WEB01, Record()))
     item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
     return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
@@ -53,16 +53,16 @@ def installed(site: Site) -> None:
     for _ in range(2):
         site.bench.reconcile()
     site.wait(3600)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
 
 
 # Records
 
 
-def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site) -> None:
+def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) -> None:
     installed(site)
     number = pending(site)
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (
         site.bench.outcome(number) == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-1)"
     )
@@ -72,20 +72,20 @@ def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site)
     for _ in range(2):
         site.bench.reconcile()
     site.wait(3600)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
     assert site.patches == 2
     assert site.bench.told("Requested") == ["Requested"]
 
 
-def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> None:
+def test_a_record_that_is_set_provisioned_clears_the_override(site: Site) -> None:
     begin(site)
     number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
     assert site.bench.outcome(number) == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
 
 
-def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Site) -> None:
+def test_a_fetch_from_before_a_record_was_set_pending_proves_nothing(site: Site) -> None:
     site.decide(bmc=False)
     plan = site.bench.reconcile()
     fetched_at = site.bench.now
@@ -94,10 +94,10 @@ def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Sit
     site.bench.reconcile()
     site.bench.fetch(plan, at=fetched_at)  # its news comes late
     site.bench.reconcile()
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
 
 
-def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
+def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
     """It waited for an instance, and the machine was installed meanwhile."""
     site.decide(bmc=False)
     plan = site.bench.reconcile()
@@ -107,18 +107,18 @@ def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     number = pending(site, seen=Record())
     assert outcome(site, number).startswith("refused: web01 was installed after you made this request")
     site.wait(60)
-    assert shown(site.bench.reconcile()) == INSTALLED
+    assert summarize_plan(site.bench.reconcile()) == INSTALLED
 
 
-def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(site: Site) -> None:
-    """Who asks for it anew would be told the same again."""
+def test_while_the_ledger_is_unverified_that_is_the_reason_of_a_rejected_request(site: Site) -> None:
+    """A new request would be rejected in the same way."""
     installed(site)
     site.restart(doubt="RestoredLedger")
     number = pending(site, seen=Record())
     assert outcome(site, number).startswith("refused: the ledger is unverified")
 
 
-def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_executed_completely_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(site)
     site.decide(bmc=False)
     number = pending(site)
@@ -128,19 +128,19 @@ def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(instance_tables, "carry_out", refuse)
-        assert shown(site.bench.reconcile()) == INSTALLED
+        assert summarize_plan(site.bench.reconcile()) == INSTALLED
         assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
         assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("recorded web01 as pending")
     assert site.bench.told("Requested") == ["Requested"]
 
 
-def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> None:
+def test_a_restart_executes_waiting_requests_and_none_twice(site: Site) -> None:
     installed(site)
     numbers = [pending(site)]
     site.restart()
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
@@ -149,12 +149,12 @@ def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> No
     assert site.patches == 2
 
 
-def test_records_are_set_all_or_none(site: Site) -> None:
+def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
     site.decide(bmc=False)
     good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
     bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
     number = site.bench.request("records", items=[good, bad])
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("refused: ")
 
 
@@ -162,7 +162,7 @@ def test_records_are_set_all_or_none(site: Site) -> None:
 
 
 def unsure(site: Site) -> None:
-    """A PATCH was lost, and the BMC has no marks by which it could be told what became of it."""
+    """A PATCH was lost, and the BMC has no marks that could show its result."""
     site.bmc.fault(Drop(applied=False), on="PATCH")
     begin(site)
     site.wait(120)
@@ -180,7 +180,7 @@ def resolve(site: Site, *, consumed: bool) -> int:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, again: bool) -> None:
+def test_an_override_that_the_operator_reports_as_not_set_is_set(make_site: MakeSite, again: bool) -> None:
     site = make_site(profile=SUPERMICRO_X10)
     unsure(site)
     number = resolve(site, consumed=False)
@@ -191,7 +191,7 @@ def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, agai
     assert "recorded the override as not set" in site.bench.outcome(number)
 
 
-def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:
+def test_an_override_that_the_operator_reports_as_consumed_is_never_set_again(make_site: MakeSite) -> None:
     site = make_site(profile=SUPERMICRO_X10)
     unsure(site)
     resolve(site, consumed=True)
@@ -202,11 +202,11 @@ def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: Mak
     assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED)
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.LOST})
     resolve(site, consumed=False)  # and then it had not been, after all
-    assert shown(site.bench.reconcile()) == TO_INSTALL
+    assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 
-def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
+def test_an_identity_that_an_operator_accepts_stays_accepted(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
     begin(site)
     shown = [uuid_of("another"), "CZ29200XYZ"]
@@ -221,7 +221,7 @@ def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
     assert site.shown == "Disabled Pxe"
 
 
-def test_what_a_person_has_not_seen_is_not_accepted(site: Site) -> None:
+def test_an_identity_that_the_operator_has_not_seen_is_not_accepted(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
     begin(site)
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
@@ -229,7 +229,7 @@ def test_what_a_person_has_not_seen_is_not_accepted(site: Site) -> None:
     assert site.patches == 0
 
 
-def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) -> None:
+def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Site) -> None:
     begin(site)
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
     site.wait(60)
@@ -239,7 +239,7 @@ def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) 
     assert site.states == {"provision/1": OverrideState.LOST}
 
 
-def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site) -> None:
+def test_a_foreign_override_is_replaced_at_the_request_of_an_operator(site: Site) -> None:
     site.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     begin(site)
     assert site.shown == "Continuous Hdd"
@@ -252,7 +252,7 @@ def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site
 
 
 @pytest.mark.parametrize("consumed", [True, False])
-def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
+def test_without_an_open_question_there_is_nothing_to_resolve(site: Site, consumed: bool) -> None:
     begin(site)
     number = resolve(site, consumed=consumed)
     assert outcome(site, number) == "web01: no override or power request is unresolved"
@@ -264,7 +264,7 @@ def test_where_nothing_is_in_doubt_there_is_nothing_to_resolve(site: Site, consu
 # Retry
 
 
-def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
+def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
     site.bmc.fault(Drop(applied=False), times=5)
     site.decide()
     for _ in range(5):
@@ -280,7 +280,7 @@ def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
     assert site.shown == "Once Pxe"
 
 
-# What makes no sense
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_retry_asks_at_once_whom_it_names(site: Site) -> None:
         ("retry", {"uuids": [7]}),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site, what: str, facts: Any) -> None:
+def test_an_invalid_request_is_rejected_and_does_not_block_others(site: Site, what: str, facts: Any) -> None:
     site.decide(bmc=False)
     numbers = [site.bench.request(what, **facts), site.bench.request("retry", uuids=[WEB01])]
     site.bench.reconcile()

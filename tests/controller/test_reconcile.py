@@ -1,4 +1,4 @@
-"""Pass by pass, on a clock that the test moves, over a real Git repository: what each fault leaves answered."""
+"""Reconciles one by one, with a clock of the test and a real Git repository: what each fault leaves published."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CountingReader(CloneReader):
 
 
 class Instance:
-    """What `gitboot run` puts together, in this process, without its loop."""
+    """The parts of `gitboot run` in this process, without its loop."""
 
     def __init__(self, folder: Path, *, allow_rewind: bool = False) -> None:
         (folder / "state").mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ class Instance:
 
     @property
     def published(self) -> str:
-        """The image that the static entry boots."""
+        """Return the image that the published boot script boots."""
         return images_in((self.output / "boot" / ENTRY).read_text())
 
     def condition(self, type: str) -> tuple[bool, str]:
@@ -194,7 +194,7 @@ def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
 # The straight line
 
 
-def test_a_commit_becomes_answers_a_tree_and_a_status(repository: Repository, instance: Instance) -> None:
+def test_a_commit_becomes_an_index_an_output_tree_and_a_status(repository: Repository, instance: Instance) -> None:
     due = instance.reconcile(BEFORE)
     commit = git(repository.work, "rev-parse", "HEAD")
     status = instance.reconciler.status
@@ -207,7 +207,7 @@ def test_a_commit_becomes_answers_a_tree_and_a_status(repository: Repository, in
     assert instance.told() == ["Accepted", "Published"]
 
 
-def test_a_pass_in_which_nothing_happened_does_nothing(instance: Instance) -> None:
+def test_a_reconcile_without_changes_does_nothing(instance: Instance) -> None:
     for _ in range(2):
         instance.reconcile(BEFORE)
     events = len(instance.events)
@@ -239,9 +239,7 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0
 
 
-def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
-    repository: Repository, instance: Instance
-) -> None:
+def test_a_commit_that_changes_no_server_becomes_the_applied_one(repository: Repository, instance: Instance) -> None:
     instance.reconcile(BEFORE)
     commit = repository.push({"note.txt": "nothing that boots"})
     instance.reconcile(BEFORE)
@@ -249,7 +247,7 @@ def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
     assert instance.target.stamp is not None and instance.target.stamp.commit == commit
 
 
-def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:
+def test_no_bmc_gets_a_request_before_the_boot_files_are_published(tmp_path: Path, repository: Repository) -> None:
     bmc = server("web01", "role: web", "provision: 1, bmc: {address: 'http://192.0.2.1', credentials: rack}")
     with Instance(tmp_path) as instance:
         named = naming(instance.ledger.progress[0], SEED[0])
@@ -259,13 +257,15 @@ def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repos
         assert not [each for each in instance.reconciler.status.conditions if each.type == "Bmc/web01"]
         instance.target.full = False
         instance.reconcile(BEFORE)
-        assert instance.condition("Bmc/web01") == (False, "Stalled")  # it has no credentials: it was asked
+        assert instance.condition("Bmc/web01") == (False, "Stalled")  # it has no credentials: a request was tried
 
 
 # Bad commits
 
 
-def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Repository, instance: Instance) -> None:
+def test_a_bad_commit_changes_nothing_and_its_problems_are_reported_once(
+    repository: Repository, instance: Instance
+) -> None:
     instance.reconcile(BEFORE)
     good, calls = instance.reconciler.status.applied, instance.target.calls
     bad = repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
@@ -281,7 +281,7 @@ def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Re
     assert instance.boots(OPEN) == "memtest-7"
 
 
-def test_the_way_out_of_a_bad_commit_can_be_pasted_anywhere(
+def test_the_remedy_of_a_bad_commit_works_in_any_directory(
     repository: Repository, instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
@@ -296,9 +296,7 @@ def test_the_way_out_of_a_bad_commit_can_be_pasted_anywhere(
     assert instance.condition("CommitAccepted") == (True, "Valid")
 
 
-def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
-    tmp_path: Path, repository: Repository
-) -> None:
+def test_a_fleet_that_was_never_valid_serves_nothing_until_it_is(tmp_path: Path, repository: Repository) -> None:
     repository.push({"00.yaml": "kind: Fleet\n"})
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
@@ -310,7 +308,7 @@ def test_a_fleet_that_never_was_valid_is_answered_by_nothing_until_it_is(
         assert instance.boots(BEFORE) == "flatcar-1"
 
 
-def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
+def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_rejected_once(
     tmp_path: Path, repository: Repository
 ) -> None:
     with Instance(tmp_path) as instance:
@@ -332,7 +330,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
 # Git is gone
 
 
-def test_while_git_is_gone_windows_still_open_and_end(repository: Repository, instance: Instance) -> None:
+def test_while_git_is_unreachable_windows_still_begin_and_end(repository: Repository, instance: Instance) -> None:
     instance.reconcile(BEFORE)
     applied = instance.reconciler.status.applied
     hidden = repository.bare.rename(repository.bare.with_suffix(".away"))
@@ -348,7 +346,7 @@ def test_while_git_is_gone_windows_still_open_and_end(repository: Repository, in
     assert (instance.reconciler.status.applied, instance.boots(AFTER)) == (commit, "memtest-7")
 
 
-def test_a_restart_while_git_is_gone_plans_the_accepted_commit(tmp_path: Path, repository: Repository) -> None:
+def test_a_restart_while_git_is_unreachable_plans_the_accepted_commit(tmp_path: Path, repository: Repository) -> None:
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
     shutil.rmtree(repository.bare)
@@ -371,7 +369,7 @@ def rewind(repository: Repository, files: dict[str, str]) -> str:
     return git(repository.work, "rev-parse", "HEAD")
 
 
-def test_a_rewound_branch_is_held_until_that_is_allowed(tmp_path: Path, repository: Repository) -> None:
+def test_a_rewound_branch_is_held_until_it_is_allowed(tmp_path: Path, repository: Repository) -> None:
     accepted = repository.push({"note.txt": "what will be lost"})
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
@@ -393,7 +391,7 @@ def test_a_rewound_branch_is_held_until_that_is_allowed(tmp_path: Path, reposito
         assert instance.condition("CommitAccepted") == (True, "Valid")
 
 
-def test_a_branch_that_leads_on_from_the_accepted_commit_again_is_accepted(
+def test_a_branch_that_contains_the_accepted_commit_again_is_accepted(
     repository: Repository, instance: Instance
 ) -> None:
     accepted = repository.push({"note.txt": "lost, and found again"})
@@ -429,12 +427,12 @@ def damage(state: Path, how: str) -> None:
     ("how", "told"),
     [
         ("whole", []),
-        ("deleted", []),  # the fetch before the pass brings what is missing
+        ("deleted", []),  # the fetch before the reconcile brings the missing commits
         ("emptied", ["CloneCorrupt", "CloneRestored"]),
         ("overwritten", []),
     ],
 )
-def test_a_restart_plans_the_accepted_commit_in_the_first_pass_and_makes_a_damaged_clone_anew(
+def test_a_restart_plans_the_accepted_commit_in_the_first_reconcile_and_replaces_a_damaged_clone(
     tmp_path: Path, repository: Repository, how: str, told: list[str]
 ) -> None:
     with Instance(tmp_path) as instance:
@@ -452,7 +450,7 @@ def test_a_restart_plans_the_accepted_commit_in_the_first_pass_and_makes_a_damag
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "overwritten"])
-def test_a_clone_that_is_damaged_under_a_running_instance_is_fixed_with_the_next_commit(
+def test_a_clone_that_is_damaged_while_an_instance_runs_is_repaired_with_the_next_commit(
     repository: Repository, instance: Instance, how: str
 ) -> None:
     instance.reconcile(BEFORE)
@@ -467,7 +465,7 @@ def test_a_clone_that_is_damaged_under_a_running_instance_is_fixed_with_the_next
     assert instance.source.accepted() == commit
 
 
-def test_without_its_clone_and_without_git_a_running_instance_goes_on(
+def test_without_its_clone_and_without_git_a_running_instance_continues(
     repository: Repository, instance: Instance
 ) -> None:
     instance.reconcile(BEFORE)
@@ -482,7 +480,7 @@ def test_without_its_clone_and_without_git_a_running_instance_goes_on(
     assert instance.condition("SourceReady") == (True, "Fetched")
 
 
-def test_deleting_the_clone_lets_no_rewound_branch_in(repository: Repository, instance: Instance) -> None:
+def test_after_the_clone_is_deleted_a_rewound_branch_is_still_held(repository: Repository, instance: Instance) -> None:
     accepted = repository.push({"note.txt": "what will be lost"})
     instance.reconcile(BEFORE)
     damage(instance.state, "deleted")
@@ -494,7 +492,7 @@ def test_deleting_the_clone_lets_no_rewound_branch_in(repository: Repository, in
     assert instance.condition("CommitAccepted") == (False, "GuardTripped")
 
 
-def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_person_allows_them(
+def test_if_the_accepted_commit_is_lost_new_ones_wait_until_an_operator_allows_them(
     tmp_path: Path, repository: Repository
 ) -> None:
     repository.push({"note.txt": "what will be lost"})
@@ -519,7 +517,7 @@ def test_an_accepted_commit_that_is_nowhere_any_more_stops_new_ones_until_a_pers
 # The clock, the disk
 
 
-def test_a_clock_that_is_set_back_is_believed(instance: Instance) -> None:
+def test_a_clock_that_is_set_back_is_followed(instance: Instance) -> None:
     instance.reconcile(OPEN)
     assert instance.published == "memtest-7"
     assert instance.reconcile(BEFORE) == at("20T22:00")
@@ -527,8 +525,8 @@ def test_a_clock_that_is_set_back_is_believed(instance: Instance) -> None:
     assert instance.reconciler.status.planned_at == BEFORE
 
 
-def test_a_full_disk_leaves_the_endpoint_right_and_is_made_up_for_by_the_next_pass(instance: Instance) -> None:
-    """The same commit, whose window opens, and later ends, while nothing can be written."""
+def test_while_the_disk_is_full_the_endpoint_is_right_and_the_next_reconcile_publishes(instance: Instance) -> None:
+    """A window of the same commit starts and later ends while the disk is full."""
     instance.reconcile(BEFORE)
     for now, before, expected in ((OPEN, "flatcar-1", "memtest-7"), (AFTER, "memtest-7", "flatcar-1")):
         instance.target.full = True
@@ -546,7 +544,7 @@ def test_a_full_disk_leaves_the_endpoint_right_and_is_made_up_for_by_the_next_pa
     assert instance.told("PublishFailed") == ["PublishFailed"] * 2
 
 
-def test_e38_an_older_copy_of_the_tree_is_published_over(instance: Instance, tmp_path: Path) -> None:
+def test_e38_an_older_copy_of_the_output_tree_is_overwritten(instance: Instance, tmp_path: Path) -> None:
     """OUTPUT is restored from a backup, or another is mounted there, while the instance goes on."""
     instance.reconcile(BEFORE)
     shutil.copytree(instance.output, tmp_path / "older")
@@ -578,7 +576,7 @@ def test_a_commit_that_could_not_be_published_is_accepted_and_not_yet_applied(
     assert (instance.reconciler.status.applied, instance.published) == (second, "memtest-7")
 
 
-def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
+def test_an_output_tree_of_another_ledger_is_not_touched_and_the_endpoint_serves(
     tmp_path: Path, repository: Repository
 ) -> None:
     with Instance(tmp_path) as instance:
@@ -593,16 +591,16 @@ def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
 
 
-# What is the whole fleet's
+# Outputs for the whole fleet
 
 
-def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_another(
+def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_changed(
     repository: Repository, instance: Instance
 ) -> None:
     dhcp = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq]"
 
     def is_made(minute: int, changed: Mapping[str, str] | None = None) -> bool:
-        """Whether a commit, or what was fetched, has it made; in either case what stands is right."""
+        """Return whether a commit or a fetch causes it to be rendered; in both cases the files are right."""
         if changed is not None:
             repository.push(changed)
         instance.target.shared = None
@@ -632,7 +630,7 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
         instance.spool,
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
-    assert is_made(8)  # the spool has forgotten what was taken in
+    assert is_made(8)  # the fetch log has deleted the fetches that were read
     assert read_tree_records(instance.output) == instance.reconciler.state.knowledge.records
     assert is_made(9, {"07.yaml": ""})
     assert uuid_of("web02") not in read_tree_records(instance.output)
@@ -647,7 +645,7 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
     ],
     ids=["of the fleet", "a page", "a record"],
 )
-def test_what_could_not_be_published_and_was_taken_back_stands_nowhere(
+def test_a_change_that_was_not_published_completely_and_then_reverted_leaves_no_trace(
     repository: Repository, instance: Instance, changed: Mapping[str, str]
 ) -> None:
     repository.push({"00.yaml": (before := fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq]"))})
@@ -675,10 +673,10 @@ def test_what_could_not_be_published_and_was_taken_back_stands_nowhere(
     assert verify_tree(instance.output) == ()
 
 
-# What was fetched
+# Fetches
 
 
-def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_stands(
+def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_published(
     repository: Repository, instance: Instance
 ) -> None:
     repository.push({"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")})
@@ -692,7 +690,7 @@ def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_sta
     instance.target.full = True
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
-        given = ServedBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
+        given = ServedBoots(instance.spool).find("web01", plan.offer)  # a new endpoint
         assert given is not None and not given.may_serve_again(BEFORE.replace(minute=minute), read_uptime())
     assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
     instance.target.full = False
@@ -700,18 +698,18 @@ def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_sta
     assert (ServedBoots(instance.spool).find("web01", plan.offer), instance.published) == (None, "disk")
 
 
-# What is offered is known before it is published
+# An offer is stored before it is published
 
 ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
 
 
-def kept(instance: Instance, path: str = ENTRY) -> bool:
-    """Whether a fetch of what lies there now would be told from any other after a restart."""
+def is_version_known(instance: Instance, path: str = ENTRY) -> bool:
+    """Return whether a fetch of the present file could be identified after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
     return server_tables.find_version(instance.ledger, f"boot/{path}", modified) is not None
 
 
-def test_while_offers_cannot_be_noted_a_server_stays_as_it_is_until_its_window_turns(
+def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_changes(
     repository: Repository, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.reconcile(BEFORE)
@@ -729,12 +727,12 @@ def test_while_offers_cannot_be_noted_a_server_stays_as_it_is_until_its_window_t
             assert instance.condition("Published") == (False, "LedgerError")
     instance.reconcile(AFTER)
     assert instance.boots(AFTER) == instance.published == "flatcar-1"
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
 @contextmanager
 def half_done() -> Iterator[None]:
-    """The disk refuses the first entry of each publication, after all states, or the page."""
+    """The disk rejects the first boot script of each publication after all states, or the page."""
 
     def refuse(disk: Disk, path: str) -> None:
         if path.startswith(("boot/", "ops/pages/")) and not is_content(path):
@@ -747,7 +745,7 @@ def half_done() -> Iterator[None]:
         yield
 
 
-def test_an_entry_that_is_again_what_it_was_after_a_failure_is_known_by_the_date_that_it_has_then(
+def test_a_boot_script_with_earlier_content_after_a_failure_is_identified_by_its_new_date(
     repository: Repository, instance: Instance
 ) -> None:
     repository.push(ONCE)
@@ -757,26 +755,28 @@ def test_an_entry_that_is_again_what_it_was_after_a_failure_is_known_by_the_date
         assert instance.condition("Published") == (False, "PublishError")
     instance.reconcile(AFTER)
     assert instance.published == "flatcar-1"
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
-def test_an_entry_of_a_tree_that_was_replaced_is_known_by_the_date_that_it_has_then(
+def test_a_boot_script_of_a_replaced_tree_is_identified_by_its_new_date(
     repository: Repository, instance: Instance, tmp_path: Path
 ) -> None:
     instance.reconcile(BEFORE)
     shutil.copytree(instance.output, tmp_path / "older")
     repository.push(ONCE)
     instance.reconcile(BEFORE.replace(minute=1))
-    assert kept(instance)
+    assert is_version_known(instance)
     shutil.rmtree(instance.output)
     (tmp_path / "older").rename(instance.output)
     instance.reconcile(BEFORE.replace(minute=2))
     assert instance.told("TreeReplaced") == ["TreeReplaced"]
-    assert kept(instance)
+    assert is_version_known(instance)
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])
-def test_an_entry_is_known_by_its_date_after_a_crash(tmp_path: Path, repository: Repository, published: bool) -> None:
+def test_a_boot_script_is_identified_by_its_date_after_a_crash(
+    tmp_path: Path, repository: Repository, published: bool
+) -> None:
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE)
         repository.push(ONCE)
@@ -784,14 +784,14 @@ def test_an_entry_is_known_by_its_date_after_a_crash(tmp_path: Path, repository:
         instance.reconcile(BEFORE.replace(minute=1))
     with Instance(tmp_path) as instance:
         instance.reconcile(BEFORE.replace(minute=9))
-        assert kept(instance)
+        assert is_version_known(instance)
         assert (
             int((instance.output / "boot" / ENTRY).stat().st_mtime)
             == BEFORE.replace(minute=1 if published else 9).timestamp()
         )
 
 
-def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repository, instance: Instance) -> None:
+def test_a_file_in_the_way_of_a_boot_script_is_a_failed_publication(repository: Repository, instance: Instance) -> None:
     repository.push(ONCE)
     (instance.output / "boot" / "v1").mkdir(parents=True)
     (instance.output / "boot" / "v1" / "boot").write_text("a file where a folder has to be")
@@ -800,4 +800,4 @@ def test_what_is_in_the_way_of_an_entry_is_a_failed_publication(repository: Repo
     assert instance.boots(BEFORE) == "nothing"
     (instance.output / "boot" / "v1" / "boot").unlink()
     instance.reconcile(BEFORE)
-    assert instance.published == "flatcar-1" and kept(instance)
+    assert instance.published == "flatcar-1" and is_version_known(instance)

@@ -40,8 +40,8 @@ def site() -> Iterator[Site]:
         yield made
 
 
-def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
-    """What somebody is answered, which leaves what it has noted in the spool."""
+def request_paths(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
+    """Return the status codes of requests by a client; the endpoint records them in the fetch log."""
     asked = UnknownMachineRecorder(site.spool)
     with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
@@ -49,8 +49,8 @@ def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str 
     return codes
 
 
-def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine, ...], list[str]]:
-    """What an instance keeps then, and what it tells."""
+def store_unknown(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine, ...], list[str]]:
+    """Return the unknown machines that the instance stores, and its events."""
     state = site.root.parent / "state"
     state.mkdir(exist_ok=True)
     kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
@@ -62,63 +62,65 @@ def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine,
     return read_unknown(state).machines, [event.message for event in found[1]]
 
 
-def test_who_asks_and_is_not_known_is_kept_once_and_told_once(site: Site) -> None:
+def test_an_unknown_machine_is_stored_once_and_reported_once(site: Site) -> None:
     query = f"?uuid={OTHER}&serial=4J8VM72"
-    assert asks(site, STRANGER + query, f"/ipxe/{OTHER}{query}", ENTRY) == [404, 404, 200]
-    [one], told = taken_in(site)
+    assert request_paths(site, STRANGER + query, f"/ipxe/{OTHER}{query}", ENTRY) == [404, 404, 200]
+    [one], told = store_unknown(site)
     assert (one.macs, one.uuid, one.serial) == (("52-54-00-99-99-99",), OTHER, "4J8VM72")
     assert (one.times, one.client, one.server) == (2, "127.0.0.1", None)
     assert len(told) == 1 and "52-54-00-99-99-99" in told[0]
-    assert asks(site, STRANGER) == [404]
-    [again], told = taken_in(site)
+    assert request_paths(site, STRANGER) == [404]
+    [again], told = store_unknown(site)
     assert (again.times, told) == (3, [])
 
 
 @pytest.mark.parametrize(
     ("headers", "method"),
     [({"user-agent": "curl/8.5"}, "GET"), (LOADER, "HEAD")],
-    ids=["a person who looks", "who only looks"],
+    ids=["a person with curl", "a HEAD request"],
 )
-def test_who_only_looks_is_no_machine(site: Site, headers: dict[str, str], method: str) -> None:
-    assert asks(site, STRANGER, headers=headers, method=method) == [404]
-    assert taken_in(site) == ((), [])
+def test_a_client_that_is_no_boot_loader_or_sends_head_is_not_an_unknown_machine(
+    site: Site, headers: dict[str, str], method: str
+) -> None:
+    assert request_paths(site, STRANGER, headers=headers, method=method) == [404]
+    assert store_unknown(site) == ((), [])
 
 
 def test_another_nic_of_a_known_machine_is_no_unknown_machine(site: Site) -> None:
-    assert asks(site, f"{STRANGER}?uuid={UUID}") == [404]
-    assert taken_in(site) == ((), [])
+    assert request_paths(site, f"{STRANGER}?uuid={UUID}") == [404]
+    assert store_unknown(site) == ((), [])
 
 
-def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) -> None:
-    assert asks(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
-    asks(site, f"/v1/boot/{MAC}/nothing")
+def test_a_uuid_other_than_the_one_in_the_document_is_shown_with_the_server(site: Site) -> None:
+    assert request_paths(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
+    request_paths(site, f"/v1/boot/{MAC}/nothing")
     asked = UnknownMachineRecorder(site.spool)
     asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
     asked.write_file()
-    found, _ = taken_in(site)
+    found, _ = store_unknown(site)
     assert {each.server for each in found} == {None, "web01"}
 
 
-def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
+def test_a_document_for_an_unknown_machine_removes_it_from_the_list(site: Site) -> None:
     asked = UnknownMachineRecorder(site.spool)
-    asks(site, STRANGER)
+    request_paths(site, STRANGER)
     asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
     asked.write_file()
-    assert [each.macs for each in taken_in(site)[0]] == [("52-54-00-99-99-99",)]
+    assert [each.macs for each in store_unknown(site)[0]] == [("52-54-00-99-99-99",)]
     described = [each.replace(mac_of("web01"), "52:54:00:99:99:99") for each in ALWAYS]
     site.publish(planned(*described, REPAIR), commit="c0ffe2")
-    assert taken_in(site, "c0ffe2")[0] == ()
+    assert store_unknown(site, "c0ffe2")[0] == ()
 
 
-def test_a_spool_that_was_read_and_not_written_down_is_read_again(site: Site) -> None:
-    asks(site, STRANGER)
+def test_a_fetch_log_that_was_read_but_not_stored_is_read_again(site: Site) -> None:
+    request_paths(site, STRANGER)
     state = site.root.parent / "state"
     kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
     assert kept.update("c0ffee", BEFORE) is None, "there is no folder to write to"
-    assert [each.times for each in taken_in(site)[0]] == [1]
+    assert [each.times for each in store_unknown(site)[0]] == [1]
 
 
-def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
+def test_the_log_of_a_mirror_shows_the_same_unknown_machines(site: Site, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
     log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
@@ -132,17 +134,17 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
         "unclear": 0,
         "unknown": 1,
     }
-    [one], _ = taken_in(site)
+    [one], _ = store_unknown(site)
     assert (one.macs, one.uuid, one.serial, one.client) == (("52-54-00-99-99-99",), OTHER, "4J8VM72", "10.12.0.13")
 
 
-def test_the_api_and_the_metrics_have_them(site: Site) -> None:
+def test_the_api_and_the_metrics_show_unknown_machines(site: Site) -> None:
     asked = UnknownMachineRecorder(site.spool)
     with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
         asked.write_file()
-        taken_in(site)
+        store_unknown(site)
         [item] = client.get("/api/v1/seen").json()["items"]
         page = client.get("/metrics").text
     assert item["macs"] == ["52-54-00-99-99-99"]
@@ -151,11 +153,11 @@ def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     assert "99-99" not in page, "no metric has a machine for a label"
 
 
-def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
+def test_the_command_shows_and_deletes_unknown_machines(site: Site, tmp_path: Path) -> None:
     state = site.root.parent / "state"
     assert typed("unknown-machines", "--state", state).code != 0, "no instance has run there"
-    asks(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
-    taken_in(site)
+    request_paths(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
+    store_unknown(site)
     (state / "ledger.sqlite").touch()
     shown = typed("unknown-machines", "--state", state)
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
@@ -164,7 +166,7 @@ def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     asked = UnknownMachineRecorder(site.spool)
     asked.add(build_from_inventory(SENT, "v1/inventory", "127.0.0.1", BEFORE))
     asked.write_file()
-    told = taken_in(site)[1]
+    told = store_unknown(site)[1]
     shown = typed("unknown-machines", "--state", state)
     assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
     (item,) = typed("unknown-machines", "--state", state, "-o", "json").json["items"]

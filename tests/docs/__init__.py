@@ -1,1 +1,1 @@
-"""Tests that do what pages of docs/ say."""
+"""Tests that run what pages of docs/ describe."""

@@ -1,4 +1,4 @@
-"""docs/boots.md names every boot that there is a test for, and none that there is not."""
+"""docs/boots.md has a row for every boot test, and no other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.boots.page import key_of, rows
 
 ROOT = Path(__file__).parents[2]
-# Programs that are given what a machine is, and loaders whose kernel is never sent.
+# Programs that read the data of a machine, and loaders whose kernel is never sent.
 NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.py")
 
 
 def _collected(request: pytest.FixtureRequest) -> set[str]:
-    """Every test of a boot: of what this run has collected, where that is all there is."""
+    """Return every boot test, from this run if it has collected all tests."""
     config = request.config
     chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
     if config.args == config.getini("testpaths") and not chosen:
@@ -37,7 +37,7 @@ def test_the_page_has_a_row_for_each_boot_and_no_other(request: pytest.FixtureRe
     assert {row.key for row in rows()} == {key for key in tests if key[0] not in NO_BOOT_OF_A_MACHINE}
 
 
-def test_every_row_shows_what_stood_on_the_console() -> None:
+def test_every_row_shows_what_was_on_the_console() -> None:
     for row in rows():
         assert row.seconds > 0
         assert "BOOTED " in row.excerpt or "inventory: sent" in row.excerpt, row.words

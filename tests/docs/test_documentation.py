@@ -37,7 +37,7 @@ CURRENT: Final = {name: page for name, page in PAGES.items() if name != "docs/re
 
 
 def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
-    """What click says of a command's words, or None; "…" stands for others, and half a command may lack some."""
+    """Return the error of click about the words of a command, or None; "…" may replace words."""
     command: click.Command = cli
     context = click.Context(cli, info_name="gitboot")
     words = [word for word in arguments if word != "…"]
@@ -70,7 +70,7 @@ def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
 
 
 def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What gitboot is given by a command of a shell, if it is one of gitboot's."""
+    """Return the arguments of gitboot in a shell command, if the command is one of gitboot."""
     if words[0] == "gitboot":
         return words[1:]
     if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
@@ -97,13 +97,13 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
         ("gitboot validate . more", "more than it takes: more"),
     ],
 )
-def test_a_command_that_gitboot_does_not_take_is_noticed(line: str, said: str | None) -> None:
+def test_a_command_that_gitboot_does_not_accept_is_found(line: str, said: str | None) -> None:
     (arguments,) = filter(None, map(typed, commands(Block(page="x.md", line=1, language="sh", text=line))))
     found = complaint(arguments)
     assert found == said if found is None or said is None else said in found
 
 
-def test_each_command_that_a_page_types_is_one_that_gitboot_takes() -> None:
+def test_each_command_on_a_page_is_accepted_by_gitboot() -> None:
     asked = [
         (block, arguments)
         for page in PAGES.values()
@@ -115,7 +115,7 @@ def test_each_command_that_a_page_types_is_one_that_gitboot_takes() -> None:
     assert [f"{block}: {said}: {arguments}" for block, arguments in asked if (said := complaint(arguments))] == []
 
 
-def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
+def test_each_command_that_a_page_names_exists() -> None:
     named = [
         (block, words)
         for page in CURRENT.values()
@@ -128,7 +128,7 @@ def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
     assert [f"{block}: {said}: {words}" for block, words in named if (said := complaint(words[1:], whole=False))] == []
 
 
-def test_each_command_that_the_code_names_is_one_that_gitboot_has() -> None:
+def test_each_command_that_the_code_names_exists() -> None:
     """In messages, help texts, comments and examples: `gitboot COMMAND` in backquotes."""
     folders = ("gitboot", "packaging", "example-repo", "scripts", "benchmarks", "docs/monitoring")
     files = [path for each in folders for path in sorted((ROOT / each).rglob("*")) if path.is_file()]
@@ -150,10 +150,10 @@ OF_OTHERS: Final = {
     "--lives",
     "--network",
 }  # of other programs
-OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page tells how to leave them
+OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page describes how to leave them
 
 
-def test_each_option_that_a_page_names_by_itself_is_one_of_gitboot() -> None:
+def test_each_option_that_a_page_names_alone_exists() -> None:
     known = set(options(cli, click.Context(cli))) | OF_OTHERS | OF_2FEFE59
     named = [
         (block, option)
@@ -178,8 +178,8 @@ def options(command: click.Command, context: click.Context) -> Iterator[str]:
             yield from options(found, click.Context(found, parent=context))
 
 
-def test_what_the_readme_lets_people_try_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they type it: beside the example, on a branch that changes something."""
+def test_the_commands_to_try_in_the_readme_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run as typed, beside the example, on a branch that changes something."""
     shutil.copytree(ROOT / "example-repo", tmp_path / "example-repo")
     work = Work(tmp_path)
     work.commit(message="Begin")
@@ -195,7 +195,7 @@ def test_what_the_readme_lets_people_try_ends_well(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "tree" / "boot" / "boot.ipxe").is_file()
 
 
-def test_the_page_about_audits_shows_what_images_prints_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_audits_shows_the_output_of_images_for_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     shown = next(each for each in PAGES["docs/audit.md"].indented if "gitboot images" in each.text)
     command, *lines = dedent(shown.text).strip().splitlines()
@@ -207,7 +207,7 @@ def test_the_page_about_audits_shows_what_images_prints_of_the_example(monkeypat
 
 
 def fragment(of: str, text: str) -> str:
-    """A part of a document as one: ``of`` is its kind, and the field below which it stands."""
+    """A part of a document: ``of`` is its kind and the field below which it belongs."""
     kind, _, path = of.partition(" ")
     keys = path.split(".") if path else []
     nested = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))
@@ -215,7 +215,7 @@ def fragment(of: str, text: str) -> str:
 
 
 def problems(block: Block) -> list[Problem]:
-    """What is wrong with what a fleet has, be it a whole document or a part, which lacks what is required elsewhere."""
+    """Return the problems of a document or of a part of one, which may lack required fields."""
     text = fragment(block.of, block.text) if block.of else block.text
     text = re.sub(r"\b([0-9a-f]{4})…", lambda found: found[1].ljust(64, "0"), text)  # a digest
     documents = [
@@ -231,7 +231,7 @@ def problems(block: Block) -> list[Problem]:
 
 
 def github_refuses(steps: Any, folder: Path) -> str:
-    """What GitHub's schema of workflows says of some steps."""
+    """Return the errors of some steps by GitHub's schema of workflows."""
     (folder / "workflow.json").write_text(json.dumps({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}))
     check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
     done = subprocess.run((*check, folder / "workflow.json"), capture_output=True, text=True, check=False)
@@ -248,7 +248,7 @@ def prometheus_refuses(text: str, folder: Path) -> str:
 
 
 def kustomize_refuses(text: str, folder: Path) -> str:
-    """What kustomize says, of the manifests that lie here."""
+    """Return the errors of kustomize about the manifests in this folder."""
     shutil.copytree(ROOT / "packaging" / "kubernetes", folder / "base")
     for name in ("run.toml", "tokens"):
         (folder / name).write_text("")
@@ -259,7 +259,7 @@ def kustomize_refuses(text: str, folder: Path) -> str:
 
 
 def yaml_refused(block: Block, folder: Path) -> str:
-    """Why whoever reads a block of YAML would not take it: it says itself who that is, or a comment above it does."""
+    """Return why the reader of a block of YAML would reject it; the block or a comment above it names the reader."""
     folder.mkdir()
     if block.of == "a workflow":
         return github_refuses(yaml.safe_load(dedent(block.text)), folder)
@@ -278,7 +278,7 @@ def yaml_refused(block: Block, folder: Path) -> str:
     return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
 
 
-def test_each_block_of_yaml_is_taken_by_whoever_reads_it(tmp_path: Path) -> None:
+def test_each_block_of_yaml_is_accepted_by_its_reader(tmp_path: Path) -> None:
     blocks = [each for page in PAGES.values() for each in page.fenced if each.language == "yaml"]
     assert len(blocks) > 12
     assert all(each.language == "yaml" for page in PAGES.values() for each in page.fenced if each.of)
@@ -299,7 +299,7 @@ def test_each_block_of_yaml_is_taken_by_whoever_reads_it(tmp_path: Path) -> None
         pytest.param(None, 'kind: Kustomization\nresources: ["x"]\nimage: a\n', "image", id="kustomize"),
     ],
 )
-def test_what_would_not_be_taken_is_noticed(tmp_path: Path, of: str | None, text: str, said: str) -> None:
+def test_a_block_that_its_reader_rejects_is_found(tmp_path: Path, of: str | None, text: str, said: str) -> None:
     block = Block(page="x.md", line=1, language="yaml", text=text, of=of)
     assert said in yaml_refused(block, tmp_path / "x")
 
@@ -307,17 +307,17 @@ def test_what_would_not_be_taken_is_noticed(tmp_path: Path, of: str | None, text
 # The site
 
 
-def _named(navigation: list[Any]) -> Iterator[str]:
+def _list_pages(navigation: list[Any]) -> Iterator[str]:
     for each in navigation:
         if isinstance(each, str):
             yield each
         else:
             for inner in each.values():
-                yield from _named([inner] if isinstance(inner, str) else inner)
+                yield from _list_pages([inner] if isinstance(inner, str) else inner)
 
 
-def test_each_page_is_in_the_navigation_but_decisions_which_their_list_names() -> None:
-    named = list(_named(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+def test_each_page_is_in_the_navigation_except_decisions_which_have_a_list() -> None:
+    named = list(_list_pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
     assert len(named) == len(set(named))
     assert all((ROOT / name).is_file() for name in named)
@@ -349,7 +349,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         pytest.param('<link href="https://f.example/">', ["x.html: fetches https://f.example/"], id="a CDN's font"),
     ],
 )
-def test_a_link_of_the_site_leads_to_a_file_and_nothing_is_fetched_from_elsewhere(
+def test_a_link_of_the_site_leads_to_a_file_and_the_site_loads_nothing_from_elsewhere(
     site: ModuleType, markup: str, said: list[str]
 ) -> None:
     (site.SITE / "x.html").write_text(markup)

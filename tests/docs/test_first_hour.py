@@ -1,6 +1,6 @@
-"""docs/first-hour.md, typed into a shell, line by line: what is printed is what stands there.
+"""docs/first-hour.md, typed into a shell line by line: the output is the text on the page.
 
-Where it is something else: ``pytest tests/docs/test_first_hour.py --write-first-hour``, then read the page.
+If the output has changed, run ``pytest tests/docs/test_first_hour.py --write-first-hour`` and read the page.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
 _BLOCK: Final = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _TYPED: Final = re.compile(r"^(\$ .*)\n(?:(?!\$ ).*\n)*", re.MULTILINE)
 _END: Final = "\x1e"
-# What is another each time, or changes with what is rendered: instants, commits, digests.
+# Text that differs each time, or with the rendered files: times, commits, digests.
 _OTHER: Final = re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?|\b(?:[0-9a-f]{9}|[0-9a-f]{12}|[0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
 def played(text: str, folder: Path) -> str:
-    """The page with what its commands print here; a code other than 0 stands in a line of its own."""
+    """Return the page with the output of its commands; an exit code other than 0 is on its own line."""
     program = folder / "bin" / "gitboot"
     program.parent.mkdir()
     program.write_text(for_shells())
@@ -64,7 +64,7 @@ def _tidy(printed: str) -> str:
     return f"{lines}\n" if lines else ""
 
 
-def test_the_page_shows_what_is_printed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = PAGE.read_text()
     now = played(text, tmp_path)
     if request.config.getoption("--write-first-hour"):
@@ -73,7 +73,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, request: pytest.FixtureR
     assert _OTHER.sub("…", now) == _OTHER.sub("…", text)
 
 
-# docs/first-server.md, followed to a machine that boots late: nobody who only looks spends its boot
+# docs/first-server.md, followed to a machine that boots late: a fetch by a person does not consume its boot
 
 
 ROOT: Final = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
 LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
 
 
-def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: Path) -> None:
+def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_path: Path) -> None:
     installer = tmp_path / "installer"
     installer.mkdir()
     for name in ("linux", "initrd.gz"):
@@ -107,7 +107,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
         eventually(lambda: "boots debian-12" in asked_by(IPXE))
 
 
-def test_the_examples_maintenance_goes_by_the_line_that_the_page_has(tmp_path: Path) -> None:
+def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_path: Path) -> None:
     (line,) = (each for each in (ROOT / "docs" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
     captured("init", tmp_path / "fleet")
     work = Work(tmp_path / "fleet")

@@ -12,12 +12,12 @@ import pytest
 from gitboot.importers.boot_comparison import SCRIPT_PATHS
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
-from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, lay, make_known_options
 
 PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
 HEXHYP = MAC.replace(":", "-")
 
-# What is asked of the old system, and what it says there: the arguments are its source's own.
+# The request to the old system, and its response: the arguments are those of its source.
 ASKED = {
     "matchbox": (
         f"/ipxe?uuid={UUID}&mac={HEXHYP}&serial=",
@@ -48,7 +48,7 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = name != "metal3"  # its source has no kernel: Ironic's agent writes an image
-    known(tmp_path)
+    make_known_options(tmp_path)
     lay(tmp_path / "source", SOURCES[name])
     monkeypatch.chdir(tmp_path)
     imported, validated, asks = commands(PAGES[name])

@@ -88,17 +88,17 @@ def work(tmp_path: Path) -> Work:
 # The page
 
 
-def test_the_page_shows_the_machine_that_the_fleet_has() -> None:
+def test_the_page_shows_the_machine_of_the_fleet() -> None:
     assert (FLEET / "servers" / "web01.yaml").read_text() in PAGE.read_text()
 
 
-def test_every_section_of_the_page_is_walked() -> None:
+def test_every_section_of_the_page_is_tested() -> None:
     assert list(SECTIONS) == re.findall(r"^## (.+)$", PAGE.read_text(), re.M)
     assert list(WALKS) == list(SECTIONS)
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_diff_says_of_the_commit_what_the_page_shows(
+def test_diff_prints_for_the_commit_what_the_page_shows(
     title: str, work: Work, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     apply(work, SECTIONS[title].commit)
@@ -168,7 +168,7 @@ class Hall:
         self._server.__exit__(None, None, None)
 
     def merge(self, title: str) -> None:
-        """Merge a section's commit, acknowledged as `diff` says where a guard holds it."""
+        """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""
         apply(self.work, self.here(SECTIONS[title].commit))
         self.work.commit(message=title)
         held = typed("diff", "HEAD^..HEAD", self.work.path)
@@ -181,19 +181,19 @@ class Hall:
         assert status.applied == self.work.head, status.conditions
 
     def wait(self, until: datetime) -> None:
-        """Let time pass, and the instance do what is due."""
+        """Let time pass, and let the instance do what is due."""
         for machine in self.machines:
             machine.advance((until - machine.now).total_seconds())
         self.reconcile()
 
     def reconcile(self) -> None:
-        """Until nothing is left to do now."""
+        """Reconcile until nothing is left to do now."""
         for _ in range(3):
             self.parts.source.fetch()
             self.parts.reconciler.reconcile(self.now, fetched=Fetched(), wait=True)
 
     def boot(self, mac: str = MAC) -> str:
-        """Reset web01, let it fetch its entry if its override leads to the network, and say what that booted."""
+        """Reset web01, let it fetch its boot script if its override leads to the network, and return what it booted."""
         self.machine.run_through()
         if self.machine.boots[-1].target == "None":
             return "disk"
@@ -205,10 +205,10 @@ class Hall:
         self.wait(self.now + timedelta(seconds=90))
         return image
 
-    # What is so
+    # State
 
     def entry(self, mac: str = MAC) -> str:
-        """The image that the entry of an address boots now, "disk", or "nothing" where there is none."""
+        """Return the image that the boot script of an address boots now, "disk", or "nothing" without one."""
         for file in sorted((self.folder / "output" / "ops" / "servers").glob("*.json")):
             state = parse_state(file.read_bytes())
             if (turns := state.paths.get(f"boot/v1/boot/{mac}/boot.ipxe")) is None:
@@ -243,7 +243,7 @@ class Hall:
         return "" if found.status else f"{found.message}\n{found.remedy}"
 
 
-LEFT = Exit.PARTIAL  # what is asked for by then: this process takes it up when it reconciles
+LEFT = Exit.PARTIAL  # the request waits: this process executes it at its next reconcile
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
         yield made
 
 
-def test_e12_a_new_board_and_an_empty_disk(hall: Hall) -> None:
+def test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed(hall: Hall) -> None:
     hall.machine.uuid = NEW
     hall.merge("A new board, and an empty disk")
     assert (hall.override, hall.entry(NEW_MAC), hall.entry()) == ("Once Pxe", "flatcar", "nothing")
@@ -271,7 +271,7 @@ def test_e12_a_new_board_and_an_empty_disk(hall: Hall) -> None:
     assert (hall.entry(NEW_MAC), hall.override, len(hall.machine.writes)) == ("disk", "Disabled", 1)
 
 
-def test_e12_a_new_board_and_the_old_disks(hall: Hall) -> None:
+def test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed(hall: Hall) -> None:
     hall.machine.uuid = NEW
     hall.merge("A new board, and the old disks")
     assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
@@ -282,14 +282,14 @@ def test_e12_a_new_board_and_the_old_disks(hall: Hall) -> None:
     assert (hall.unknown, hall.entry(NEW_MAC), hall.machine.writes) == ("", "disk", [])
 
 
-def test_another_network_card(hall: Hall) -> None:
+def test_a_server_with_another_network_card_boots_as_before(hall: Hall) -> None:
     before = hall.record()
     hall.merge("Another network card")
     assert (hall.entry(NEW_MAC), hall.entry()) == ("disk", "nothing")
     assert (hall.record(), hall.machine.writes, hall.unknown) == (before, [], "")
 
 
-def test_another_rack(hall: Hall) -> None:
+def test_a_server_in_another_rack_boots_as_before(hall: Hall) -> None:
     before, old = hall.record(), hall.machine
     hall.machine = hall.bmc("https://10.112.2.13")
     hall.merge("Another rack")
@@ -297,14 +297,14 @@ def test_another_rack(hall: Hall) -> None:
     assert (old.writes, hall.machine.writes) == ([], [])
 
 
-def test_another_name(hall: Hall) -> None:
+def test_a_renamed_server_boots_as_before(hall: Hall) -> None:
     before = hall.record()
     hall.merge("Another name")
     assert (hall.record(), hall.entry(), hall.machine.writes, hall.unknown) == (before, "disk", [], "")
     assert [hall.plan("web01"), hall.plan("shop01") is None] == [None, False]
 
 
-def test_retired(hall: Hall) -> None:
+def test_a_retired_server_boots_its_disk(hall: Hall) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
     assert hall.override == "Continuous Pxe"
@@ -312,7 +312,7 @@ def test_retired(hall: Hall) -> None:
     assert (hall.plan(), hall.entry(), hall.override) == (None, "disk", "Disabled")
 
 
-def test_out_of_the_fleet(hall: Hall) -> None:
+def test_a_server_that_left_the_fleet_is_an_unknown_machine(hall: Hall) -> None:
     before = hall.record()
     hall.merge("Rescued")
     hall.wait(OPEN)
@@ -326,7 +326,7 @@ def test_out_of_the_fleet(hall: Hall) -> None:
     assert (hall.record(), hall.entry(), hall.override) == (before, "disk", "Disabled")
 
 
-def test_e12_wiped(hall: Hall) -> None:
+def test_e12_a_server_is_wiped_as_the_page_shows(hall: Hall) -> None:
     hall.merge("Wiped")
     assert (hall.entry(), hall.override) == ("disk", "Disabled")
     hall.wait(OPEN)
@@ -341,7 +341,7 @@ def test_e12_wiped(hall: Hall) -> None:
     assert "web01" in hall.unknown
 
 
-def test_rescued(hall: Hall) -> None:
+def test_a_server_is_rescued_as_the_page_shows(hall: Hall) -> None:
     before = hall.record()
     hall.merge("Rescued")
     hall.wait(OPEN)
@@ -353,7 +353,7 @@ def test_rescued(hall: Hall) -> None:
     assert (hall.override, hall.entry(), hall.record()) == ("Disabled", "disk", before)
 
 
-def test_a_bios_update(hall: Hall) -> None:
+def test_a_server_gets_a_bios_update_as_the_page_shows(hall: Hall) -> None:
     hall.merge("A BIOS update")
     hall.wait(OPEN)
     assert (hall.override, hall.entry()) == ("Once Pxe", "bios-2.19")
@@ -363,13 +363,13 @@ def test_a_bios_update(hall: Hall) -> None:
     assert len(hall.machine.writes) == 1
 
 
-def test_from_another_repository(hall: Hall) -> None:
+def test_a_server_from_another_repository_boots_its_disk_until_its_record_is_set(hall: Hall) -> None:
     hall.merge("From another repository")
     assert hall.entry("52-54-00-12-35-0d") == "disk"
     assert "gitboot records set web13 provisioned" in hall.unknown
 
 
-def test_another_bmc(hall: Hall) -> None:
+def test_a_server_with_another_bmc_has_its_override_there(hall: Hall) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
     old = hall.machine
@@ -379,7 +379,7 @@ def test_another_bmc(hall: Hall) -> None:
     assert (old.override[ENABLED], hall.override, hall.condition("Bmc/web01")) == ("Disabled", "Continuous Pxe", None)
 
 
-def test_another_bmc_that_the_document_does_not_name_so_is_another_machine(hall: Hall) -> None:
+def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_machine(hall: Hall) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
     hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
@@ -397,7 +397,7 @@ def test_another_bmc_that_the_document_does_not_name_so_is_another_machine(hall:
     assert hall.machine.writes == []
 
 
-# What stays behind
+# Leftovers
 
 
 def settled(hall: Hall, reason: str) -> Done:
@@ -409,7 +409,7 @@ def settled(hall: Hall, reason: str) -> Done:
     return typed(*words[1:])
 
 
-def test_a_machine_that_was_taken_away_with_its_bmc_while_an_override_stood_can_be_forgotten(hall: Hall) -> None:
+def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten(hall: Hall) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
     hall.unplug()
@@ -427,10 +427,10 @@ def test_a_machine_that_was_taken_away_with_its_bmc_while_an_override_stood_can_
 
 
 @pytest.mark.parametrize("word", ["--same", "--consumed", "--not-set"])
-def test_a_board_that_left_with_its_override_does_not_keep_the_new_one_waiting(hall: Hall, word: str) -> None:
+def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board(hall: Hall, word: str) -> None:
     hall.merge("Rescued")
     hall.wait(OPEN)
-    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and nobody wrote the old one into it
+    hall.machine.uuid, hall.machine.serial = NEW, "9ZZ1QQ7"  # and the old board has no document
     hall.machine.write(**{ENABLED: "Disabled", TARGET: "None"})
     hall.merge("A new board, and an empty disk")
     found = hall.condition("Bmc/web01")
@@ -443,16 +443,16 @@ def test_a_board_that_left_with_its_override_does_not_keep_the_new_one_waiting(h
 
 
 WALKS: dict[str, Callable[[Hall], None]] = {
-    "A new board, and an empty disk": test_e12_a_new_board_and_an_empty_disk,
-    "A new board, and the old disks": test_e12_a_new_board_and_the_old_disks,
-    "Another network card": test_another_network_card,
-    "Another rack": test_another_rack,
-    "Another name": test_another_name,
-    "Retired": test_retired,
-    "Out of the fleet": test_out_of_the_fleet,
-    "Wiped": test_e12_wiped,
-    "Rescued": test_rescued,
-    "A BIOS update": test_a_bios_update,
-    "From another repository": test_from_another_repository,
-    "Another BMC": test_another_bmc,
+    "A new board, and an empty disk": test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed,
+    "A new board, and the old disks": test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed,
+    "Another network card": test_a_server_with_another_network_card_boots_as_before,
+    "Another rack": test_a_server_in_another_rack_boots_as_before,
+    "Another name": test_a_renamed_server_boots_as_before,
+    "Retired": test_a_retired_server_boots_its_disk,
+    "Out of the fleet": test_a_server_that_left_the_fleet_is_an_unknown_machine,
+    "Wiped": test_e12_a_server_is_wiped_as_the_page_shows,
+    "Rescued": test_a_server_is_rescued_as_the_page_shows,
+    "A BIOS update": test_a_server_gets_a_bios_update_as_the_page_shows,
+    "From another repository": test_a_server_from_another_repository_boots_its_disk_until_its_record_is_set,
+    "Another BMC": test_a_server_with_another_bmc_has_its_override_there,
 }

@@ -42,7 +42,7 @@ def mirror(tmp_path: Path) -> CopyScript:
     return CopyScript(tmp_path / "srv", tmp_path / "bin")
 
 
-def test_finding_m4_the_pages_script_killed_before_any_command_leaves_the_last_whole_copy(
+def test_finding_m4_the_copy_script_killed_before_any_command_leaves_the_last_complete_copy(
     site: SignedSite, mirror: CopyScript
 ) -> None:
     site.publish(0)
@@ -60,7 +60,7 @@ def test_finding_m4_the_pages_script_killed_before_any_command_leaves_the_last_w
         assert mirror.files() == files_of(site.root)
 
 
-def test_finding_m4_a_commit_between_any_two_commands_of_the_pages_script_leaves_whole_chains(
+def test_finding_m4_a_commit_between_any_two_commands_of_the_copy_script_leaves_complete_chains(
     site: SignedSite, mirror: CopyScript
 ) -> None:
     site.publish(0)
@@ -72,7 +72,7 @@ def test_finding_m4_a_commit_between_any_two_commands_of_the_pages_script_leaves
         assert [path for path in seen if path.startswith("boot/v1/")] != []
 
 
-def test_finding_m4_a_commit_while_rsync_copies_leaves_whole_chains(site: SignedSite, mirror: CopyScript) -> None:
+def test_finding_m4_a_commit_while_rsync_copies_leaves_complete_chains(site: SignedSite, mirror: CopyScript) -> None:
     """The commit comes when rsync has copied content, and before it copies boot scripts."""
     site.publish(1)
 
@@ -86,7 +86,7 @@ def test_finding_m4_a_commit_while_rsync_copies_leaves_whole_chains(site: Signed
     assert seen[ENTRIES[0]] == (site.root / ENTRIES[0]).read_bytes()
 
 
-def test_finding_m4_a_full_disk_leaves_the_last_whole_copy(tmp_path: Path, site: SignedSite) -> None:
+def test_finding_m4_a_full_disk_leaves_the_last_complete_copy(tmp_path: Path, site: SignedSite) -> None:
     with small_disk(tmp_path, "8m") as disk:
         mirror = CopyScript(disk / "srv", tmp_path / "bin")
         site.publish(1)
@@ -112,7 +112,7 @@ def test_finding_m5_a_source_that_is_not_mounted_replaces_nothing(
     assert mirror.files() == before
 
 
-def test_finding_m6_a_file_that_was_repaired_stays_repaired(site: SignedSite, mirror: CopyScript) -> None:
+def test_finding_m6_a_repaired_file_stays_repaired(site: SignedSite, mirror: CopyScript) -> None:
     """The folder that is not served has the edited file, too, with the size and the time of the right one."""
     site.publish(1)
     for _ in range(2):
@@ -130,14 +130,14 @@ def test_finding_m6_a_file_that_was_repaired_stays_repaired(site: SignedSite, mi
         assert mirror.files() == files_of(site.root)
 
 
-def test_the_pages_script_copies_a_tree_for_an_endpoint(site: SignedSite, mirror: CopyScript) -> None:
+def test_the_copy_script_copies_a_tree_for_an_endpoint(site: SignedSite, mirror: CopyScript) -> None:
     site.publish(1)
     assert mirror.run(site.root) == 0
     assert files_of(mirror.current) == files_of(site.root)
     assert (mirror.current / "ops/manifest.json").read_bytes() == (site.root / "ops/manifest.json").read_bytes()
 
 
-def test_each_command_of_the_pages_script_is_counted() -> None:
+def test_each_command_of_the_copy_script_is_counted() -> None:
     shell = {"set", "cd", "exec", "if", "then", "fi", "next", "copy", "echo", "exit"}
     words = set(re.findall(r"(?:^\s*|\$\(|then )(\w+)\b", SCRIPT, re.MULTILINE))
     assert words - shell == set(COMMANDS)

@@ -1,4 +1,4 @@
-"""What docs/monitoring/alerts.yml wakes an operator for: each rule by promtool, over what an endpoint really shows."""
+"""The alerts in docs/monitoring/alerts.yml: each rule by promtool, with the real metrics of an endpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES: Final[dict[str, dict[str, Any]]] = {
     rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
 }
 
-# States of conditions for which nobody is woken, and why.
+# States of conditions without an alert, and why.
 SILENT: Final = {
     ("LedgerNamed", "AnotherLedger"): "an instance that stands by says so for as long as it does",
     (BMC, "Waiting"): "a BMC that cannot be asked just now is asked again; where it goes on, it says Overdue",
@@ -50,7 +50,7 @@ LATER: Final = "100000000"
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong, from the beginning on, and the alert that says so after so many minutes, and not before."""
+    """A bad state from the beginning on, and the alert that fires after some minutes, and not before."""
 
     says: str
     alert: str
@@ -131,7 +131,7 @@ OTHERS: Final = (
 _READ: Final = frozenset(re.findall(r"gitboot_\w+", RULES_FILE.read_text()))  # the metrics that any of them looks at
 
 
-def _shown(page: str) -> Iterator[tuple[str, str]]:
+def _list_series(page: str) -> Iterator[tuple[str, str]]:
     for family in parser.text_string_to_metric_families(page):
         for each in family.samples:
             labels = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(each.labels.items()))
@@ -141,20 +141,20 @@ def _shown(page: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
-    """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
+    """Return the metrics of an endpoint without a fault, from the beginning of time on."""
     types = sorted(CONDITIONS.keys() - {BMC, "OutputTreeReadable"})
     fine = tuple(
         Condition(type=each, status=True, reason="Fine", message="", last_transition_time=BEFORE) for each in types
     )
     status = structs.replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
-        found = dict(_shown(get(f"{url}/metrics").text))
+        found = dict(_list_series(get(f"{url}/metrics").text))
     assert found.keys() >= {ENDS, TRANSITION, AT}
     return {**found, ENDS: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
 
 
 def _with(healthy: Series, series: Series) -> Series:
-    """All series, where some are wrong: of a condition's reasons there is one."""
+    """Return all series with some bad ones; a condition has one of its reasons."""
     types = {found[1] for each in series if (found := re.search('_reason{.*(type="[^"]+")', each))}
     kept = {each: value for each, value in healthy.items() if not any(t in each and "_reason{" in each for t in types)}
     return {**kept, **series}
@@ -163,7 +163,7 @@ def _with(healthy: Series, series: Series) -> Series:
 HERE: Final = "boot:8080"
 
 
-def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, str]]:
+def _make_input_series(series: Series, minutes: int, instance: str) -> Iterator[dict[str, str]]:
     for name, value in series.items():
         target = f'{{instance="{instance}",job="gitboot",'
         yield {
@@ -173,7 +173,7 @@ def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, st
 
 
 def _test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
-    return {"interval": "1m", "input_series": list(_given(series, minutes, HERE)), **asserted}
+    return {"interval": "1m", "input_series": list(_make_input_series(series, minutes, HERE)), **asserted}
 
 
 def _fires(minutes: int, *alerts: str, instance: str = HERE) -> dict[str, object]:
@@ -192,19 +192,19 @@ def promtool(folder: Path, tests: list[dict[str, object]]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_rules() -> None:
+def test_prometheus_accepts_the_rules() -> None:
     tool = program("promtool", "prometheus")
     done = subprocess.run([tool, "check", "rules", "--lint-fatal", RULES_FILE], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_nobody_is_woken_where_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
+def test_no_alert_fires_if_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
     none: dict[str, object] = {"expr": "ALERTS", "eval_time": "20m", "exp_samples": []}  # not even one that waits
     promtool(tmp_path, [_test(healthy, 20, promql_expr_test=[none])])
 
 
-def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
-    """Each is an endpoint of its own, and those that take as long are looked at by one Prometheus."""
+def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
+    """Each state has its own endpoint, and one Prometheus scrapes those that take the same time."""
     tests: list[dict[str, object]] = []
     minutes = attrgetter("minutes")
     for _, cases in groupby(sorted((*OF_STATES, *OTHERS), key=minutes), minutes):
@@ -212,14 +212,14 @@ def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Ser
         asserted: list[dict[str, object]] = []
         for number, case in enumerate(cases):
             instance = f"{number} {case.says}"
-            given += _given(_with(healthy, case.series), case.minutes, instance)
+            given += _make_input_series(_with(healthy, case.series), case.minutes, instance)
             asserted += [_fires(case.minutes - 1, instance=instance)] if case.minutes > 1 else []
             asserted.append(_fires(case.minutes, case.alert, instance=instance))
         tests.append({"interval": "1m", "input_series": given, "promql_expr_test": asserted})
     promtool(tmp_path, tests)
 
 
-def test_a_certificate_that_ends_tomorrow_is_worse(healthy: Series, tmp_path: Path) -> None:
+def test_a_certificate_that_expires_tomorrow_fires_the_more_severe_alert(healthy: Series, tmp_path: Path) -> None:
     series = {**healthy, ENDS: str(86400)}
     asserted = [_fires(6, "GitbootCertificateEnds"), _fires(60, "GitbootCertificateEnds", "GitbootCertificateEndsSoon")]
     promtool(tmp_path, [_test(series, 60, promql_expr_test=asserted)])
@@ -241,7 +241,11 @@ Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, an
 
 
 def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
-    found = [each for site, of in accepted.items() for each in _given(_site(healthy, site, *of), 70, f"{site}:8080")]
+    found = [
+        each
+        for site, of in accepted.items()
+        for each in _make_input_series(_site(healthy, site, *of), 70, f"{site}:8080")
+    ]
     return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
 
 
@@ -268,7 +272,7 @@ def test_sites_that_are_on_different_commits_for_an_hour_fire_one_alert(
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "promql_expr_test": asserted}])
 
 
-def test_the_alert_for_different_commits_names_the_sites_and_the_oldest_commit_first(
+def test_the_alert_for_different_commits_names_the_sites_with_the_oldest_commit_first(
     healthy: Series, tmp_path: Path
 ) -> None:
     rule = RULES[DIFFER]
@@ -292,14 +296,12 @@ def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) ->
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [none]}])
 
 
-def test_a_tree_that_cannot_be_read_fires_one_alert_and_not_a_second_for_its_status(
-    healthy: Series, tmp_path: Path
-) -> None:
+def test_an_unreadable_tree_fires_one_alert_and_not_a_second_for_its_status(healthy: Series, tmp_path: Path) -> None:
     series = {**_with(healthy, condition("OutputTreeReadable", "Absent")), AT: "_"}
     promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootOutputTreeUnreadable")])])
 
 
-def test_no_alert_is_left_untested() -> None:
+def test_every_alert_is_tested() -> None:
     alone = {"GitbootCertificateEnds", DIFFER}
     assert {case.alert for case in (*OF_STATES, *OTHERS)} | alone == RULES.keys()
 
@@ -310,13 +312,13 @@ def test_every_condition_has_alerts_or_a_reason_for_none() -> None:
     assert all(reason in CONDITIONS[type].remedies for type, reason in SILENT)
 
 
-def test_who_is_silent_wakes_nobody(healthy: Series, tmp_path: Path) -> None:
+def test_a_standby_fires_no_alert(healthy: Series, tmp_path: Path) -> None:
     waiting = {'gitboot_bmc_conditions{reason="Waiting"}': "3"}
     series = {**_with(healthy, condition("LedgerNamed", "AnotherLedger")), **waiting}
     promtool(tmp_path, [_test(series, 120, promql_expr_test=[_fires(120)])])
 
 
-def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
+def test_an_alert_describes_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
     rule = RULES["GitbootNotPublished"]
     target = {"instance": "boot:8080", "job": "gitboot", "type": "Published", "status": "false"}
     fires = {
@@ -334,7 +336,7 @@ def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Pa
 
 
 @for_each("alert", sorted(RULES))
-def test_each_rule_is_whole(alert: str) -> None:
+def test_each_rule_is_complete(alert: str) -> None:
     rule = RULES[alert]
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert {"summary", "description", "runbook"} <= rule["annotations"].keys()
@@ -355,7 +357,7 @@ EXPRESSIONS: Final = [(each["title"], target["expr"]) for each in SHOWN for targ
 
 
 def filled_in(expression: str) -> str:
-    """As Grafana asks it."""
+    """Return the expression as Grafana sends it."""
     for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -364,7 +366,7 @@ def filled_in(expression: str) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one that scrapes an endpoint which knows a value of each metric."""
+    """Yield the URL of a Prometheus that scrapes an endpoint with a value of each metric."""
     folder = tmp_path_factory.mktemp("prometheus")
     port = free_port()
     address = f"127.0.0.1:{port}"
@@ -390,33 +392,33 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def found(prometheus: str, expression: str) -> list[Any]:
+def query_prometheus(prometheus: str, expression: str) -> list[Any]:
     answer = http_peers.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
 
 
-def test_no_panel_is_empty(prometheus: str) -> None:
+def test_every_panel_has_data(prometheus: str) -> None:
     for _, expression in EXPRESSIONS:
-        eventually(partial(found, prometheus, expression))
+        eventually(partial(query_prometheus, prometheus, expression))
 
 
-def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_answer(prometheus: str) -> None:
+def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_respond(prometheus: str) -> None:
     answers, commits, _ = (expression for title, expression in EXPRESSIONS if title == "Sites")
 
     def by_site() -> bool:
-        return {each["metric"]["site"]: float(each["value"][1]) for each in found(prometheus, answers)} == {
+        return {each["metric"]["site"]: float(each["value"][1]) for each in query_prometheus(prometheus, answers)} == {
             "fra1": 1,
             "ams2": 0,
         }
 
     eventually(by_site)
-    (fra1,) = eventually(partial(found, prometheus, commits))
+    (fra1,) = eventually(partial(query_prometheus, prometheus, commits))
     assert (fra1["metric"]["site"], fra1["metric"]["commit"]) == ("fra1", "acce97ed")
     assert float(fra1["value"][1]) == 1000 * COMMITTED.timestamp()
 
 
-def test_each_metric_has_its_panel() -> None:
+def test_each_metric_has_a_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
     left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_readable"}
     for family in FAMILIES:
@@ -424,7 +426,7 @@ def test_each_metric_has_its_panel() -> None:
         assert bool(names & asked) is (family.name not in left_out), family.name
 
 
-def test_panels_stand_beside_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     assert len({each["id"] for each in PANELS}) == len(PANELS)
     for each in PANELS:
         assert each["gridPos"]["x"] + each["gridPos"]["w"] <= 24
@@ -438,7 +440,7 @@ def test_panels_stand_beside_each_other() -> None:
         assert apart
 
 
-def test_what_a_panel_asks_is_chosen_by_the_variables() -> None:
+def test_the_variables_select_the_data_of_each_panel() -> None:
     names = {each["name"] for each in BOARD["templating"]["list"]}
     assert names == {"datasource", "job", "instance"}
     for each in SHOWN:

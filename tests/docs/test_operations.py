@@ -22,7 +22,7 @@ ONCE = ("Once", "Pxe")
 REASON = ("--reason", "INC-4711")
 
 
-def noted(instance: Instance, type: str) -> list[str]:
+def find_events(instance: Instance, type: str) -> list[str]:
     return [event["message"] for event in instance.events if event["type"] == type]
 
 
@@ -31,26 +31,26 @@ def until_applied(instance: Instance, commit: str) -> None:
 
 
 def until_confirmed(instance: Instance, blade: Blade) -> None:
-    eventually(lambda: blade.override == ONCE and noted(instance, "OverrideConfirmed"))
+    eventually(lambda: blade.override == ONCE and find_events(instance, "OverrideConfirmed"))
 
 
 def install(instance: Instance, blade: Blade) -> None:
-    """Reset a machine whose override stands, and let it fetch what it boots."""
+    """Reset a machine whose override is set, and let it fetch its boot."""
     until_confirmed(instance, blade)
     blade.machine.run_through()
     assert blade.machine.boots[-1].target == "Pxe"
     assert boots(instance, blade) == "flatcar-1"
-    eventually(lambda: noted(instance, "Provisioned"))
+    eventually(lambda: find_events(instance, "Provisioned"))
 
 
-def _attempted(instance: Instance, name: str) -> dict[str, Any] | None:
-    """What the API shows of a server, once an attempt to install it is shown."""
+def _show_attempted(instance: Instance, name: str) -> dict[str, Any] | None:
+    """Return the API entry of a server once an attempt to install it is shown."""
     shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
     return shown if shown["provisioned"]["attempts"] else None
 
 
 def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
-    """What `gitboot records show` has of a server: its number and its evidence; None where it is unknown."""
+    """Return the number and the evidence of a server in `gitboot records show`, or None if it is unverified."""
     (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
     return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
 
@@ -68,7 +68,7 @@ def tree(rack: Rack) -> dict[str, bytes]:
 # A machine is to be reinstalled
 
 
-def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack: Rack) -> None:
+def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: Rack) -> None:
     web, db = rack.add("web01", provision=1), rack.add("db01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
@@ -81,7 +81,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
         install(instance, web)
-        shown = eventually(lambda: _attempted(instance, "web01"))  # once what was noted is published, too
+        shown = eventually(lambda: _show_attempted(instance, "web01"))  # once the record is published, too
         given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
         assert shown["phase"] == "Network"
         assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
@@ -90,7 +90,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_and_that_is_acknowledged(rack:
         assert (web.times_set, db.times_set, web.stands) == (1, 0, False)
 
 
-def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Rack) -> None:
+def test_an_interrupted_installation_is_repeated_at_the_request_of_an_operator(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -100,7 +100,7 @@ def test_an_installation_that_broke_off_is_made_again_by_a_persons_word(rack: Ra
         assert (web.times_set, boots(instance, web)) == (2, "flatcar-1")
 
 
-def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
+def test_a_machine_that_was_installed_by_hand_is_not_installed(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -113,11 +113,11 @@ def test_a_machine_that_was_installed_by_hand_is_left_alone(rack: Rack) -> None:
         assert record(rack, web) == (1, "Operator")
 
 
-# The condition says NeedsOperator
+# The condition has the reason NeedsOperator
 
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
-def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, times_set: int) -> None:
+def test_an_operator_is_asked_what_happened_to_an_override(rack: Rack, word: str, times_set: int) -> None:
     web = rack.leave_in_doubt("web01")
     with rack.running() as instance:
         until_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
@@ -127,11 +127,13 @@ def test_what_became_of_an_override_is_asked_of_a_person(rack: Rack, word: str, 
         eventually(lambda: condition(instance, "Bmc/web01") == {})
         assert (web.times_set, web.stands) == (times_set, bool(times_set))
         assert rack.bmc_get()["web01"]["next"] == "Leave"
-        assert boots(instance, web) == "flatcar-1"  # either way it may still ask for what it began
+        assert boots(instance, web) == "flatcar-1"  # in both cases it may continue what it began
 
 
 @pytest.mark.parametrize(("word", "entry"), [("provisioned", "disk"), ("pending", "flatcar-1")])
-def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack: Rack, word: str, entry: str) -> None:
+def test_an_override_that_was_consumed_without_evidence_waits_for_an_operator(
+    rack: Rack, word: str, entry: str
+) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -165,7 +167,7 @@ def replace_bmc(rack: Rack, blade: Blade) -> Blade:
     return old
 
 
-def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
+def test_no_override_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -181,7 +183,7 @@ def test_nothing_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rack) -
 
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
-def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rack, word: str, times_set: int) -> None:
+def test_an_operator_resolves_the_override_on_an_old_bmc_that_is_gone(rack: Rack, word: str, times_set: int) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="fresh") as instance:
@@ -199,7 +201,7 @@ def test_of_an_old_bmc_that_is_gone_for_good_a_person_says_what_became(rack: Rac
 
 
 @pytest.mark.parametrize(("word", "times_set", "entry"), [("provisioned", 0, "disk"), ("pending", 1, "flatcar-1")])
-def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
+def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirms_it(
     rack: Rack, word: str, times_set: int, entry: str
 ) -> None:
     web = rack.add("web01", provision=1)
@@ -210,7 +212,7 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
         found = until_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
         assert "web01" in found["message"] and "records set" in found["message"]
         assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
-        assert "new motherboard" in noted(instance, "ServerUnknown")[0]
+        assert "new motherboard" in find_events(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
         until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
@@ -220,11 +222,11 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
 
 
 def lines(instance: Instance, blade: Blade) -> list[str]:
-    """An entry without its comments, which name the server and its plan."""
+    """Return a boot script without its comments, which name the server and its plan."""
     return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
 
 
-def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rack: Rack) -> None:
+def test_a_renamed_machine_keeps_its_record_and_boot_script_and_no_override_is_set(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
@@ -242,7 +244,7 @@ def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rac
 
 
 def installed(rack: Rack) -> tuple[Blade, Blade]:
-    """One server that is installed, and one that was taken over, by an instance that has ended."""
+    """One installed server and one adopted server, by an instance that has ended."""
     rack.named = False
     web, db = rack.add("web01", provision=1), rack.add("db01")
     rack.push()
@@ -252,7 +254,7 @@ def installed(rack: Rack) -> tuple[Blade, Blade]:
     return web, db
 
 
-def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(rack: Rack) -> None:
+def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: Rack) -> None:
     web, db = installed(rack)
     before = tree(rack)
     shutil.rmtree(rack.state)
@@ -272,7 +274,7 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
-def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
+def test_a_lost_ledger_may_begin_with_all_servers_adopted(rack: Rack) -> None:
     web, db = installed(rack)
     shutil.rmtree(rack.state)
     with rack.running(records="adopt") as instance:
@@ -282,7 +284,7 @@ def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
-def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: Rack) -> None:
+def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(*rack.spooling, records="fresh")
@@ -304,15 +306,15 @@ def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: 
     assert "the published tree has newer records of 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spooling).code == Exit.FINE
-    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
+    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before the beginning
 
 
-def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
+def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirmation(rack: Rack) -> None:
     web, _ = rack.add("web01", provision=1), rack.add("db01")
     rack.named = False
     rack.push()
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
-    asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
+    asked = rack.typed("records", "begin", "fresh")  # there is no terminal
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}}"
     assert f"add to spec of the Fleet: {line}\n" in asked.out
@@ -320,7 +322,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)
     assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
-    assert "is verified already" in rack.said("records", "begin", "adopt")  # it is said once
+    assert "is verified already" in rack.said("records", "begin", "adopt")  # one event
     rack.named = True
     rack.push()
     rack.once(*rack.spooling)
@@ -328,7 +330,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize("mark", ["stands beside it", "went too"])
-def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, mark: str) -> None:
+def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, mark: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     backup = rack.folder / "backup.sqlite"
@@ -356,8 +358,8 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
 
 
 @pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
-def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_the_spool(rack: Rack, said: str) -> None:
-    """Of whoever was given a boot that nobody has mentioned nothing is known; all others are as it was said."""
+def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetch_log(rack: Rack, said: str) -> None:
+    """A server with a served boot and no report becomes unverified; all others get the record that was named."""
     web, other = rack.add("web01"), rack.add("web02")
     rack.push()
     ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"
@@ -388,11 +390,11 @@ def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_t
         assert condition(instance, "RecordsVerified")["status"] is is_told
         assert record(rack, other) == (0, "Adopted")
         assert record(rack, web) == ((1, "Fetched") if is_told else None)
-        assert bool(noted(instance, "ServerUnknown")) is not is_told
+        assert bool(find_events(instance, "ServerUnknown")) is not is_told
     assert web.times_set == 1
 
 
-def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
+def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_is_begun(rack: Rack) -> None:
     web, _ = installed(rack)
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
@@ -409,7 +411,7 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
 # Many BMCs fail at once
 
 
-def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: Rack) -> None:
+def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fixed(rack: Rack) -> None:
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
@@ -427,10 +429,10 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
         assert [blade.times_set for blade in blades] == [1] * 6
 
 
-# An instance must stand back
+# An instance must become a standby
 
 
-def test_an_instance_that_the_fleet_does_not_name_answers_publishes_and_sets_nothing(rack: Rack) -> None:
+def test_an_instance_that_the_fleet_does_not_name_serves_and_publishes_but_sets_nothing(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as first:

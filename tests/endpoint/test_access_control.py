@@ -64,41 +64,41 @@ def codes(url: str, **headers: str) -> set[int]:
         ("an address", {}, 200),
         ("localhost", {"host": "localhost:8080"}, 200),
         ("an IPv6 address", {"host": "[::1]:8080"}, 200),
-        ("a name that is given", {"host": "Boot.Example.net"}, 200),
+        ("a configured name", {"host": "Boot.Example.net"}, 200),
         ("a name that a stranger's name server leads here", {"host": "rebound.attacker.test"}, 404),
         ("a name that begins alike", {"host": "127.0.0.1.attacker.test"}, 404),
         ("localhost below another", {"host": "localhost.attacker.test"}, 404),
         ("no name", {"host": ""}, 404),
-        ("a proxy that nobody has named", {"x-forwarded-for": "127.0.0.1"}, 404),
-        ("a proxy that says for a stranger", {"x-forwarded-for": "10.9.0.7"}, 404),
-        ("a proxy that shows itself and says nothing", {"via": "1.1 proxy"}, 404),
+        ("an unknown proxy", {"x-forwarded-for": "127.0.0.1"}, 404),
+        ("a proxy that names a stranger", {"x-forwarded-for": "10.9.0.7"}, 404),
+        ("a proxy that only names itself", {"via": "1.1 proxy"}, 404),
         ("another one", {"x-real-ip": "10.9.0.7"}, 404),
         ("another one", {"x-forwarded-proto": "https"}, 404),
         ("another one", {"forwarded": "for=10.9.0.7"}, 404),
     ],
 )
-def test_t12_an_operator_is_who_asks_from_here_for_here(
+def test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host(
     made: Site, case: str, headers: dict[str, str], expected: int
 ) -> None:
     with made.serve(names=("boot.example.net",)) as url:
         assert codes(url, **headers) == {expected}, case
 
 
-def test_t12_a_proxy_that_speaks_http_1_0_and_says_nothing_is_no_operator(made: Site) -> None:
+def test_t12_a_proxy_that_uses_http_1_0_and_sends_no_header_is_not_an_operator(made: Site) -> None:
     """A request as nginx sends it with its default configuration."""
     with made.serve() as url, connect(url) as client:
         client.sendall(b"GET /api/v1/status HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert client.recv(20).startswith(b"HTTP/1.1 404")
 
 
-def test_t12_a_proxy_that_is_told_of_is_no_operator_itself(made: Site) -> None:
+def test_t12_a_trusted_proxy_is_not_an_operator_itself(made: Site) -> None:
     with made.serve(trusted_proxies=LOOPBACK) as url:
         assert codes(url) == {404}
         assert codes(url, **{"x-forwarded-for": "127.0.0.1"}) == {200}
         assert get(url + ENTRY).status_code == 200
 
 
-def test_t12_a_token_is_answered_from_anywhere(made: Site, tokens: Tokens, tmp_path: Path) -> None:
+def test_t12_a_token_is_accepted_from_any_address(made: Site, tokens: Tokens, tmp_path: Path) -> None:
     with made.serve(operators=NOBODY, tokens=tokens) as url:
         assert codes(url) == {404}
         assert codes(url, authorization=f"Bearer {TOKEN}", host="boot.example.net") == {200}
@@ -113,13 +113,13 @@ def test_t12_a_token_is_answered_from_anywhere(made: Site, tokens: Tokens, tmp_p
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", f"{TOKEN}\nshort\n"])
-def test_t12_a_token_that_can_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
+def test_t12_a_token_that_can_be_guessed_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(UsageError, match="at least 16 characters"):
         Tokens(tmp_path / "tokens").check()
 
 
-def test_t12_who_is_refused_is_counted(made: Site, tokens: Tokens) -> None:
+def test_t12_rejected_operator_requests_are_counted(made: Site, tokens: Tokens) -> None:
     with made.serve(tokens=tokens) as url:
         for headers in (
             {"host": "x.test"},
@@ -177,7 +177,7 @@ def _answers(url: str) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, workers: int) -> None:
+def test_t12_operators_have_their_own_socket(made: Site, tmp_path: Path, workers: int) -> None:
     (tmp_path / "tokens").write_text(f"{TOKEN}\n")
     options = ("--operators-listen", "127.0.0.1:0", "--operators-tokens", tmp_path / "tokens", "--workers", workers)
     with listening(made, *options) as (_, urls):
@@ -200,7 +200,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
         (("--operators-listen", "8080"), "expected HOST:PORT"),
     ],
 )
-def test_t12_what_cannot_be_meant_is_refused(made: Site, arguments: tuple[str, ...], said: str) -> None:
+def test_t12_invalid_options_are_rejected(made: Site, arguments: tuple[str, ...], said: str) -> None:
     done = captured("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 64
     assert said in done.stderr
@@ -220,7 +220,7 @@ class Held:
         return not self.sends
 
 
-def test_t5_of_one_address_the_oldest_that_waits_goes() -> None:
+def test_t5_the_oldest_idle_connection_of_an_address_is_closed_first() -> None:
     crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=3)
     exempt: ClientQuota[Held] = ClientQuota(
         Held.close, limit_per_address=3, is_exempt=lambda address: address == "10.0.0.1"
@@ -240,7 +240,7 @@ def test_t5_of_one_address_the_oldest_that_waits_goes() -> None:
     assert [each.is_open for each in mine] == [False, False, True, False, True]
 
 
-def test_t5_what_is_still_being_sent_is_not_cut_off() -> None:
+def test_t5_a_connection_with_a_response_in_progress_is_not_closed() -> None:
     crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=1)
     sending, waiting, newest = Held(sends=True), Held(), Held()
     for each in (sending, waiting, newest):
@@ -250,7 +250,7 @@ def test_t5_what_is_still_being_sent_is_not_cut_off() -> None:
     assert not crowd.make_room()
 
 
-def test_t5_a_network_of_ipv6_is_one_client() -> None:
+def test_t5_an_ipv6_network_counts_as_one_client() -> None:
     crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=2)
     mine, other, mapped = [Held() for _ in range(4)], Held(), [Held() for _ in range(3)]
     for number, each in enumerate(mine):
@@ -262,7 +262,7 @@ def test_t5_a_network_of_ipv6_is_one_client() -> None:
     assert all(each.is_open for each in (other, *mapped)), "a socket for both families shows IPv4 so"
 
 
-def test_finding_s4_who_holds_little_finds_room_and_who_holds_most_makes_it() -> None:
+def test_finding_s4_a_client_with_few_connections_gets_one_from_the_client_with_most() -> None:
     crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 10)
     first, strangers = Held(), [Held() for _ in range(9)]
     crowd.add(first, "10.0.0.1")
@@ -275,7 +275,7 @@ def test_finding_s4_who_holds_little_finds_room_and_who_holds_most_makes_it() ->
     assert [each.is_open for each in strangers] == [False] * 4 + [True] * 5
 
 
-def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
+def test_finding_s4_if_no_connection_can_be_closed_the_newest_is() -> None:
     crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 3)
     busy, newcomer = [Held(sends=True) for _ in range(3)], Held()
     for number, each in enumerate(busy):
@@ -284,7 +284,7 @@ def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
     assert (newcomer.is_open, crowd.closed_count) == (False, 1)
 
 
-def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -> None:
+def test_t5_a_machine_is_served_while_another_client_holds_many_connections(made: Site) -> None:
     """One address opens connections without a request, some with an incomplete head. Another client sends a request."""
     with ExitStack() as stack:
         endpoints = stack.enter_context(made.serve(records=False, max_idle=32))
@@ -312,7 +312,7 @@ def _is_open(client: socket.socket) -> bool:
         return False
 
 
-def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t5_a_request_head_must_arrive_in_time(made: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 3600)
     with made.serve() as url, connect(url) as silent, connect(url) as slow, connect(url) as fair:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
@@ -336,7 +336,7 @@ def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPat
             answers += more
 
 
-def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> None:
+def test_t5_a_thousand_connections_do_not_exceed_the_limit_of_open_files(made: Site) -> None:
     """The soft limit is raised to the hard one, and the oldest connections make room."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < 4096:
@@ -367,11 +367,11 @@ PROXIES = build_network_matcher((*LOOPBACK, ip_network("10.1.0.0/16"), ip_networ
         pytest.param("10.1.0.1", ["10.9.0.7"], "10.9.0.7", id="through a proxy"),
         pytest.param("10.1.0.1", ["10.9.0.7, 10.1.0.2"], "10.9.0.7", id="through two proxies"),
         pytest.param("10.1.0.1", ["10.9.0.7", "10.1.0.2"], "10.9.0.7", id="through two, in two headers"),
-        pytest.param("127.0.0.1", ["127.0.0.1, 10.9.0.7"], "10.9.0.7", id="a claim made to a proxy"),
-        pytest.param("127.0.0.1", ["10.9.0.8, 10.9.0.7"], "10.9.0.7", id="an untrusted proxy's word"),
+        pytest.param("127.0.0.1", ["127.0.0.1, 10.9.0.7"], "10.9.0.7", id="a claim behind a proxy"),
+        pytest.param("127.0.0.1", ["10.9.0.8, 10.9.0.7"], "10.9.0.7", id="the header of an untrusted proxy"),
         pytest.param("127.0.0.1", ["127.0.0.1"], "127.0.0.1", id="a client on the proxy's machine"),
-        pytest.param("127.0.0.1", ["10.9.0.7,"], None, id="nothing where an address has to be"),
-        pytest.param("127.0.0.1", ["unknown"], None, id="a proxy that does not tell"),
+        pytest.param("127.0.0.1", ["10.9.0.7,"], None, id="no address where one is required"),
+        pytest.param("127.0.0.1", ["unknown"], None, id="a proxy without a header"),
         pytest.param("127.0.0.1", ["10.9.0.7, \xff"], None, id="a byte that is no text"),
         pytest.param("::1", ["FD00:0009::7"], "fd00:9::7", id="IPv6, in its shortest spelling"),
         pytest.param("::ffff:10.1.0.1", ["::ffff:10.9.0.7"], "10.9.0.7", id="IPv4 on a socket for both"),
@@ -379,7 +379,7 @@ PROXIES = build_network_matcher((*LOOPBACK, ip_network("10.1.0.0/16"), ip_networ
         pytest.param(None, ["10.9.0.7"], None, id="no address at all"),
     ],
 )
-def test_client_is_who_stands_before_the_last_trusted_proxy(
+def test_the_client_address_is_the_one_before_the_last_trusted_proxy(
     peer: str | None, forwarded: list[str], expected: str | None
 ) -> None:
     headers = [(b"x-forwarded-for", value.encode("latin-1")) for value in forwarded]
@@ -403,12 +403,12 @@ def test_client_is_who_stands_before_the_last_trusted_proxy(
         (None, False),
     ],
 )
-def test_membership_is_by_address(address: str | None, expected: bool) -> None:
+def test_membership_in_a_network_is_by_address(address: str | None, expected: bool) -> None:
     assert PROXIES(address) is expected
 
 
 @for_each("header", ["X-Forwarded-For", "forwarded"])
-def test_finding_s6_a_proxy_that_no_setting_names_is_noted_also_for_a_file_that_is_held_ready(header: str) -> None:
+def test_finding_s6_a_proxy_that_no_setting_names_is_reported_for_a_cached_file_too(header: str) -> None:
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, process):
         paths = {path: get(url + path).status_code for path in ("/boot.ipxe", "/boot.ipxe", "/healthz")}
         assert paths == {"/boot.ipxe": 200, "/healthz": 200}
@@ -508,7 +508,9 @@ def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[N
             yield
 
 
-def test_t12_who_comes_by_a_published_port_is_an_operator_by_token_alone(places: Places, tmp_path: Path) -> None:
+def test_t12_a_client_of_a_published_container_port_is_an_operator_only_with_a_token(
+    places: Places, tmp_path: Path
+) -> None:
     with in_a_container(places, tmp_path):
         for place in (places.elsewhere, places.host):
             assert places.ask(place, f"http://{HOST}:8080{ENTRY}")[0] == 200
@@ -522,7 +524,9 @@ def test_t12_who_comes_by_a_published_port_is_an_operator_by_token_alone(places:
 
 
 @pytest.mark.parametrize("by", ["http", "https"])
-def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, tmp_path: Path, by: str) -> None:
+def test_a_prometheus_on_another_host_scrapes_with_the_configuration_on_the_page(
+    places: Places, tmp_path: Path, by: str
+) -> None:
     prometheus = program("prometheus", "prometheus")
     (config,) = [each for each in CONFIGS if ("scheme: https" in each) is (by == "https")]
     options: tuple[object, ...] = ()
@@ -551,4 +555,4 @@ def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, t
             return str(found[0]["value"][1]) if found else None
 
         eventually(lambda: read("gitboot_operators_certificate_readable" if by == "https" else "gitboot_ready"))
-        eventually(lambda: read("up") == "1")  # one that took too long is none
+        eventually(lambda: read("up") == "1")  # a response that took too long does not count

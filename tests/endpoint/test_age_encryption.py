@@ -25,14 +25,14 @@ def keys_of(folder: Path, *keys: x25519.Identity) -> AgeKeys:
     return AgeKeys(file)
 
 
-def test_what_is_encrypted_is_opened_by_its_key(tmp_path: Path) -> None:
+def test_an_encrypted_file_is_decrypted_by_its_key(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, ONE)
     content = bytes(range(256))
     assert keys.decrypt(parse_encrypted(encrypt(content, [str(ONE.to_public())]))) == content
     assert keys.decrypt(parse_encrypted(pyrage.encrypt(content, [ONE.to_public()]))) == content  # without armor
 
 
-def test_a_new_key_opens_what_the_old_one_did_until_its_line_goes(tmp_path: Path) -> None:
+def test_a_new_key_and_the_old_one_decrypt_until_the_line_of_the_old_one_is_removed(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, ONE)
     old, new = (parse_encrypted(encrypt(b"secret", [str(key.to_public())])) for key in (ONE, OTHER))
     assert keys.decrypt(old) == b"secret"
@@ -49,7 +49,7 @@ def test_a_new_key_opens_what_the_old_one_did_until_its_line_goes(tmp_path: Path
         keys.decrypt(new)
 
 
-def test_a_new_key_is_its_owners_alone_and_replaces_none(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_new_key_and_it_replaces_no_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     public = make_key(file)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -61,7 +61,7 @@ def test_a_new_key_is_its_owners_alone_and_replaces_none(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "secret\n", f"{ONE}\n{ONE.to_public()}\n", "\xff\n"])
-def test_a_file_without_keys_is_refused_without_a_word_of_it(tmp_path: Path, text: str) -> None:
+def test_a_file_without_keys_is_rejected_and_its_content_is_not_shown(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(UsageError) as refused:
         AgeKeys(tmp_path / "keys").check()
@@ -69,7 +69,7 @@ def test_a_file_without_keys_is_refused_without_a_word_of_it(tmp_path: Path, tex
     assert "secret keygen" in str(refused.value)
 
 
-def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
+def test_a_secret_key_that_is_given_as_a_recipient_is_not_shown() -> None:
     with pytest.raises(UsageError) as refused:
         encrypt(b"", [str(ONE)])
     assert "AGE-SECRET" not in str(refused.value)
@@ -97,13 +97,13 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
         *("a passphrase", "a key of ssh", "nobody", "too many", "too large"),
     ],
 )
-def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str) -> None:
+def test_a_file_that_no_endpoint_could_decrypt_is_detected_without_a_key(data: bytes, why: str) -> None:
     with pytest.raises(NotEncrypted, match=why):
         parse_encrypted(data)
 
 
 @given(st.data())
-def test_a_damaged_file_is_refused_or_stays_closed(data: st.DataObject) -> None:
+def test_a_damaged_file_is_rejected_or_cannot_be_decrypted(data: st.DataObject) -> None:
     """No content of a file raises any other exception."""
     at = data.draw(st.integers(0, 200))
     damaged = WHOLE[:at] + data.draw(st.binary(max_size=40)) + WHOLE[at + data.draw(st.integers(0, 40)) :]

@@ -47,7 +47,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvid
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet
-from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, shown_fleet
+from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, make_shown_fleet
 from tests.helpers.operators_page import STATUS as SHOWN
 
 STATUS = Status(
@@ -84,14 +84,14 @@ def client() -> Iterator[httpx.Client]:
         ("/status", "InstanceStatus"),
     ],
 )
-def test_every_answer_is_as_the_document_describes_it(client: httpx.Client, path: str, schema: str) -> None:
+def test_every_response_matches_its_schema(client: httpx.Client, path: str, schema: str) -> None:
     response = client.get(path)
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     assert endpoints.openapi_problems(schema, response.json()) == []
     assert endpoints.openapi_problems(schema, {**response.json(), "more": 1}) != []
 
 
-def test_servers_are_listed_in_short(client: httpx.Client) -> None:
+def test_the_list_of_servers_has_a_summary_of_each(client: httpx.Client) -> None:
     items = {item["name"]: item for item in client.get("/servers").json()["items"]}
     names = ("uuid", "phase", "image", "nextTransition")
     assert {server: [its[name] for name in names] for server, its in items.items()} == {
@@ -100,14 +100,14 @@ def test_servers_are_listed_in_short(client: httpx.Client) -> None:
     }
 
 
-def test_one_server_is_told_in_full(client: httpx.Client) -> None:
+def test_one_server_has_all_details(client: httpx.Client) -> None:
     told = client.get("/servers/web01").json()
     assert told["name"] == "web01"
     assert f"boot{ENTRY}" in told["files"]
     assert told["digest"] == client.get("/servers/web01/plan").json()["digest"]
 
 
-def test_status_tells_attempted_from_applied(client: httpx.Client) -> None:
+def test_the_status_separates_the_attempted_from_the_applied_commit(client: httpx.Client) -> None:
     status = client.get("/status").json()
     assert status["attempted"]["commit"] == "bad"
     assert [problem["code"] for problem in status["attempted"]["problems"]] == ["GB1001"]
@@ -129,7 +129,7 @@ def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_pat
         assert set(each.get("required", ())) <= set(each.get("properties", ()))
 
 
-def test_the_openapi_document_has_the_words_and_limits_of_the_code() -> None:
+def test_the_openapi_document_has_the_values_and_limits_of_the_code() -> None:
     described = endpoints.openapi_document()
     for words in (InstallState, InstallStep, Phase, Severity):
         assert described["components"]["schemas"][words.__name__]["enum"] == list(words)
@@ -164,7 +164,7 @@ def names(client: httpx.Client, **query: Any) -> list[str]:
             return found
 
 
-def test_the_list_comes_in_pages(many: httpx.Client) -> None:
+def test_the_list_is_paginated(many: httpx.Client) -> None:
     first = many.get("/servers").json()
     assert (len(first["items"]), first["continue"]) == (500, first["items"][-1]["name"])
     assert names(many) == [*(f"s{number:04}" for number in range(1201)), "web01"]
@@ -172,7 +172,7 @@ def test_the_list_comes_in_pages(many: httpx.Client) -> None:
     assert many.get("/servers", params={"continue": "web01"}).json()["items"] == []
 
 
-def test_the_list_is_filtered(many: httpx.Client) -> None:
+def test_the_list_can_be_filtered(many: httpx.Client) -> None:
     workers = [f"s{number:04}" for number in range(0, 1201, 3)]
     assert (names(many, role="worker"), names(many, role="worker", limit=100)) == (workers, workers)
     assert names(many, site="fra1", role="worker") == workers[1::2]
@@ -182,12 +182,12 @@ def test_the_list_is_filtered(many: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "label=x", "label==x", "sort=name"])
-def test_what_is_no_parameter_of_the_list_is_refused(many: httpx.Client, query: str) -> None:
+def test_an_unknown_parameter_of_the_list_is_rejected(many: httpx.Client, query: str) -> None:
     found = many.get(f"/servers?{query}")
     assert (found.status_code, query.partition("=")[0] in found.text) == (400, True)
 
 
-def test_a_server_that_changes_is_listed_so_at_once() -> None:
+def test_a_changed_server_is_in_the_list_at_once() -> None:
     with site() as made, made.serve() as url:
         for fleet in (planned(*ALWAYS), planned(*ALWAYS, PARKED), planned(*ALWAYS, REPAIR, now=AFTER)):
             made.publish(fleet)
@@ -219,7 +219,7 @@ def schema(described: str) -> BaseSchema:
     return schemathesis.openapi.from_url(f"{described}/api/v1/openapi.json")
 
 
-def test_the_document_has_these_operations(schema: BaseSchema) -> None:
+def test_the_openapi_document_has_exactly_these_operations(schema: BaseSchema) -> None:
     from schemathesis.core.result import Ok
 
     assert {found.ok().path for found in schema.get_all_operations() if isinstance(found, Ok)} == set(PATHS)
@@ -230,7 +230,9 @@ ASKED = [*((path, "positive") for path in PATHS), (PATHS[0], "negative")]
 
 
 @pytest.mark.parametrize(("path", "mode"), ASKED)
-def test_every_answer_is_one_that_the_document_says(described: str, schema: BaseSchema, path: str, mode: str) -> None:
+def test_every_response_is_one_that_the_openapi_document_describes(
+    described: str, schema: BaseSchema, path: str, mode: str
+) -> None:
     from schemathesis import GenerationMode
 
     operation = schema[path]["GET"]
@@ -246,7 +248,7 @@ def test_every_answer_is_one_that_the_document_says(described: str, schema: Base
     assert seen and max(seen) < 500
 
 
-def test_what_there_is_is_found(described: str, schema: BaseSchema) -> None:
+def test_existing_resources_are_found(described: str, schema: BaseSchema) -> None:
     """Otherwise the test would see only 404 responses."""
     for path in PATHS:
         case = schema[path]["GET"].Case(path_parameters={"name": "web01"} if "{name}" in path else {})
@@ -290,7 +292,7 @@ def installing_fleet(*outputs: str) -> Fleet:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Site]:
-    with site(shown_fleet()) as found:
+    with site(make_shown_fleet()) as found:
         found.say(SHOWN)
         yield found
 
@@ -315,14 +317,14 @@ def address(request: pytest.FixtureRequest, made: Site) -> str:
     return f"file://{made.root}/{FOLDER}index.html"
 
 
-def test_all_that_the_page_is_made_of_is_given_to_operators_alone(made: Site, url: str) -> None:
+def test_all_files_of_the_page_are_served_to_operators_only(made: Site, url: str) -> None:
     names = (*FILES, "data/fleet.js", "data/server/web001.js")
     assert {get(f"{url}{PAGE_PATH}{name}").status_code for name in names} == {200}
     with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
         assert {get(f"{elsewhere}{PAGE_PATH}{name}").status_code for name in names} == {404}
 
 
-def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
+def test_only_its_own_scripts_run_on_the_page(url: str) -> None:
     for name in (*FILES, "data/fleet.js"):
         answer = get(f"{url}{PAGE_PATH}{name}")
         policy = answer.headers["content-security-policy"]
@@ -334,7 +336,7 @@ def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/page"])
-def test_operators_are_led_to_the_page_and_machines_are_not(made: Site, url: str, path: str) -> None:
+def test_operators_are_redirected_to_the_page_and_machines_are_not(made: Site, url: str, path: str) -> None:
     led = get(f"{url}{path}", follow_redirects=False)
     assert (led.status_code, led.headers["location"]) == (302, "page/")
     assert PAGE_PATH in led.text  # for curl
@@ -343,7 +345,7 @@ def test_operators_are_led_to_the_page_and_machines_are_not(made: Site, url: str
         assert get(f"{elsewhere}{path}", follow_redirects=False).status_code == 404
 
 
-def test_operators_read_how_to_publish_a_page_that_is_off() -> None:
+def test_if_the_page_is_off_operators_read_how_to_publish_it() -> None:
     with site(planned(*ALWAYS)) as plainer, plainer.serve() as url:
         led = get(f"{url}/", follow_redirects=False)
         assert led.status_code == 200
@@ -354,11 +356,11 @@ def test_operators_read_how_to_publish_a_page_that_is_off() -> None:
     "path",
     ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x", "data/x.js", "data/..%2fpage.js", "data/server/.js"],
 )
-def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
+def test_no_other_file_is_served_beside_the_page(url: str, path: str) -> None:
     assert get(f"{url}{PAGE_PATH}{path}").status_code == 404
 
 
-def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
+def test_the_page_is_read_only_and_its_data_is_not_sent_twice(url: str) -> None:
     assert http_peers.post(f"{url}{PAGE_PATH}").status_code == 405
     etag = get(f"{url}{PAGE_PATH}data/fleet.js").headers["etag"]
     again = get(f"{url}{PAGE_PATH}data/fleet.js", headers={"if-none-match": etag})
@@ -366,11 +368,11 @@ def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
 
 
 @browsers
-def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
+def test_the_inventory_of_an_unknown_machine_is_on_the_page_as_text(
     chromium: Browser, made: Site, address: str
 ) -> None:
     found = build_from_inventory({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
-    with seen(made, found):
+    with publish_unknown(made, found):
         chromium.open(f"{address}#/unknown")
         chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
         assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
@@ -378,7 +380,7 @@ def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
 
 
 @contextmanager
-def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
+def publish_unknown(made: Site, machine: UnknownMachine) -> Iterator[None]:
     """Publish an unknown machine during the test. The site is shared by all tests."""
 
     def write(*machines: UnknownMachine) -> None:
@@ -393,7 +395,7 @@ def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
 
 
 @browsers
-def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, address: str) -> None:
+def test_the_page_shows_the_fleet_and_runs_no_text_of_it(chromium: Browser, address: str) -> None:
     chromium.open(address)
     assert chromium.run("document.title") == "gitboot"
     shown = chromium.text
@@ -408,7 +410,7 @@ def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, addr
 
 
 @browsers
-def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: Browser, made: Site) -> None:
+def test_the_table_is_sorted_and_filtered_and_its_url_restores_the_view(chromium: Browser, made: Site) -> None:
     chromium.open(f"file://{made.root}/{FOLDER}index.html")
     first = "document.querySelector('#fleet tbody a').textContent"
     heads = "[...document.querySelectorAll('#fleet th')]"
@@ -434,7 +436,7 @@ def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: B
 
 
 @browsers
-def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made: Site, tmp_path: Path) -> None:
+def test_old_and_missing_data_are_reported_on_the_page(chromium: Browser, made: Site, tmp_path: Path) -> None:
     shutil.copytree(made.root / FOLDER, tmp_path / "page")
     next((tmp_path / "page/data/shard").iterdir()).unlink()
     chromium.open(f"file://{tmp_path}/page/index.html")
@@ -445,7 +447,7 @@ def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made:
 
 
 @browsers
-def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
+def test_each_view_shows_its_expected_content(chromium: Browser, address: str) -> None:
     expected = {
         "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
         "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Next servers of flatcar-stable", "ams1-repair", "lon1-firm"),
@@ -471,7 +473,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
 
 
 @browsers
-def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
+def test_source_lines_link_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
     chromium.open(f"{url}{PAGE_PATH}#/servers/web001")
     chromium.until("document.body.innerText.includes('blame')")
     links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
@@ -482,7 +484,7 @@ def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site,
 
 @browsers
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None:
+def test_axe_finds_no_accessibility_problem(chromium: Browser, made: Site, *, dark: bool) -> None:
     axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
     rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the other rules do not depend on colours
     chromium.looks(dark=dark)
@@ -497,12 +499,12 @@ def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None
 
 
 @browsers
-def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Browser, made: Site) -> None:
+def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chromium: Browser, made: Site) -> None:
     chromium.open(f"file://{made.root}/{FOLDER}index.html")
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # what is held, what is ahead, the filters, the table, its heads, a server
+    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # the held commit, the future, the filters, the table, its header, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
@@ -516,7 +518,7 @@ def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Br
 
 @browsers
 @pytest.mark.parametrize("how", ["from a folder", "served", "without the output"])
-def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
+def test_a_server_that_is_being_installed_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
     rows = "Object.fromEntries([...document.querySelectorAll('#fleet tbody tr:not(.gap)')].map((each) => "
     rows += "[each.cells[0].innerText, [2, 5, 6].map((number) => each.cells[number].innerText)]))"
     made = site(installing_fleet(*([] if how == "without the output" else ["pages"])))
@@ -572,7 +574,7 @@ def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: B
 
 
 @browsers
-def test_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
+def test_the_length_of_a_bar_is_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
     chromium.open(f"file://{made.root}/{FOLDER}index.html#/changes")
     chromium.until("document.querySelector('#view svg') !== null")
     rects = "[...document.querySelectorAll('#view svg rect')]"
@@ -602,7 +604,7 @@ def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_
 
 
 @browsers
-def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> None:
+def test_without_the_pages_output_the_api_is_read_in_pages(chromium: Browser) -> None:
     more = [server(f"web{number:03}", "role: web") for number in range(2, MAX_PAGE_ITEMS + 2)]
     with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
         assert not (large.root / FOLDER).exists()
@@ -620,7 +622,7 @@ def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> N
 
 
 def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:
-    with site(shown_fleet()) as other:
+    with site(make_shown_fleet()) as other:
         files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
     assert len(files) > 60
     assert files == {path: (made.root / path).read_bytes() for path in files}

@@ -81,7 +81,7 @@ def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
 # Files
 
 
-def test_every_boot_file_is_served_as_it_lies(client: httpx.Client) -> None:
+def test_every_boot_file_is_served_unchanged(client: httpx.Client) -> None:
     """The signed list is for copies, which read it from the tree."""
     files = {path: file for path, file in FLEET.boot_files.items() if not path.startswith("/signed/")}
     assert len(files) > 8
@@ -117,20 +117,20 @@ DIGITS = MAC.replace("-", "")
         pytest.param(f"http://another.test{ENTRY}", ENTRY, id="a whole URL, as to a proxy"),
     ],
 )
-def test_other_spellings_are_answered_alike(client: httpx.Client, asked: str, meant: str) -> None:
+def test_other_spellings_of_a_path_get_the_same_response(client: httpx.Client, asked: str, meant: str) -> None:
     request = f"GET {asked} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\nConnection: close\r\n\r\n"
     response = exchange(str(client.base_url), request.encode())
     assert response.startswith(b"HTTP/1.1 200 OK\r\n")
     assert response.endswith(b"\r\n\r\n" + client.get(meant).content)
 
 
-def test_ipxe_folder_is_the_first_script_one_level_down(client: httpx.Client) -> None:
+def test_the_ipxe_folder_is_the_first_script_one_level_down(client: httpx.Client) -> None:
     first, chain = client.get("/boot.ipxe"), client.get("/ipxe/")
     assert chain.headers["content-type"] == first.headers["content-type"]
     assert chain.text == re.sub(r"((?:chain --autofree|imgfetch --name \w+) )", r"\1../", first.text)
 
 
-def test_ipxe_folder_is_nothing_where_ipxe_is_not_published(site: Site, client: httpx.Client) -> None:
+def test_the_ipxe_folder_is_not_found_if_ipxe_is_not_an_output(site: Site, client: httpx.Client) -> None:
     site.publish(planned(fleet("baseURL: 'http://boot.test', outputs: [grub]"), *ALWAYS[1:]))
     assert client.get("/ipxe/").status_code == 404
 
@@ -199,7 +199,7 @@ STRANGERS = (
 
 
 @pytest.mark.parametrize("target", [*ESCAPES, *STRANGERS], ids=lambda target: target[:60])
-def test_what_is_not_there_is_one_and_the_same_404(client: httpx.Client, target: str) -> None:
+def test_every_missing_path_gets_the_same_404(client: httpx.Client, target: str) -> None:
     nothing, asked = (
         undated(
             exchange(
@@ -225,7 +225,7 @@ def test_what_is_not_there_is_one_and_the_same_404(client: httpx.Client, target:
         pytest.param(b"GET", id="half a line"),
     ],
 )
-def test_what_is_no_request_gets_no_file(client: httpx.Client, request_line: bytes) -> None:
+def test_an_invalid_request_gets_no_file(client: httpx.Client, request_line: bytes) -> None:
     response = exchange(
         str(client.base_url), request_line + b"\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\nConnection: close\r\n\r\n"
     )
@@ -246,7 +246,7 @@ PAGES = ("/api/v1/servers", "/api/v1/servers/web01", "/api/v1/servers/web01/plan
 ALL_PATHS = (*sorted(FLEET.boot_files), *PAGES, "/api/v1/openapi.json", "/healthz", "/readyz", "/ipxe/", "/nothing")
 
 
-def test_head_says_what_get_says_without_the_body_and_keeps_the_connection(site: Site) -> None:
+def test_head_sends_the_headers_of_get_without_the_body_and_keeps_the_connection(site: Site) -> None:
     by_address, own = {"x-forwarded-for": ADDRESS}, {"x-forwarded-for": "127.0.0.1"}
     with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER | own) as client:
         client.get("/metrics")
@@ -279,7 +279,7 @@ def test_pipelined_requests_are_answered_in_their_order(client: httpx.Client) ->
     assert response.endswith(b"ok\n")
 
 
-def test_http_1_0_is_answered_and_closed(client: httpx.Client) -> None:
+def test_http_1_0_gets_a_response_and_is_closed(client: httpx.Client) -> None:
     response = exchange(str(client.base_url), f"GET {ENTRY} HTTP/1.0\r\nUser-Agent: GRUB 2.06\r\n\r\n".encode())
     assert response.startswith(b"HTTP/1.1 200 OK\r\n")
     assert response.endswith(client.get(ENTRY).content)
@@ -287,7 +287,7 @@ def test_http_1_0_is_answered_and_closed(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/boot.ipxe", USER_DATA])
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"x", {}', "*"])
-def test_who_has_it_already_is_told_so(client: httpx.Client, path: str, form: str) -> None:
+def test_a_client_that_has_the_content_already_gets_a_304(client: httpx.Client, path: str, form: str) -> None:
     first = client.get(path)
     again = client.get(path, headers={"if-none-match": form.format(first.headers["etag"])})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
@@ -319,7 +319,7 @@ def test_finding_m9_a_download_of_content_can_be_resumed(
 
 
 @pytest.mark.parametrize("path", ["/boot.ipxe", ENTRY])
-def test_a_script_is_sent_whole(client: httpx.Client, path: str) -> None:
+def test_a_script_is_sent_as_a_whole(client: httpx.Client, path: str) -> None:
     assert client.get(path, headers={"range": "bytes=0-3"}).status_code == 200
 
 
@@ -334,7 +334,7 @@ def test_a_script_is_sent_whole(client: httpx.Client, path: str) -> None:
         ("/readyz", "no-store"),
     ],
 )
-def test_only_what_never_changes_is_cached(client: httpx.Client, path: str, expected: str) -> None:
+def test_only_content_that_never_changes_is_cached(client: httpx.Client, path: str, expected: str) -> None:
     assert client.get(path).headers["cache-control"] == expected
 
 
@@ -350,13 +350,13 @@ def test_only_what_never_changes_is_cached(client: httpx.Client, path: str, expe
         pytest.param(AFTER, "Maintenance", id="in the window"),
     ],
 )
-def test_every_lookup_turns_at_the_instant(site: Site, client: httpx.Client, now: datetime, phase: str) -> None:
+def test_every_lookup_changes_at_the_transition(site: Site, client: httpx.Client, now: datetime, phase: str) -> None:
     site.now = now
     assert {phase in client.get(path).text for path in LOOKUPS} == {True}
     assert site.observed() == [], "what is made as often as asked for is not recorded"
 
 
-def test_a_clock_that_is_set_back_turns_answers_back(site: Site, client: httpx.Client) -> None:
+def test_after_a_clock_is_set_back_the_earlier_responses_are_served_again(site: Site, client: httpx.Client) -> None:
     texts = []
     for site.now in (BEFORE, AFTER, BEFORE, AFTER):
         texts.append([client.get(path).text for path in LOOKUPS])
@@ -364,7 +364,7 @@ def test_a_clock_that_is_set_back_turns_answers_back(site: Site, client: httpx.C
 
 
 @pytest.mark.parametrize("by", ["clock", "answers"])
-def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: str) -> None:
+def test_lookups_change_together_under_load(site: Site, client: httpx.Client, by: str) -> None:
     asking, done = threading.Barrier(5), threading.Event()
     seen: list[list[bool]] = [[] for _ in range(4)]
 
@@ -393,7 +393,7 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
         assert set(turned) == {False, True}
 
 
-def test_a_path_that_the_next_plan_has_not_is_404_from_its_instant_on(site: Site, client: httpx.Client) -> None:
+def test_a_path_that_the_next_plan_lacks_is_404_from_its_transition_on(site: Site, client: httpx.Client) -> None:
     restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
     to_disk = profile("disk", "flatcar-1", method="Disk")
     site.publish(planned(restricted, *ALWAYS[1:], to_disk, maintenance("park", "20T22:00 21T04:00", boots="disk")))
@@ -414,7 +414,7 @@ def test_finding_r16_a_known_machine_gets_its_disk_by_each_lookup(state: str, si
         assert response.status_code == 200 and "local disk" in response.text and "memtest" not in response.text, path
 
 
-def test_before_anything_is_published_nothing_is_known_of_any_path() -> None:
+def test_before_the_first_publication_every_path_is_503() -> None:
     with new_site(None) as site, site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for path in (*LOOKUPS, "/boot.ipxe", "/ipxe/", "/httpboot", "/o/x", "/nothing", "/api/v1/servers"):
             response = client.get(path)
@@ -426,7 +426,7 @@ def test_before_anything_is_published_nothing_is_known_of_any_path() -> None:
         assert {client.get(path).status_code for path in (*LOOKUPS, "/readyz")} == {200}
 
 
-def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> None:
+def test_an_output_tree_of_an_unknown_format_is_not_served() -> None:
     with new_site() as site:
         manifest = site.root / "ops/manifest.json"
         manifest.write_text(manifest.read_text().replace('"version":2', '"version":3'))
@@ -463,7 +463,7 @@ def test_finding_m5_a_known_machine_whose_state_cannot_be_read_is_not_called_unk
 
 
 @pytest.mark.parametrize(("path", "asked"), UNREADABLE.items(), ids=UNREADABLE)
-def test_finding_m5_what_cannot_be_read_is_not_absent(site: Site, path: str, asked: str) -> None:
+def test_finding_m5_an_unreadable_file_is_not_absent(site: Site, path: str, asked: str) -> None:
     with site.serve() as url:
         with broken(site.root / path, "a loop of symlinks"):
             answer = get(f"{url}{asked}")
@@ -493,7 +493,7 @@ def test_finding_m5_a_copy_that_lacks_the_state_of_a_known_machine_does_not_call
     assert {client.get(path).status_code for path in LOOKUPS} == {503}
 
 
-def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:
+def test_for_an_instance_of_another_ledger_the_endpoint_serves_nothing(site: Site) -> None:
     status = {"conditions": [{"type": "LedgerNamed", "status": False, "reason": "AnotherLedger"}]}
     site.say(status)
     with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
@@ -501,7 +501,7 @@ def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:
     (site.root / "ops/status.json").unlink()
 
 
-def test_a_fault_of_our_own_is_a_500_and_no_script(
+def test_an_internal_error_is_a_500_without_a_script(
     site: Site, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     (site.root / state_path("web01")).write_text("{}")
@@ -527,10 +527,10 @@ def test_a_fault_of_our_own_is_a_500_and_no_script(
         pytest.param(True, "10.9.0.7", PROXY, 404, id="anyone, through a proxy on an operator's machine"),
         pytest.param(True, "10.8.0.7", PROXY, 200, id="an operator, through a proxy"),
         pytest.param(True, "unknown", PROXY, 404, id="someone that a proxy does not name"),
-        pytest.param(False, "10.8.0.7", (), 404, id="someone who is no proxy, and names an operator"),
+        pytest.param(False, "10.8.0.7", (), 404, id="a client that is no proxy, and names an operator"),
     ],
 )
-def test_operators_pages_are_for_operators(
+def test_pages_for_operators_are_served_to_operators_only(
     site: Site, peer_is_operator: bool, forwarded: str | None, proxies: Any, expected: int
 ) -> None:
     operators = [ip_network("10.8.0.0/16"), *([ip_network("127.0.0.1/32")] if peer_is_operator else [])]
@@ -544,7 +544,7 @@ def test_operators_pages_are_for_operators(
         assert client.get(ENTRY).status_code == 200
 
 
-def test_who_is_no_operator_cannot_tell_pages_from_nothing(site: Site) -> None:
+def test_a_client_that_is_not_an_operator_cannot_distinguish_pages_from_missing_paths(site: Site) -> None:
     with site.serve(operators=NOBODY) as url:
         responses = {
             undated(exchange(url, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
@@ -586,7 +586,7 @@ def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
         yield site, client
 
 
-def test_a_get_of_an_entry_is_recorded_before_it_is_answered(once: tuple[Site, httpx.Client]) -> None:
+def test_a_get_of_a_boot_script_is_recorded_before_it_is_answered(once: tuple[Site, httpx.Client]) -> None:
     site, client = once
     for site.now, phase in ((BEFORE, "(Network)"), (START, "(Maintenance)")):
         for path in LOOKUPS:
@@ -597,7 +597,7 @@ def test_a_get_of_an_entry_is_recorded_before_it_is_answered(once: tuple[Site, h
             assert (observed.digest, observed.at) == (re.findall("gitboot plan (.*)", text)[0], site.now)
 
 
-def test_what_is_no_get_of_what_meets_a_key_is_not_recorded(once: tuple[Site, httpx.Client]) -> None:
+def test_a_request_that_consumes_no_boot_is_not_recorded(once: tuple[Site, httpx.Client]) -> None:
     site, client = once
     for _ in range(2):
         client.head(ENTRY)
@@ -607,7 +607,7 @@ def test_what_is_no_get_of_what_meets_a_key_is_not_recorded(once: tuple[Site, ht
     assert site.observed() == []
 
 
-def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
+def test_without_a_fetch_log_a_one_time_boot_is_not_served(site: Site) -> None:
     site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     with site.serve(records=False) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for _ in range(2):
@@ -623,7 +623,7 @@ def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
     assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 6.0' in metrics
 
 
-def test_where_the_policy_always_boots_what_writes_no_disk_that_is_the_fallback(site: Site) -> None:
+def test_if_the_policy_always_boots_an_image_that_writes_no_disk_that_is_the_fallback(site: Site) -> None:
     diskless = (
         *SEED,
         policy("web", "{matchLabels: {role: web}}", boots="repair"),
@@ -637,7 +637,7 @@ def test_where_the_policy_always_boots_what_writes_no_disk_that_is_the_fallback(
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
-def test_who_leaves_before_the_answer_has_fetched_nothing(
+def test_a_client_that_leaves_before_the_response_has_fetched_nothing(
     once: tuple[Site, httpx.Client], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, client = once
@@ -660,7 +660,7 @@ def test_who_leaves_before_the_answer_has_fetched_nothing(
 # Failures to record
 
 
-def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
+def test_a_disk_that_does_not_respond_is_awaited_until_the_deadline(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.publish(planned(*ONCE))
@@ -678,7 +678,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
 # Many requests, and changes
 
 
-def test_a_thousand_clients_at_once_are_each_recorded_first(once: tuple[Site, httpx.Client]) -> None:
+def test_a_thousand_simultaneous_clients_are_each_recorded_first(once: tuple[Site, httpx.Client]) -> None:
     site, client = once
     request = f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\nConnection: close\r\n\r\n".encode()
 
@@ -697,7 +697,7 @@ def test_a_thousand_clients_at_once_are_each_recorded_first(once: tuple[Site, ht
     assert len({each.client for each in observed}) == len(observed) == 1000
 
 
-def test_a_state_that_was_replaced_is_seen_at_the_next_request(once: tuple[Site, httpx.Client]) -> None:
+def test_a_replaced_state_is_used_at_the_next_request(once: tuple[Site, httpx.Client]) -> None:
     site, client = once
     for version in range(20):
         site.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once")), commit=str(version))
@@ -705,7 +705,7 @@ def test_a_state_that_was_replaced_is_seen_at_the_next_request(once: tuple[Site,
         assert f"BootPolicy/v{version}," in client.get(BY_UUID).text
 
 
-def test_a_server_that_is_gone_is_404_and_one_that_comes_is_found(site: Site, client: httpx.Client) -> None:
+def test_a_removed_server_is_404_and_a_new_one_is_found(site: Site, client: httpx.Client) -> None:
     gone = planned(*ALWAYS[:1], *ALWAYS[2:], server("web02", "role: web"))
     for fleet_at_hand, expected in ((FLEET, [200, 404]), (gone, [404, 200]), (FLEET, [200, 404])):
         site.publish(fleet_at_hand)
@@ -714,7 +714,7 @@ def test_a_server_that_is_gone_is_404_and_one_that_comes_is_found(site: Site, cl
 
 
 @pytest.mark.parametrize("how", ["moved", "swapped"])
-def test_an_address_that_goes_to_another_server_is_never_404(site: Site, client: httpx.Client, how: str) -> None:
+def test_an_address_that_moves_to_another_server_is_never_404(site: Site, client: httpx.Client, how: str) -> None:
     mac, other = MAC.replace("-", ":"), "52:54:00:00:00:02"
     second = server("aaa02", "role: web").replace(mac_of("aaa02"), other)
     here = planned(*ALWAYS, second)
@@ -741,7 +741,7 @@ def test_an_address_that_goes_to_another_server_is_never_404(site: Site, client:
 # Files on the disk
 
 
-def test_what_earlier_plans_named_is_served_as_long_as_it_lies_there(site: Site, client: httpx.Client) -> None:
+def test_files_of_earlier_plans_are_served_as_long_as_they_exist(site: Site, client: httpx.Client) -> None:
     site.publish(planned(*ALWAYS, templates={"t": '{"ignition": {"version": "3.4.0"}, "x": 1}'}))
     response = client.get(USER_DATA)
     assert (response.status_code, response.content) == (200, FLEET.boot_files[USER_DATA].content)
@@ -759,13 +759,13 @@ def test_a_large_artifact_is_read_from_the_disk_each_time(site: Site, client: ht
     assert client.get(path, headers={"range": "bytes=0-9"}).content == kernel[:10]
 
 
-def test_content_that_is_not_what_its_path_says_is_not_served(site: Site, client: httpx.Client) -> None:
+def test_content_that_does_not_match_the_digest_in_its_path_is_not_served(site: Site, client: httpx.Client) -> None:
     assert client.get(USER_DATA).status_code == 200
     (site.root / f"boot{USER_DATA}").write_bytes(b"#cloud-config\nruncmd: []\n")
     assert client.get(USER_DATA).status_code == 404
 
 
-def test_a_bundle_is_served_as_its_folder_says(site: Site, client: httpx.Client) -> None:
+def test_a_bundle_is_served_by_the_names_in_its_folder(site: Site, client: httpx.Client) -> None:
     cloud = image("flatcar-1", "userData: CloudInit")
     web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t}")
     bundled = planned(ALWAYS[0], ALWAYS[1], cloud, ALWAYS[3], web, *ALWAYS[5:], templates={"t": "#cloud-config\n"})
@@ -777,7 +777,7 @@ def test_a_bundle_is_served_as_its_folder_says(site: Site, client: httpx.Client)
         assert client.get(path).headers["content-type"] == "text/cloud-config; charset=utf-8"
 
 
-def test_a_shared_file_is_served_as_it_lies_and_others_in_its_folder_are_not(site: Site, client: httpx.Client) -> None:
+def test_a_shared_file_is_served_unchanged_and_others_in_its_folder_are_not(site: Site, client: httpx.Client) -> None:
     (site.root / "boot/unknown.ipxe").write_bytes(b"#!ipxe\n# newer\n")
     assert client.get("/unknown.ipxe").content == b"#!ipxe\n# newer\n"
     (site.root / "boot/mine").write_text("mine")

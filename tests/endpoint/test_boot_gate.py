@@ -91,7 +91,7 @@ def url(here: Site) -> Iterator[str]:
 # Served once
 
 
-def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> None:
+def test_e2_without_an_instance_a_served_boot_is_replaced_by_the_disk_after_a_minute(here: Site) -> None:
     with here.serve() as url:
         for seconds, expected in ((0, GIVEN), (59, GIVEN), (60, DISK), (86400, DISK)):
             here.now = BEFORE + timedelta(seconds=seconds)
@@ -102,7 +102,7 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
-def test_what_the_system_asks_for_ends_what_was_given(closing: str, url: str) -> None:
+def test_a_fetch_by_the_installed_system_ends_the_offer_of_its_boot(closing: str, url: str) -> None:
     """A path with a token consumes the boot. A document that every client can fetch by a UUID does not."""
     assert GIVEN in get(url + ENTRY).text
     assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
@@ -110,7 +110,7 @@ def test_what_the_system_asks_for_ends_what_was_given(closing: str, url: str) ->
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is_restarted: bool) -> None:
+def test_a_clock_that_is_set_back_serves_no_boot_for_another_minute(here: Site, is_restarted: bool) -> None:
     """E4: by the corrected clock, the first fetch was five seconds ago. The kernel's uptime shows that it was not."""
     here.ahead = timedelta(minutes=3)
     here.now = BEFORE + here.ahead
@@ -126,7 +126,7 @@ def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is
         assert DISK in get(url + ENTRY).text
 
 
-def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: Site) -> None:
+def test_e31_a_restarted_endpoint_knows_served_boots_until_the_output_tree_has_them(here: Site) -> None:
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
     read_new(here.spool, {})  # the instance has read the fetch, but could not publish
@@ -151,15 +151,13 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
         pytest.param(
             *(2, planned(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), GIVEN), id="a higher number"
         ),
-        pytest.param(
-            2, planned(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="a person says that it is pending"
-        ),
+        pytest.param(2, planned(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="an operator sets it pending"),
     ],
 )
-def test_e31_only_a_number_or_a_person_makes_another_boot_of_what_was_given(
+def test_e31_only_a_new_number_or_an_operator_makes_another_boot_of_a_served_one(
     here: Site, minutes: int, fleet: Fleet, expected: str, url: str
 ) -> None:
-    """The boot is fetched between the instance's read of the spool and its publication."""
+    """The boot is fetched between the time when the instance reads the fetch log and its publication."""
     assert GIVEN in get(url + ENTRY).text
     here.now += timedelta(minutes=minutes)
     assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text
@@ -167,7 +165,7 @@ def test_e31_only_a_number_or_a_person_makes_another_boot_of_what_was_given(
     assert expected in get(url + ENTRY).text
 
 
-def test_several_workers_share_what_was_given(here: Site) -> None:
+def test_several_workers_share_the_served_boots(here: Site) -> None:
     with here.serve() as one, here.serve() as other:
         assert GIVEN in get(one + ENTRY).text
         assert GIVEN in get(other + BY_UUID).text
@@ -176,7 +174,7 @@ def test_several_workers_share_what_was_given(here: Site) -> None:
 
 
 @pytest.mark.parametrize("report", ["provisioned", "failed", None])
-def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, report: str | None) -> None:
+def test_an_installer_that_has_reported_gets_no_further_boot(here: Site, report: str | None) -> None:
     """The installer boots several times and reports its end, but the instance has read only the first boot."""
     several = image("flatcar-1", "userData: Ignition/3.4, boots: 2", "kernel, initrd, loader")
     reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
@@ -196,7 +194,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
     assert ("# gitboot withheld the boot of web01: the installer reported at 2" in text) is (report is not None)
 
 
-def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:
+def test_e3_while_the_ledger_cannot_be_written_no_boot_is_served_twice(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
     repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
@@ -215,7 +213,7 @@ def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) 
         eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
 
 
-def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
+def test_e1_a_killed_endpoint_serves_no_boot_twice(tmp_path: Path) -> None:
     with site(planned(*ONCE, now=datetime.now(UTC))) as here:
         arguments = ("--spool", str(here.spool))
         for expected in (GIVEN, DISK, DISK):
@@ -233,7 +231,7 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
 # Endpoints that can or cannot record
 
 
-def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
+def test_an_endpoint_is_ready_if_no_other_can_serve_more(here: Site) -> None:
     """A load balancer uses ready endpoints. If no endpoint can serve one-time boots, all of them are ready."""
     with here.serve(records=False) as url:
         assert http_peers.get(f"{url}/readyz").status_code == 503
@@ -272,7 +270,9 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert GIVEN in get(url + ENTRY).text
 
 
-def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fetch_that_cannot_be_recorded_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def record() -> bool:
         stands = await recording.record(fetched)
         gc.collect()
@@ -288,7 +288,7 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
     assert [each.name for each in caplog.records] == ["gitboot.endpoint.recorder"]
 
 
-def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(
+def test_an_endpoint_with_a_full_disk_finds_out_by_itself_and_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_TRIED_EVERY_S", 0)
@@ -309,7 +309,7 @@ def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out
 # Which endpoint serves
 
 
-def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: Path) -> None:
+def test_e30_an_endpoint_with_another_fetch_log_serves_no_one_time_boot(here: Site, tmp_path: Path) -> None:
     with site(FLEET) as other, other.serve() as url:
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
@@ -318,7 +318,7 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         assert other.observed() == []
 
 
-def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forgotten(
+def test_e38_with_an_older_copy_of_the_tree_no_boot_is_served_after_the_fetch_log_has_forgotten_it(
     here: Site, tmp_path: Path
 ) -> None:
     shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
@@ -338,7 +338,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site, url: str) -> None:
+def test_a_lost_fetch_log_is_replaced_by_a_new_one_and_until_then_nothing_is_recorded(here: Site, url: str) -> None:
     assert GIVEN in get(url + ENTRY).text
     here.observed()
     shutil.rmtree(here.spool)
@@ -350,7 +350,7 @@ def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_re
     assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
 
 
-def test_e35_terms_that_name_no_spool_or_are_damaged_or_of_another_format_have_nothing_given(here: Site) -> None:
+def test_e35_without_valid_terms_no_one_time_boot_is_served(here: Site) -> None:
     facts = json.loads((here.root / TERMS).read_bytes())
     for damaged in (json.dumps({**facts, "giver": None}), json.dumps({**facts, "format": 9}), "", None):
         (here.root / TERMS).unlink()
@@ -361,7 +361,7 @@ def test_e35_terms_that_name_no_spool_or_are_damaged_or_of_another_format_have_n
         (here.root / TERMS).touch()
 
 
-def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
+def test_e35_with_a_state_of_another_format_no_boot_is_served(here: Site) -> None:
     path = here.root / state_path("web01")
     path.write_text(path.read_text().replace('"format":2', '"format":3'))
     with here.serve() as url:
@@ -375,14 +375,14 @@ NAMED = fleet_document(
 )
 
 
-def entries(fleet: Fleet) -> dict[str, str]:
+def find_boot_scripts(fleet: Fleet) -> dict[str, str]:
     roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
     return {path: fleet.files[path].content.decode() for path in roles}
 
 
-def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> None:
+def test_e29_if_an_endpoint_is_named_no_file_contains_a_one_time_boot() -> None:
     fleet = planned(NAMED, *ONCE[1:])
-    found = entries(fleet)
+    found = find_boot_scripts(fleet)
     assert len(found) == 8
     for path, text in found.items():
         assert "flatcar-1/kernel" not in text, path
@@ -402,7 +402,7 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
     }, "what only sends on proves nothing by being fetched from a mirror"
 
 
-def test_an_endpoint_answers_what_pxelinux_asks_for_as_the_path_that_copies_have(here: Site) -> None:
+def test_an_endpoint_serves_what_pxelinux_requests_at_the_path_that_copies_have(here: Site) -> None:
     here.publish(planned(NAMED, *ONCE[1:]))
     path = f"/pxelinux.cfg/01-{MAC}"
     with here.serve() as url:
@@ -410,20 +410,20 @@ def test_an_endpoint_answers_what_pxelinux_asks_for_as_the_path_that_copies_have
     assert [each.path for each in here.observed()] == [f"boot{path}"]
 
 
-def test_e29_where_none_is_named_the_boot_itself_lies_there_and_every_whole_200_counts() -> None:
+def test_e29_without_a_named_endpoint_the_files_contain_the_boot_and_every_complete_200_counts() -> None:
     state = FLEET.servers["web01"]
-    found = entries(FLEET)
+    found = find_boot_scripts(FLEET)
     assert all("flatcar-1/kernel" in text for text in found.values())
     assert found.keys() <= state.evidence_digests.keys()
 
 
-def test_a_site_may_name_an_endpoint_of_its_own() -> None:
+def test_a_site_may_name_its_own_endpoint() -> None:
     site = "sites: [{name: fra1, baseURL: 'http://fra1.test', endpoint: 'http://fra1.test:8080', select: All}]"
-    found = entries(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
+    found = find_boot_scripts(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
     assert all("http://fra1.test:8080/" in text for path, text in found.items() if "boot.ipxe" in path)
 
 
-def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_gives(here: Site) -> None:
+def test_an_endpoint_without_a_fetch_log_redirects_once_to_the_one_that_serves(here: Site) -> None:
     here.publish(planned(NAMED, *ONCE[1:]))
     with here.serve() as gives, here.serve(records=False) as other:
         for path in LOOKUPS:
@@ -466,7 +466,7 @@ WRITES_NO_DISK = planned(
 )
 
 
-def asked_by_dhcp(url: str) -> list[int]:
+def request_as_dhcp(url: str) -> list[int]:
     """Return the responses to a DHCP server on both of its paths."""
     by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
     by_uuid = get(f"{url}/httpboot/{UUID}.json", headers={"user-agent": "Go-http-client/1.1"})
@@ -476,28 +476,30 @@ def asked_by_dhcp(url: str) -> list[int]:
 @pytest.mark.parametrize(
     ("fleet", "expected"),
     [
-        pytest.param(direct("uki"), 404, id="nothing would show that it was booted"),
+        pytest.param(direct("uki"), 404, id="no later fetch would show that it was booted"),
         pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
         pytest.param(SYSTEM_UUID, 200, id="its data shows it"),
     ],
 )
-def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: Fleet, expected: int) -> None:
+def test_a_file_that_dhcp_names_is_served_if_a_later_fetch_can_end_its_offer(
+    here: Site, fleet: Fleet, expected: int
+) -> None:
     here.publish(fleet)
     with here.serve(trusted_proxies=PROXY) as url:
         for _ in range(3):
-            assert asked_by_dhcp(url) == [expected] * 2
+            assert request_as_dhcp(url) == [expected] * 2
         assert here.observed() == [], "it spends nothing"
     with here.serve(records=False, trusted_proxies=PROXY) as url:
-        assert asked_by_dhcp(url) == [404] * 2
+        assert request_as_dhcp(url) == [404] * 2
 
 
-def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
+def test_a_fetch_of_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
     here.publish(SYSTEM_UUID)
     with here.serve(trusted_proxies=PROXY) as url:
-        assert asked_by_dhcp(url) == [200, 200]
+        assert request_as_dhcp(url) == [200, 200]
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
         assert [each.path for each in here.observed()] == [f"boot/ignition/{UUID}"]
-        assert asked_by_dhcp(url) == [404, 404]
+        assert request_as_dhcp(url) == [404, 404]
         here.now += timedelta(minutes=10)
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
 
@@ -505,14 +507,14 @@ def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
 @pytest.mark.parametrize(
     ("agent", "client", "counts"),
     [
-        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool by which the machine asks"),
+        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool of the machine"),
         pytest.param("", ADDRESS, True, id="the machine, without a name"),
-        pytest.param("a system", "10.12.0.99", True, id="a system of another address"),
-        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person who looks"),
+        pytest.param("a system", "10.12.0.99", True, id="a system with another address"),
+        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person with a browser"),
         pytest.param("", "10.12.0.99", False, id="a monitor without a name"),
     ],
 )
-def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_or_a_system(
+def test_after_a_served_boot_its_user_data_is_evidence_from_the_same_address_or_by_a_system(
     here: Site, agent: str, client: str, counts: bool
 ) -> None:
     here.publish(SYSTEM_UUID)
@@ -549,7 +551,7 @@ def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_o
         (WRITES_NO_DISK, ADDRESS, "", False),
     ],
 )
-def test_finding_c6_user_data_by_a_uuid_is_evidence_by_a_known_system_and_by_each_client_that_the_fleet_names(
+def test_finding_c6_user_data_by_uuid_is_evidence_by_a_system_or_by_a_client_that_the_fleet_names(
     here: Site, fleet: Fleet, client: str, agent: str, counts: bool
 ) -> None:
     """If the boot writes no disk, every user agent of a system is enough."""
@@ -564,7 +566,7 @@ def test_finding_c6_user_data_by_a_uuid_is_evidence_by_a_known_system_and_by_eac
     assert fleet is not OF_NAMED_CLIENTS or {each.is_evidence for each in found} == {counts}
 
 
-def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:
+def test_the_data_of_a_direct_boot_gets_a_503_while_the_fetch_cannot_be_recorded(here: Site) -> None:
     here.publish(SYSTEM_UUID)
     with here.serve(records=False) as url:
         found = get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"})
@@ -577,7 +579,7 @@ def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be
 @pytest.mark.parametrize(
     ("agent", "from_elsewhere", "counts"),
     [
-        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy that does not say for whom"),
+        pytest.param("iPXE/1.0.0+", False, True, id="iPXE, through a proxy without a client header"),
         pytest.param("GRUB 2.12", False, True, id="GRUB"),
         pytest.param("UefiHttpBoot/1.0", True, True, id="firmware"),
         pytest.param("Syslinux/6.04", True, True, id="PXELINUX"),
@@ -585,13 +587,13 @@ def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be
         pytest.param("Wget/1.21", True, False, id="wget"),
         pytest.param("Mozilla/5.0 (X11; Linux x86_64)", True, False, id="a browser"),
         pytest.param("Prometheus/2.50", True, False, id="a monitor"),
-        pytest.param("my-loader 1", True, False, id="a loader that nobody knows, or a monitor"),
-        pytest.param("", True, False, id="one that says nothing"),
+        pytest.param("my-loader 1", True, False, id="an unknown loader, or a monitor"),
+        pytest.param("", True, False, id="a client without a user agent"),
         pytest.param("my-loader 1", False, False, id="the same on this host"),
-        pytest.param("", False, False, id="who says nothing, on this host"),
+        pytest.param("", False, False, id="no user agent, on this host"),
     ],
 )
-def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
+def test_e6_a_client_that_is_not_a_loader_gets_the_fallback_and_consumes_nothing(
     here: Site, agent: str, from_elsewhere: bool, counts: bool
 ) -> None:
     headers = {"user-agent": agent} | (ELSEWHERE if from_elsewhere else {})
@@ -608,13 +610,13 @@ def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
     [
         pytest.param("my-loader 1", "", False, id="nothing"),
         pytest.param("my-loader 1", f"?uuid={UUID}", False, id="a UUID alone, which a path may need"),
-        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="what the first script sends"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="the query of the first script"),
         pytest.param("", f"?uuid={UUID}&serial=ABC1234", True, id="the same without a name"),
         pytest.param("my-loader 1", f"?uuid={UUID}&serial=", True, id="a machine without a serial number"),
         pytest.param("curl/8.5.0", f"?uuid={UUID}&serial=ABC1234", False, id="the same by a tool"),
     ],
 )
-def test_finding_m3_a_boot_is_given_to_who_sends_what_a_loader_sends(
+def test_finding_m3_a_boot_is_served_to_clients_that_send_what_a_loader_sends(
     here: Site, agent: str, query: str, counts: bool
 ) -> None:
     with here.serve(trusted_proxies=PROXY) as url:
@@ -627,7 +629,7 @@ CHECKS = [("gitboot-verify-mirror/0.2.0", ""), (IPXE, "?check=1"), ("gitboot/0.1
 
 
 @pytest.mark.parametrize(("agent", "query"), CHECKS)
-def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Site, agent: str, query: str) -> None:
+def test_finding_m3_a_check_consumes_nothing_even_if_all_clients_count(here: Site, agent: str, query: str) -> None:
     here.publish(planned(CLIENTS, *ONCE[1:]))
     headers, own = {"user-agent": agent, "x-forwarded-for": "10.12.0.13"}, {"x-forwarded-for": "127.0.0.1"}
     with here.serve(trusted_proxies=PROXY) as url:
@@ -651,7 +653,7 @@ CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], m
     ("client", "counts"),
     [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False), ("fd00:12::13", False)],
 )
-def test_where_clients_are_named_only_they_count(here: Site, client: str, counts: bool) -> None:
+def test_if_the_fleet_names_clients_only_they_count(here: Site, client: str, counts: bool) -> None:
     here.publish(planned(CLIENTS, *ONCE[1:]))
     for agent in (IPXE, "curl/8.5.0"):
         with here.serve(trusted_proxies=PROXY) as url:
@@ -669,13 +671,13 @@ def test_where_clients_are_named_only_they_count(here: Site, client: str, counts
         ("http://boot.test", "10.12.0.0/16", False),
     ],
 )
-def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: str, is_told: bool) -> None:
+def test_ipv6_clients_that_would_not_count_are_a_warning(url: str, clients: str, is_told: bool) -> None:
     documents = fleet_document(f"baseURL: '{url}', provisioning: {{clients: [{clients}]}}")
     warnings = decide(repository(documents, *ONCE[1:], files=TEMPLATES)).warnings
     assert [each.code for each in warnings if each.code == Code.NO_IPV6_CLIENTS] == [Code.NO_IPV6_CLIENTS] * is_told
 
 
-def test_the_addresses_of_this_host_are_its_own() -> None:
+def test_addresses_of_this_host_are_detected() -> None:
     assert [_is_own_address(each) for each in ("127.0.0.9", "::1", "192.0.2.200", "10.99.99.99")] == [
         True,
         True,
@@ -688,15 +690,15 @@ def test_the_addresses_of_this_host_are_its_own() -> None:
     ("query", "given"),
     [
         pytest.param("", True, id="nothing"),
-        pytest.param("?uuid=&serial=", True, id="what is not set"),
+        pytest.param("?uuid=&serial=", True, id="an unset variable"),
         pytest.param(f"?uuid={UUID}&serial=Other", True, id="its UUID"),
         pytest.param(f"?uuid={UUID.upper()}", True, id="its UUID in upper case"),
         pytest.param(f"?uuid={'0' * 8}-0000-0000-0000-{'0' * 12}&serial=None", True, id="placeholders"),
         pytest.param("?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732", False, id="another UUID"),
-        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number where the document has none"),
+        pytest.param("?uuid=nonsense&serial=ABC1234", True, id="a serial number that the document lacks"),
     ],
 )
-def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given: bool, url: str) -> None:
+def test_e25_another_machine_gets_the_fallback(here: Site, query: str, given: bool, url: str) -> None:
     text = get(url + ENTRY + query).text
     assert (GIVEN if given else DISK) in text
     assert len(here.observed()) == given
@@ -712,7 +714,7 @@ def test_finding_p14_a_denial_shows_the_uuid_as_its_document_has_it(here: Site, 
 # Next fetches
 
 
-def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Path) -> None:
+def test_e7_no_boot_with_missing_files_is_served(here: Site, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
     with here.serve(assets=assets) as url:
         for name in ("kernel", "initrd"):
@@ -725,7 +727,7 @@ def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Pat
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Path) -> None:
+def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -> None:
     sized = ONCE[2].replace('kernel", sha256:', 'kernel", size: 5, sha256:')
     assert sized != ONCE[2]
     here.publish(planned(*ONCE[:2], sized, *ONCE[3:]), commit="2")
@@ -743,7 +745,7 @@ def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Pat
 # Headers
 
 
-def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
+def test_e5_a_proxy_cannot_revalidate_a_boot_script(here: Site) -> None:
     for fleet in (FLEET, planned(*ALWAYS)):  # once, and at each boot
         here.publish(fleet)
         with here.serve() as url:
@@ -755,7 +757,7 @@ def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
 
 
 @pytest.mark.parametrize("agent", [IPXE, "curl/8"])
-def test_head_has_the_headers_of_what_this_client_would_get(here: Site, agent: str) -> None:
+def test_head_has_the_headers_of_what_the_same_client_would_get(here: Site, agent: str) -> None:
     with here.serve() as url:
         head = http_peers.head(url + ENTRY, headers={"user-agent": agent})
         assert here.observed() == []
@@ -771,7 +773,7 @@ def say(here: Site, clock: datetime) -> None:
 
 
 @pytest.mark.parametrize("off", [timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=31)])
-def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(here: Site, off: timedelta) -> None:
+def test_e32_an_endpoint_with_a_wrong_clock_serves_no_install_boot(here: Site, off: timedelta) -> None:
     for fleet in (FLEET, planned(*ALWAYS)):
         here.publish(fleet)
         here.now = BEFORE + off
@@ -793,7 +795,7 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
             assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
-def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
+def test_an_instance_that_has_stopped_writing_does_not_count_as_another_clock(here: Site) -> None:
     """The clock may be wrong, or the instance silent. After a while, or with a synchronized kernel, it is silent."""
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
@@ -807,7 +809,7 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
         assert "not compared" not in get(url + ENTRY).text
 
 
-def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance_writes(here: Site) -> None:
+def test_e32_with_a_fast_clock_at_its_start_an_endpoint_waits_until_the_instance_writes(here: Site) -> None:
     """The clock is two hours ahead from the first second on, and the instance is running."""
     here.now = BEFORE + timedelta(hours=2)
     say(here, BEFORE)
@@ -824,7 +826,7 @@ def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here: Site) -> None:
+def test_e32_a_clock_that_is_behind_an_earlier_time_serves_no_install_boot(here: Site) -> None:
     """The instance is down, and the endpoint's host starts with its hardware clock."""
     here.publish(planned(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
     here.now = START + timedelta(hours=2)
@@ -843,17 +845,17 @@ def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here:
         assert http_peers.get(f"{url}/readyz").status_code == 200, "nor is that kept"
 
 
-def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:
+def test_a_clock_that_is_set_back_reopens_no_ended_window(here: Site) -> None:
     here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
     seen = []
     with here.serve() as url:
         for hour in (0, 1, 0, 1, 3, 1, 0):
             here.now = START + timedelta(hours=hour, minutes=-30)
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
 
 
-def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
+def test_a_window_ends_in_time_at_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
     """The instance is down. The kernel's uptime shows the time since the latest saved time."""
     here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
     here.now = START + timedelta(minutes=50)
@@ -865,17 +867,17 @@ def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(he
     with here.serve(keeps=True) as url:
         for minutes in (58, 59, 61, 90):
             here.now = START + timedelta(minutes=minutes) + here.ahead
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["repair", "repair", "web", "web"]
 
 
-def _seen(url: str) -> str:
+def _find_boot(url: str) -> str:
     return "repair" if "memtest-7" in get(url + ENTRY).text else "web"
 
 
 @pytest.mark.parametrize("is_found_at", ["the start", "a later look"])
 @pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
-def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
+def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance(
     here: Site, off: timedelta, is_found_at: str
 ) -> None:
     """The window opens neither by this clock nor by the instance's clock, until the clock is corrected."""
@@ -887,7 +889,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
         here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
         say(here, true + timedelta(minutes=minutes))
         http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
-        seen.append(_seen(url))
+        seen.append(_find_boot(url))
 
     say(here, true)
     here.now, here.ahead = (true + off, off) if is_found_at == "the start" else (true, timedelta())
@@ -903,24 +905,22 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
 
 
 @pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
-def test_finding_c6_a_maintenance_that_was_served_goes_on_to_its_end_and_not_into_the_next(
-    here: Site, off: timedelta
-) -> None:
+def test_finding_c6_a_served_maintenance_continues_to_its_end_and_not_into_the_next(here: Site, off: timedelta) -> None:
     windows = (maintenance("first", "20T20:00 20T21:30"), maintenance("second", "20T22:00 20T23:00"))
     here.publish(planned(*SEED, policy("web"), *windows))
     seen = []
     say(here, BEFORE)
     with here.serve() as url:
-        seen.append(_seen(url))
+        seen.append(_find_boot(url))
         for minutes in (1, 2, 29, 31, 59, 61, 100):
             here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
             say(here, BEFORE + timedelta(minutes=minutes))
             http_peers.get(f"{url}/api/v1/status")
-            seen.append(_seen(url))
+            seen.append(_find_boot(url))
     assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
 
 
-def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Site) -> None:
+def test_an_instance_that_has_stopped_writing_does_not_make_a_slow_clock_right(here: Site) -> None:
     here.now, here.ahead = BEFORE - timedelta(minutes=10), timedelta(minutes=-10)
     say(here, BEFORE)
     with here.serve() as url:
@@ -960,7 +960,7 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
         assert "StatusCurrent" not in _conditions(url)
 
 
-def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_seen(here: Site) -> None:
+def test_finding_c5_a_missing_status_is_as_old_as_the_last_one_that_was_read(here: Site) -> None:
     say(here, BEFORE)
     with here.serve(keeping=ClockState.SYNCHRONISED) as url:
         assert "StatusCurrent" not in _conditions(url)
@@ -971,7 +971,7 @@ def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_see
         assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
-def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_clock_shows(here: Site) -> None:
+def test_finding_c5_the_age_of_a_status_does_not_depend_on_the_clock(here: Site) -> None:
     say(here, BEFORE)
     here.now, here.ahead = BEFORE - timedelta(hours=2), timedelta(hours=-2)
     with here.serve() as url:
@@ -980,7 +980,7 @@ def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_cl
         assert "StatusCurrent" in _conditions(url)
 
 
-def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site, url: str) -> None:
+def test_an_output_tree_without_a_status_has_no_stale_one(here: Site, url: str) -> None:
     here.now += timedelta(hours=5)
     assert http_peers.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
     assert "StatusCurrent" not in _conditions(url)
@@ -1009,7 +1009,7 @@ def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path
 # Reports of denials
 
 
-def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
+def test_e6_no_page_tells_a_reader_to_fetch_a_boot_script() -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "example-repo").rglob("*.md")]
     asked = re.compile(
         r"(?:curl|wget|GET)\b[^\n]*(?:/v1/boot/[^\s/]+/(?:boot\.ipxe|grub\.cfg)|/ipxe/[^\s/]|grub\.cfg-)"
@@ -1018,7 +1018,7 @@ def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
     assert [page.name for page in pages for _ in asked.findall(page.read_text())] == []
 
 
-def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
+def test_printing_a_boot_script_does_not_consume_its_boot(here: Site) -> None:
     result = CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
     assert result.exit_code == 0, result.output
     assert result.output.count("# served once, to the machine: ") == 2, "for iPXE and for GRUB"
@@ -1028,7 +1028,7 @@ def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
     assert CliRunner().invoke(cli, ["boot-script", "web02", "--tree", str(here.root)]).exit_code != 0
 
 
-def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) -> None:
+def test_e7_a_withheld_boot_is_a_condition_of_the_instance(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     documents = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
     repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
@@ -1045,7 +1045,7 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("giver", ["that of the spool", "none, as in a tree that was only rendered"])
-def test_a_sole_for_claim_of_2fefe59_in_the_spool_withholds_install_boots_with_the_reason(giver: str) -> None:
+def test_a_sole_for_claim_of_2fefe59_in_the_fetch_log_withholds_install_boots_with_the_reason(giver: str) -> None:
     with site(None) as made, made.serve() as url:
         made.publish(planned(*ONCE), giver=None if giver == "that of the spool" else "")
         (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)

@@ -149,7 +149,7 @@ def looking(output: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
+def test_every_alias_belongs_to_an_output_that_a_fleet_may_choose() -> None:
     for alias in TABLE:
         assert {alias.path for alias in TABLE if alias.output in PEERS} == {alias.path for alias in TABLE}
         assert alias.kinds and all(
@@ -158,7 +158,7 @@ def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
 
 
 @pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
-def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, asked: str) -> None:
+def test_e2_a_boot_served_by_an_alias_is_served_by_no_path_again(here: Site, asked: str) -> None:
     """The first fetch counts for the boot script. When a second one is too late, all aliases serve the disk."""
     alias = {**ENTRIES, **LOOKED_UP}[asked]
     with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
@@ -174,7 +174,7 @@ def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, ask
 
 
 @pytest.mark.parametrize("asked", ENTRIES)
-def test_e2_what_was_given_by_the_entry_is_given_by_no_alias(here: Site, asked: str) -> None:
+def test_e2_a_boot_served_by_the_boot_script_is_served_by_no_alias(here: Site, asked: str) -> None:
     with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(ENTRY).text
         here.now += timedelta(seconds=61)
@@ -187,14 +187,14 @@ def offer() -> str | None:
 
 
 @pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
-def test_e1_nothing_is_given_by_an_alias_that_cannot_be_recorded(here: Site, asked: str) -> None:
+def test_e1_a_fetch_by_an_alias_that_cannot_be_recorded_gets_no_boot(here: Site, asked: str) -> None:
     with here.serve(records=False) as url:
         answer = http_peers.get(f"{url}{ {**ENTRIES, **LOOKED_UP}[asked] }", headers=LOADER)
         assert "could not be recorded" in answer.text and "boots its local disk" in answer.text
 
 
 @pytest.mark.parametrize("asked", ENTRIES)
-def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) -> None:
+def test_e6_a_client_that_is_not_a_loader_consumes_nothing_by_an_alias(here: Site, asked: str) -> None:
     with here.serve() as url, http_peers.Client(base_url=url) as client:
         assert "withheld the boot" in client.get(ENTRIES[asked], headers={"user-agent": "curl/8"}).text
         assert client.head(ENTRIES[asked], headers=LOADER).status_code == 200
@@ -203,7 +203,7 @@ def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) ->
 
 
 @pytest.mark.parametrize("asked", ENTRIES)
-def test_e5_no_proxy_can_revalidate_an_alias_of_an_entry(here: Site, asked: str) -> None:
+def test_e5_no_proxy_can_revalidate_an_alias_of_a_boot_script(here: Site, asked: str) -> None:
     with here.serve() as url:
         for more in ({}, {"if-none-match": "*"}):
             answer = http_peers.get(f"{url}{ENTRIES[asked]}", headers={**LOADER, **more})
@@ -211,14 +211,14 @@ def test_e5_no_proxy_can_revalidate_an_alias_of_an_entry(here: Site, asked: str)
             assert "etag" not in answer.headers
 
 
-def test_e25_another_machine_is_given_the_fallback_by_an_alias(here: Site) -> None:
+def test_e25_another_machine_gets_the_fallback_by_an_alias(here: Site) -> None:
     with here.serve() as url:
         answer = http_peers.get(f"{url}/ipxe?mac={MAC}&uuid={uuid_of('other')}", headers=LOADER)
         assert "boots its local disk" in answer.text
         assert here.observed() == []
 
 
-def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
+def test_a_stop_of_all_boots_applies_to_aliases(here: Site) -> None:
     with here.serve() as url:
         write_stop(here.root / "ops", StopOrder("ada", "a flood", everything=True), BEFORE)
         for path in ENTRIES.values():
@@ -228,7 +228,7 @@ def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
         assert "boots flatcar-1" not in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
 
 
-def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.Client) -> None:
+def test_pixiecore_chains_the_machine_to_its_boot_script(looking: httpx.Client) -> None:
     """Read a response as Pixiecore's client does: go.universe.tf/netboot, pixiecore/booters.go, apibooter.BootSpec."""
     said = looking.get(f"/pixiecore/v1/boot/{COLONS}").json()
     assert list(said) == ["ipxe-script"]
@@ -238,7 +238,7 @@ def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.
     assert looking.get(f"/pixiecore/v1/boot/{mac_of('disk01')}").status_code == 404  # "don't boot this machine"
 
 
-def test_boot_parameters_show_no_boot_that_writes_a_disk(looking: httpx.Client) -> None:
+def test_boot_parameters_show_no_install_boot(looking: httpx.Client) -> None:
     [web] = looking.get(f"/boot/v1/bootparameters?mac={COLONS}").json()
     assert web == {"hosts": ["web01"], "macs": [COLONS]}
     [init] = looking.get("/boot/v1/bootparameters?name=init01").json()
@@ -247,7 +247,7 @@ def test_boot_parameters_show_no_boot_that_writes_a_disk(looking: httpx.Client) 
     assert looking.post("/boot/v1/bootparameters").status_code == 405
 
 
-def test_matchbox_has_ignition_cloud_config_and_metadata(looking: httpx.Client) -> None:
+def test_matchbox_paths_serve_ignition_cloud_config_and_metadata(looking: httpx.Client) -> None:
     assert looking.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
     assert looking.get(f"/ignition?uuid={UUID}").json() == {"ignition": {"version": "3.4.0"}}
     assert looking.get(f"/cloud?uuid={INIT}").text == "#cloud-config\nhostname: init01\n"
@@ -257,16 +257,16 @@ def test_matchbox_has_ignition_cloud_config_and_metadata(looking: httpx.Client) 
     assert not any(line.startswith("X=") for line in looking.get(f"/metadata?mac={MAC}&a=b%0aX=1").text.splitlines())
 
 
-def test_first_scripts_are_the_first_script(looking: httpx.Client) -> None:
+def test_paths_of_first_scripts_serve_the_first_script(looking: httpx.Client) -> None:
     script = looking.get("/boot.ipxe").content
     assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
     assert looking.get(f"/ipxe?mac={MAC}").content != script  # although that path was fetched before
-    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: what it fetches lies two levels up.
+    # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: the fetched file is two levels up.
     deeper = script.decode().replace("--name entry ", "--name entry ../../")
     assert looking.get("/ipxe/script/auto.ipxe").text == deeper
 
 
-def test_ec2_knows_a_machine_by_its_address(looking: httpx.Client) -> None:
+def test_ec2_metadata_finds_a_machine_by_its_address(looking: httpx.Client) -> None:
     assert looking.get("/2009-04-04/user-data").text == "#cloud-config\nhostname: init01\n"
     assert looking.get("/2009-04-04/meta-data/instance-id").text == INIT
     assert looking.get("/latest/meta-data/").text.split() == ["hostname", "instance-id", "local-hostname"]
@@ -284,7 +284,7 @@ def test_an_unknown_client_of_http_boot_gets_the_profile_of_unknown_servers(look
 
 
 @pytest.mark.parametrize("path", NOBODY)
-def test_an_unknown_machine_or_malformed_key_is_the_one_404(looking: httpx.Client, path: str) -> None:
+def test_an_unknown_machine_and_a_malformed_key_get_the_same_404(looking: httpx.Client, path: str) -> None:
     answer = looking.get(path)
     assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"", "no-store")
 
@@ -300,7 +300,7 @@ def test_an_output_that_was_not_chosen_has_no_paths() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("word", ["built", "failed"])
-def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> None:
+def test_callbacks_of_foreman_are_reports(here: Site, word: str, method: str) -> None:
     with here.serve() as url:
         answer = http_peers.request(
             method,
@@ -315,7 +315,7 @@ def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> N
         assert (seen.log or "").endswith("last") == (word == "failed" and method == "POST")
 
 
-def test_foremans_callback_ends_what_was_given(here: Site) -> None:
+def test_a_callback_of_foreman_ends_the_offer_of_the_boot(here: Site) -> None:
     with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(ENTRIES["smee"]).text
         client.get(f"/unattended/built?token={TOKEN}")
@@ -329,13 +329,13 @@ def test_foremans_callback_ends_what_was_given(here: Site) -> None:
         lambda key: st.binary(max_size=40).map(lambda value: key + value)
     ),
 )
-def test_no_query_finds_what_is_no_machine(output: Path, path: str, query: bytes) -> None:
+def test_no_query_finds_a_path_that_is_not_a_machine(output: Path, path: str, query: bytes) -> None:
     tree = PublishedTree(output, lambda: BEFORE)
     found = AliasResponses(tree, BootResponses(tree)).find(path, query, lambda: "10.0.0.1", BEFORE)
     assert found is None or path == "/ipxe" or b"nid=" in query  # which names one by a digit
 
 
-def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
+def test_tokens_find_no_server_if_foreman_is_not_chosen() -> None:
     state = planned(*[each.replace(", foreman", "") for each in DOCUMENTS], templates={**TEMPLATES, "c": CLOUD})
     identities = state.servers["web01"].published.identities
     assert format_identity(IdentityKind.TOKEN, TOKEN) not in identities
@@ -351,7 +351,7 @@ def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
         f"/MAC-{BARE}.ipxe",
     ],
 )
-def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None:
+def test_an_unknown_machine_is_recorded_by_any_path_that_it_requests(path: str) -> None:
     below, _, query = path.partition("?")
     noted = parse_unknown_machine(below, parse_query(query), "10.12.0.99", BEFORE)
     assert noted is not None and noted.macs == (MAC,)
@@ -360,7 +360,7 @@ def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None
 TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
 
 
-def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: Path) -> None:
+def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Path) -> None:
     """The machine's own system uses another path, with a token that only the key of this instance can make."""
     keyed = planned(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
     named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
@@ -375,7 +375,7 @@ def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: 
         assert (seen.server, seen.is_report) == ("web01", True)
 
 
-def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_once() -> None:
+def test_e29_if_an_endpoint_is_named_no_alias_in_the_tree_contains_a_one_time_boot() -> None:
     named = fleet(f"baseURL: 'http://boot.test', endpoint: 'http://gitboot.test', {PEERS}, {REPORTED}")
     found = planned(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
     for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
@@ -392,7 +392,7 @@ S3 = (
 )
 
 
-def test_a_buckets_log_names_an_alias_that_is_a_file_of_the_tree() -> None:
+def test_the_log_of_a_bucket_names_an_alias_that_is_a_file_of_the_tree() -> None:
     """The log does not show which version was sent, so only a path that names an installation is evidence."""
     for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
         assert parse_line(S3.format(key=path).encode()) is IgnoreReason.VERSION
@@ -429,7 +429,7 @@ def logged(mirror: Mirror) -> Callable[[int], list[Logged]]:
     return new
 
 
-def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
+def test_e29_an_alias_at_a_mirror_is_the_boot_script_and_its_log_shows_it(
     client: httpx.Client, logged: Callable[[int], list[Logged]]
 ) -> None:
     for path in ENTRIES.values():
@@ -454,7 +454,7 @@ def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
         ("v1/boot", "mac=52-54-00-00-00-99", 503),
     ],
 )
-def test_finding_m5_an_alias_of_what_cannot_be_read_is_not_absent(
+def test_finding_m5_an_alias_of_an_unreadable_file_is_not_absent(
     output: Path, client: httpx.Client, below: str, query: str, status: int
 ) -> None:
     with broken(output / "boot" / below, "forbidden"):
@@ -463,7 +463,7 @@ def test_finding_m5_an_alias_of_what_cannot_be_read_is_not_absent(
     assert client.get(f"/ipxe?mac={MAC}").status_code == 200
 
 
-def test_data_and_first_scripts_at_a_mirror(client: httpx.Client) -> None:
+def test_a_mirror_serves_data_and_first_scripts(client: httpx.Client) -> None:
     assert client.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
     assert client.get(f"/cloud?mac={mac_of('init01')}").text == "#cloud-config\nhostname: init01\n"
     assert client.get(f"/nocloud/{INIT}/user-data").headers["content-type"] == "text/cloud-config; charset=utf-8"
@@ -475,7 +475,7 @@ def test_data_and_first_scripts_at_a_mirror(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", [*NOBODY, *LOOKED_UP.values()])
-def test_a_mirror_has_one_404_for_who_is_not_known_there(client: httpx.Client, path: str) -> None:
+def test_a_mirror_has_the_same_404_for_every_unknown_machine(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"", "no-store")
 
@@ -501,7 +501,7 @@ CONTENTS = {file.content for file in endpoints.FLEET.boot_files.values()}
 
 
 @given(st.text() | st.from_regex(r"/(v1/boot|ipxe|ignition|httpboot|ops|o|\.\.)/[^/]*(/[^/]*){0,3}"))
-def test_only_files_of_boot_are_ever_found(path: str) -> None:
+def test_only_boot_files_are_ever_found(path: str) -> None:
     found = look(path)
     assert found is None or bytes(found.reply.body) in CONTENTS
 
@@ -532,7 +532,7 @@ def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
 
 
 @for_each("client", [None, "", "10.12.0.99", "web01", UUID])
-def test_httpboot_knows_servers_by_address_only(client: str | None) -> None:
+def test_httpboot_finds_servers_by_address_only(client: str | None) -> None:
     assert look("/httpboot", client) is None
     assert look("/httpboot", ADDRESS) is not None
 
@@ -573,7 +573,7 @@ def _files(content: bytes, folder: Path) -> dict[str, str]:
     return {str(each.relative_to(out)): each.read_text() for each in out.rglob("*") if each.is_file()}
 
 
-def test_a_bmc_is_given_the_medium_and_that_says_nothing_of_the_machine(
+def test_a_medium_is_served_to_a_bmc_and_proves_nothing_about_the_machine(
     medium: tuple[Site, str], tmp_path: Path
 ) -> None:
     made, path = medium
@@ -599,7 +599,9 @@ def test_a_bmc_is_given_the_medium_and_that_says_nothing_of_the_machine(
         ("sectors=1-2", 200, slice(0, None)),
     ],
 )
-def test_it_is_read_in_parts(medium: tuple[Site, str], asked: str, status: int, which: slice[int | None]) -> None:
+def test_a_medium_can_be_read_in_parts(
+    medium: tuple[Site, str], asked: str, status: int, which: slice[int | None]
+) -> None:
     made, path = medium
     with made.serve() as url:
         whole = get(url + path)
@@ -611,8 +613,8 @@ def test_it_is_read_in_parts(medium: tuple[Site, str], asked: str, status: int, 
         assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{len(whole.content)}"
 
 
-def test_nobody_finds_it_by_what_git_says(medium: tuple[Site, str]) -> None:
-    """As user data of a boot that ends: by a key that the instance alone has."""
+def test_the_path_of_a_medium_cannot_be_derived_from_git(medium: tuple[Site, str]) -> None:
+    """The path is like that of user data of a boot that ends: it needs the key of the instance."""
     made, path = medium
     state = _fleet().servers["web01"]
     assert state.plan is not None and state.plan.data is not None
@@ -621,7 +623,7 @@ def test_nobody_finds_it_by_what_git_says(medium: tuple[Site, str]) -> None:
         assert get(f"{url}/media/{state.plan.uuid}/{state.plan.data}/user-data.iso").status_code == 404
 
 
-def test_it_is_gone_with_the_user_data() -> None:
+def test_a_medium_is_removed_together_with_the_user_data() -> None:
     done = Record(provision=1, image="flatcar-1", evidence="Reported", provisioned_at=BEFORE - timedelta(minutes=1))
     found = _fleet()
     assert [path for path in found.boot_files if path.endswith(".iso")] == [_path(found)]

@@ -102,7 +102,7 @@ def secret(sealed: Sealed) -> str:
 # In Git
 
 
-def test_the_servers_own_secrets_win_over_the_profiles(sealed: Sealed) -> None:
+def test_secrets_of_the_server_override_those_of_the_profile(sealed: Sealed) -> None:
     other = documents(of_server="secrets: {join: s/own.age}")
     boots = [
         decision("web01", *each, files=sealed.files).policy.boot.user_data.secrets  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def test_the_servers_own_secrets_win_over_the_profiles(sealed: Sealed) -> None:
     assert boots[1]["join"] == boots[0]["own"] != boots[0]["join"]
 
 
-def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Sealed) -> None:
+def test_another_encrypted_file_is_another_decision_that_does_not_show_its_content(sealed: Sealed) -> None:
     """The digest covers the encrypted file, so that a change is reviewed and counted like a change of user data."""
     files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same content, encrypted again
     one, other = (decision("web01", *documents(), files=each) for each in (sealed.files, files))
@@ -132,7 +132,7 @@ def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Seale
         ({"s/join.age": None}, Code.UNKNOWN_REFERENCE, "there is no file"),
     ],
 )
-def test_a_file_that_nobody_could_open_is_a_problem_of_the_commit(
+def test_a_file_that_cannot_be_decrypted_is_a_problem_of_the_commit(
     sealed: Sealed, given: dict[str, str | None], code: Code, word: str
 ) -> None:
     files = {path: text for path, text in {**sealed.files, **given}.items() if text is not None}
@@ -151,7 +151,7 @@ def test_a_file_that_nobody_could_open_is_a_problem_of_the_commit(
         (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot the profile"),
     ],
 )
-def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:
+def test_a_boot_without_an_end_cannot_have_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:
     with pytest.raises(InvalidRepository) as refused:
         decided(*given, files=sealed.files)
     assert {each.code for each in refused.value.problems} == {Code.SECRET_KEPT_OPEN}
@@ -159,7 +159,7 @@ def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, 
 
 
 @pytest.mark.parametrize("often", ["Once", "OnImageChange"])
-def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
+def test_the_url_of_a_secret_names_its_endpoint(sealed: Sealed, often: str) -> None:
     """A mirror has no secrets: the URL is that of the endpoint."""
     mirrored = "endpoint: 'http://gitboot.test:8080'"
     for of_fleet, base in (("", "http://boot.test"), (mirrored, "http://gitboot.test:8080")):
@@ -168,7 +168,7 @@ def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
         assert all(url.startswith(f"{base}/s/") and url.endswith(f"/{MAC}/{name}") for name, url in urls.items())
 
 
-def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
+def test_another_endpoint_gives_another_url(sealed: Sealed) -> None:
     """Also if the secret is the only difference between two commits."""
     fleets = [
         repository(*documents(of_fleet=each), files=sealed.files)
@@ -183,9 +183,9 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
         (USER_DATA.replace("s/join.age", "t"), "", r"expected the path of an encrypted file \(\*\.age\)"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
-    ids=["a file whose name does not say that it is encrypted", "secret as a function"],
+    ids=["a file whose name does not end like an encrypted one", "secret as a function"],
 )
-def test_what_names_a_secret_otherwise_is_refused_with_what_to_write(
+def test_a_wrong_reference_to_a_secret_is_rejected_with_the_right_form(
     sealed: Sealed, user_data: str, template: str, word: str
 ) -> None:
     with pytest.raises(InvalidRepository, match=word):
@@ -195,7 +195,7 @@ def test_what_names_a_secret_otherwise_is_refused_with_what_to_write(
 # In the output tree
 
 
-def test_nothing_of_a_secret_is_published_but_what_age_made_of_it(sealed: Sealed) -> None:
+def test_nothing_of_a_secret_is_published_except_its_encrypted_form(sealed: Sealed) -> None:
     found = planned(*documents(), templates=sealed.files)
     state = found.files["ops/servers/web01.json"].content.decode()
     everything = "\n".join(f"{path}\n{file.content.decode()}" for path, file in found.files.items())
@@ -218,7 +218,7 @@ STEPS: Final = {  # evidence, and whether the secrets are offered
 
 
 @pytest.mark.parametrize("evidence", STEPS)
-def test_it_is_offered_with_user_data_and_ends_when_the_installation_is_done(
+def test_a_secret_is_offered_with_user_data_and_ends_when_the_installation_is_done(
     sealed: Sealed, evidence: str | None
 ) -> None:
     done = Record(provision=1, image="flatcar-1", pool="web", evidence=evidence, provisioned_at=BEFORE)
@@ -230,7 +230,7 @@ def test_it_is_offered_with_user_data_and_ends_when_the_installation_is_done(
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: bool) -> None:
+def test_an_installer_that_has_failed_gets_no_more_secrets(sealed: Sealed, failed: bool) -> None:
     from gitboot.resolve.provisioning_record import Failure
 
     key = decision("web01", *documents(of_fleet=REPORTED), files=sealed.files)
@@ -251,7 +251,7 @@ def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: b
 # At an endpoint
 
 
-def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: Sealed) -> None:
+def test_an_endpoint_serves_its_secrets_and_records_each_fetch(here: Site, sealed: Sealed) -> None:
     urls = secrets_in(planned(*documents(), templates=sealed.files))
     with here.serve(keys=sealed.keys) as url:
         for name, text in (("join", PLAIN), ("own", OWN)):
@@ -268,7 +268,7 @@ def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: 
     assert "hunter" not in "".join(path.read_text() for path in here.spool.iterdir() if path.is_file())
 
 
-def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed, secret: str) -> None:
+def test_any_other_path_of_a_secret_gets_the_same_404(here: Site, sealed: Sealed, secret: str) -> None:
     _, _, token, mac, name = secret.split("/")
     others = [
         f"/s/{token}/{mac}/other",
@@ -289,7 +289,7 @@ def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed, 
             assert (found.status_code, found.content) == (404, b""), other
 
 
-def test_who_is_no_machine_of_the_fleet_is_given_none(sealed: Sealed) -> None:
+def test_a_client_that_is_not_a_machine_of_the_fleet_gets_no_secret(sealed: Sealed) -> None:
     clients = "provisioning: {clients: [10.12.0.0/24]}"
     made = planned(*documents(of_fleet=clients), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
@@ -308,7 +308,7 @@ CHECKS: Final = {
 
 
 @pytest.mark.parametrize("marks", CHECKS)
-def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(sealed: Sealed, marks: str) -> None:
+def test_finding_m3_a_secret_that_a_check_requests_is_neither_served_nor_counted(sealed: Sealed, marks: str) -> None:
     """All clients of this host count here, so that only the signs distinguish a check from a machine."""
     query, headers = CHECKS[marks]
     clients = "provisioning: {evidence: Reported, clients: [127.0.0.0/8]}"
@@ -323,7 +323,9 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
         assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
 
 
-def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
+def test_an_endpoint_that_cannot_decrypt_a_secret_reveals_nothing_to_the_client(
+    here: Site, secret: str, tmp_path: Path
+) -> None:
     make_key(tmp_path / "other")
     other = AgeKeys(tmp_path / "other")
     for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file decrypts it")):
@@ -334,7 +336,7 @@ def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: s
         assert not here.observed(), word
 
 
-def test_it_is_given_by_the_one_spool_alone(here: Site, sealed: Sealed, secret: str) -> None:
+def test_a_secret_is_served_only_with_the_fetch_log_of_the_tree(here: Site, sealed: Sealed, secret: str) -> None:
     with here.serve(records=False, keys=sealed.keys) as url:
         assert get(url + secret).status_code == 503
     here.spool.rename(here.spool.with_name("gone"))
@@ -343,7 +345,7 @@ def test_it_is_given_by_the_one_spool_alone(here: Site, sealed: Sealed, secret: 
         assert get(url + secret).status_code == 503
 
 
-def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed) -> None:
+def test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_it(sealed: Sealed) -> None:
     made = planned(*documents(of_fleet=REPORTED), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
     report = next(f"/{each}" for each in made.boot_files if "/provisioned/" in each).replace("//", "/")
@@ -356,7 +358,7 @@ def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed)
         assert get(url + path).status_code == 404
 
 
-def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: str) -> None:
+def test_secrets_end_by_the_clock_and_when_they_are_removed(sealed: Sealed, secret: str) -> None:
     record = Record(provision=1, image="flatcar-1", pool="web", evidence="Fetched", provisioned_at=BEFORE)
     made = planned(*documents(), records={"web01": record}, templates=sealed.files)
     with site(made) as there, there.serve(keys=sealed.keys) as url:
@@ -371,7 +373,7 @@ def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: s
 # End to end
 
 
-def boots_given(instance: Instance) -> dict[str, Any]:
+def find_boots_served(instance: Instance) -> dict[str, Any]:
     found = [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"]
     return found[0] if found else {"status": True, "reason": "Given"}
 
@@ -386,14 +388,16 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         keys.write_text(f"{Identity.generate()}\n")
         assert instance.get(path).status_code == 503
         said = eventually(
-            lambda: boots_given(instance)["reason"] == "SecretNotDecrypted" and boots_given(instance)["message"]
+            lambda: (
+                find_boots_served(instance)["reason"] == "SecretNotDecrypted" and find_boots_served(instance)["message"]
+            )
         )
         assert "the secret join: no key in the key file decrypts it" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
-        eventually(lambda: boots_given(instance)["status"])
+        eventually(lambda: find_boots_served(instance)["status"])
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")
-        pushed.push({"s/join.age": "hunter2"})  # read beside the commit before, of which nothing else differs
+        pushed.push({"s/join.age": "hunter2"})  # compared with the previous commit, which differs in nothing else
         eventually(lambda: instance.status()["attempted"]["problems"])
         assert {each["code"] for each in instance.status()["attempted"]["problems"]} == {Code.NOT_SEALED}
         assert instance.get(path).text == PLAIN
@@ -410,7 +414,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
             assert not file.is_file() or b"hunter" not in file.read_bytes(), file
 
 
-def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(
+def test_gitboot_serve_decrypts_secrets_too_and_does_not_start_without_its_key_file(
     here: Site, sealed: Sealed, secret: str
 ) -> None:
     with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
@@ -442,7 +446,7 @@ def fetched_secrets(instance: Instance) -> list[str]:
     return [each["client"] for each in told if each["secret"] == "secrets/join"]
 
 
-def shown_fetches(folder: Path) -> dict[str, int]:
+def show_fetches(folder: Path) -> dict[str, int]:
     shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
     (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
     others = {"others": found["others"]["times"]} if found["others"] is not None else {}
@@ -482,7 +486,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         assert (found["status"], found["reason"]) == (False, "SecondAddress")
         assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
         assert found["remedy"].startswith("gitboot secret fetches web01 --state STATE")
-        eventually(lambda: shown_fetches(tmp_path).get(STRANGER, 0) > 10)
+        eventually(lambda: show_fetches(tmp_path).get(STRANGER, 0) > 10)
         assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
 
         confirmed = typed("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
@@ -495,7 +499,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
     # The endpoint left its count when it ended.
     with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file)) as instance:
         assert eventually(lambda: private(instance))["reason"] == "ManyFetches"
-        assert shown_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
+        assert show_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
         assert not fetched_secrets(instance)
 
 
@@ -507,7 +511,7 @@ def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
         path = install(instance)
         for number in range(60, 120):
             from_address(instance, f"127.0.0.{number}", path)
-        found = eventually(lambda: found if len(found := shown_fetches(tmp_path)) == 17 else None)
+        found = eventually(lambda: found if len(found := show_fetches(tmp_path)) == 17 else None)
         assert found["127.0.0.1"] == 1
         assert len(fetched_secrets(instance)) == 17
         shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]
@@ -518,7 +522,7 @@ def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
         assert rows == 1 and size < 10_000
 
 
-def test_finding_s5_a_client_that_counts_for_nothing_is_noted_too(tmp_path: Path, sealed: Sealed) -> None:
+def test_finding_s5_a_client_that_does_not_count_is_recorded_too(tmp_path: Path, sealed: Sealed) -> None:
     """Every client with the URL can fetch user data. A fetch from another address is only reported."""
     pushed = Repository.create(tmp_path / "git")
     allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.1/32]}")

@@ -34,7 +34,7 @@ def readable(held: list[socket.socket]) -> list[socket.socket]:
     return select(held, [], [], 0)[0]
 
 
-def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered() -> None:
+def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served() -> None:
     settings = configured(idle_connections=1000)
     with (
         site(ASKING) as made,
@@ -51,7 +51,7 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
         assert get(url + ENTRY).status_code == 200
 
 
-def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.1)
     with (
         site(ASKING) as made,
@@ -63,7 +63,7 @@ def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.
     assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in answer
 
 
-def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_s4_a_slow_curl_body_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
     with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
@@ -85,7 +85,7 @@ def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytes
         "POST / HTTP/1.1\r\nExpect: 100-continue",
     ],
 )
-def test_a_request_that_is_answered_before_its_body_ends_the_connection(head: str) -> None:
+def test_a_response_that_is_sent_before_the_body_ends_the_connection(head: str) -> None:
     second = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with site(ASKING) as made, made.serve() as url, connect(url) as client:
         client.sendall(f"{head}\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{".encode())
@@ -97,7 +97,7 @@ def test_a_request_that_is_answered_before_its_body_ends_the_connection(head: st
         assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
+def test_the_connection_stays_open_after_a_complete_body() -> None:
     end = b"Connection: close\r\n\r\n"
     with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
@@ -105,7 +105,7 @@ def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
         assert answer.endswith(b"ok\n")
 
 
-def test_finding_s4_clients_that_read_slowly_make_room_for_another(
+def test_finding_s4_clients_that_read_slowly_are_closed_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(connections, "most_connections", lambda: 3)
@@ -136,7 +136,7 @@ def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address(
         assert readable([*held[0::3], *held[2::3], one_more]) == []
 
 
-def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_answered() -> None:
+def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_served() -> None:
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
         eventually(lambda: len(readable(held)) == MANY - MAX_IDLE)

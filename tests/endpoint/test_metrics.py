@@ -61,7 +61,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_requests_are_counted_by_what_they_were_for() -> None:
+def test_requests_are_counted_by_their_kind() -> None:
     with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             get(url + path)
@@ -77,14 +77,14 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
     }
 
 
-def test_prometheus_finds_nothing_amiss(url: str) -> None:
+def test_promtool_finds_no_problem(url: str) -> None:
     page = get(f"{url}/metrics").content
     promtool = program("promtool", "prometheus")
     checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_who_asks_for_openmetrics_is_given_the_same_as_that(url: str) -> None:
+def test_openmetrics_has_the_same_values(url: str) -> None:
     answer = get(f"{url}/metrics", headers={"accept": ACCEPT})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
@@ -97,7 +97,7 @@ def test_who_asks_for_openmetrics_is_given_the_same_as_that(url: str) -> None:
     }
 
 
-def test_each_metric_is_in_the_table_and_each_of_the_table_is_shown(url: str) -> None:
+def test_each_metric_is_in_the_table_and_each_row_of_the_table_is_served(url: str) -> None:
     page = get(f"{url}/metrics", headers={"accept": ACCEPT}).text
     shown = {each.name: each for each in openmetrics_of(page)}
     assert {(each.name, each.type, each.documentation) for each in shown.values()} == {
@@ -109,13 +109,13 @@ def test_each_metric_is_in_the_table_and_each_of_the_table_is_shown(url: str) ->
             assert sample.labels.keys() - {"le"} == set(family.labels)
 
 
-def test_no_metric_has_a_value_for_each_server(url: str) -> None:
+def test_no_metric_has_a_label_for_each_server(url: str) -> None:
     assert "web01" not in get(f"{url}/metrics").text
     conditions = samples(url)["gitboot_bmc_conditions"]
     assert [conditions[each,] for each in ("Stalled", "ForeignOverride", "Waiting")] == [2, 1, 0]
 
 
-def test_what_the_status_says_is_there(url: str) -> None:
+def test_the_metrics_have_the_values_of_the_status(url: str) -> None:
     expected: Samples = {
         "gitboot_build_info": {(__version__,): 1},
         "gitboot_ready": {(): 1},
@@ -151,12 +151,12 @@ def test_what_the_status_says_is_there(url: str) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_operators_certificate_ends_when_it_ends(url: str) -> None:
+def test_the_metric_of_the_operators_certificate_is_its_end(url: str) -> None:
     (ends,) = samples(url)["gitboot_operators_certificate_expiration_timestamp_seconds"].values()
     assert timedelta(days=29) < datetime.fromtimestamp(ends, UTC) - datetime.now(UTC) <= timedelta(days=30)
 
 
-def test_durations_are_counted_up_to_each_bound() -> None:
+def test_durations_are_counted_in_each_bucket() -> None:
     laps = StageTimes()
     for seconds in (0.1, 0.1001, 1000):  # equal to a bound, above it, above all bounds
         laps.add(Stage.PUBLISH, seconds)
@@ -176,7 +176,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_what_an_instance_of_before_does_not_say_is_left_out() -> None:
+def test_values_that_an_earlier_instance_does_not_write_are_omitted() -> None:
     said = FULL_STATUS.facts()
     for newer in ("stages", "belowMinimumVersion", "runs", "installing", "installations"):
         del said[newer]
@@ -188,7 +188,7 @@ def test_what_an_instance_of_before_does_not_say_is_left_out() -> None:
     assert not {name for name in found if "stage" in name or "below" in name}
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_values_that_are_not_known_yet_are_omitted() -> None:
     with site(None) as made, made.serve() as url:
         found = samples(url)
     assert found["gitboot_ready"] == {(): 0}

@@ -78,7 +78,7 @@ def here() -> Iterator[Site]:
 
 
 class Reader:
-    """An instance that reads the spool of an endpoint when the test calls it."""
+    """An instance that reads the fetch log of an endpoint when the test calls it."""
 
     def __init__(self, folder: Path, spool: Path) -> None:
         self._spool, self._offsets = spool, dict[str, int]()
@@ -108,7 +108,7 @@ class Reader:
 
 @pytest.mark.parametrize("reads", ["while it syncs", "when it has answered", "at the end"])
 @pytest.mark.parametrize("sync", ["in time", "late", "failing", "late and failing"])
-def test_finding_c1_whatever_a_sync_does_the_instance_records_what_was_answered(
+def test_finding_c1_after_any_sync_result_the_instance_records_the_boots_that_were_served(
     here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, reads: str
 ) -> None:
     begun, ends, fdatasync = threading.Event(), threading.Event(), os.fdatasync
@@ -188,7 +188,7 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
 
 
 @pytest.mark.parametrize("ask", ["HEAD", "another machine", "curl", "stopped", "a missing file"])
-def test_a_request_that_is_refused_without_the_log_writes_no_intent(here: Site, tmp_path: Path, ask: str) -> None:
+def test_a_request_that_is_rejected_without_the_log_writes_no_intent(here: Site, tmp_path: Path, ask: str) -> None:
     with here.serve(assets=tmp_path if ask == "a missing file" else None) as url:
         if ask == "stopped":
             (here.spool / ".endpoints").mkdir(exist_ok=True)
@@ -206,7 +206,7 @@ def test_a_request_that_is_refused_without_the_log_writes_no_intent(here: Site, 
     assert read_new(here.spool, {}).observations == []
 
 
-def test_finding_c6_a_report_by_get_that_a_full_log_cannot_take_is_answered_503(tmp_path: Path) -> None:
+def test_finding_c6_a_report_by_get_that_a_full_log_cannot_store_gets_a_503(tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk, site(None) as made:
         made.spool = disk / "spool"
         made.spool.mkdir()
@@ -220,7 +220,7 @@ def test_finding_c6_a_report_by_get_that_a_full_log_cannot_take_is_answered_503(
             assert {each.is_report for each in made.observed()} == {True}
 
 
-def test_finding_c6_user_data_that_a_client_breaks_off_is_no_evidence(here: Site) -> None:
+def test_finding_c6_user_data_that_a_client_interrupts_is_no_evidence(here: Site) -> None:
     here.publish(LARGE)
     data = next(path for path in LARGE.boot_files if "/data/" in path)
     with here.serve() as url:
@@ -268,7 +268,7 @@ def test_user_data_that_was_served_while_the_log_was_full_is_recorded_later(tmp_
         assert {each.outcome for each in read_new(made.spool, {}).observations} == {Outcome.SERVED}
 
 
-def test_a_client_that_takes_nothing_for_a_minute_has_not_received_its_answer() -> None:
+def test_a_client_that_reads_nothing_for_a_minute_has_not_received_its_response() -> None:
     with closing(PassingLoop()) as loop:
         scope = {"extensions": {CLIENT_RECEIVED: lambda: None}}
         waiting = loop.create_task(_has_received(scope))
@@ -278,7 +278,7 @@ def test_a_client_that_takes_nothing_for_a_minute_has_not_received_its_answer() 
         assert loop.run_until_complete(waiting) is False
 
 
-def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_is_not_answered_as_heard(here: Site) -> None:
+def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_gets_a_404(here: Site) -> None:
     here.publish(planned(fleet(CLIENTS), *ONCE[1:]))
     with here.serve(trusted_proxies=PROXY) as url:
         for client, expected in (("10.13.0.1", 404), ("10.12.0.13", 204)):
@@ -296,7 +296,7 @@ def taking() -> Iterator[Site]:
         yield made
 
 
-def left(taking: Site) -> list[UnknownMachine]:
+def read_unknown(taking: Site) -> list[UnknownMachine]:
     return [machine for each in read_unknown_files(taking.spool) for machine in each.table.machines]
 
 
@@ -315,23 +315,23 @@ def codes(answers: list[httpx.Response]) -> list[int]:
     return [each.status_code for each in answers]
 
 
-def test_what_is_sent_of_an_unknown_machine_is_left_for_the_instance(taking: Site) -> None:
+def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(taking: Site) -> None:
     [answer] = send(taking, SENT)
     assert (answer.status_code, answer.content) == (204, b"")
-    [machine] = left(taking)
+    [machine] = read_unknown(taking)
     assert (machine.macs, machine.serial) == (("52-54-00-99-99-99", "52-54-00-99-99-9a"), "4J8VM72")
     assert machine.inventory is not None and machine.inventory.product == "PowerEdge R650"
 
 
-def test_nothing_is_taken_unless_the_fleet_asks_for_it(taking: Site) -> None:
+def test_no_inventory_is_accepted_unless_the_fleet_enables_it(taking: Site) -> None:
     taking.publish(planned(*ONCE), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), left(taking)) == ([405], [])
+    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([405], [])
 
 
-def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(taking: Site) -> None:
+def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> None:
     """A HEAD request or a check neither gets nor consumes a one-time boot, and is not reported."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
-    assert (codes(send(taking, own)), left(taking), taking.observed()) == ([204], [], [])
+    assert (codes(send(taking, own)), read_unknown(taking), taking.observed()) == ([204], [], [])
     with taking.serve() as url:
         assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
     assert [each.server for each in taking.observed()] == ["web01"]
@@ -348,23 +348,23 @@ def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(taking: Si
         ({"interfaces": [{"mac": "../../ops"}]}, 400),
     ],
 )
-def test_what_is_no_inventory_is_refused_and_leaves_nothing(taking: Site, content: object, status: int) -> None:
+def test_an_invalid_inventory_is_rejected_and_not_stored(taking: Site, content: object, status: int) -> None:
     [answer] = send(taking, content)
     assert answer.status_code == status
-    assert (status == 400) == ("send" in answer.text) and left(taking) == []
+    assert (status == 400) == ("send" in answer.text) and read_unknown(taking) == []
 
 
-def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
+def test_an_incomplete_inventory_is_not_stored(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
     with taking.serve(unknown_recorder=asked) as url, connect(url) as client:
         client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
         client.shutdown(1)
         read_all(client)
     asked.write_file()
-    assert left(taking) == []
+    assert read_unknown(taking) == []
 
 
-def test_one_address_may_send_so_many_a_minute(taking: Site) -> None:
+def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) -> None:
     many = [
         {"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MAX_INVENTORIES_PER_ADDRESS + 5)
     ]
@@ -373,22 +373,22 @@ def test_one_address_may_send_so_many_a_minute(taking: Site) -> None:
         [204] * MAX_INVENTORIES_PER_ADDRESS + [429] * 5,
         "60",
     )
-    assert len(left(taking)) == MAX_INVENTORIES_PER_ADDRESS
+    assert len(read_unknown(taking)) == MAX_INVENTORIES_PER_ADDRESS
     taking.now += timedelta(minutes=1)
     assert codes(send(taking, SENT)) == [204]
 
 
-def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
+def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(taking: Site) -> None:
     with taking.serve() as url:
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 503, "there is no spool for it"
     monitored = fleet(
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
     taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), left(taking)) == ([404], [])
+    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([404], [])
 
 
-def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
+def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operators(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
     with taking.serve(unknown_recorder=asked) as url:
         assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
@@ -400,7 +400,7 @@ def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
         url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.write_file()
-    assert left(taking) == []
+    assert read_unknown(taking) == []
 
 
 NOON = at("20T12:00")
@@ -484,7 +484,7 @@ def test_a_one_time_boot_is_served_by_one_of_several_hosts(hosts: Hosts) -> None
             assert [path for path in LOOKUPS if DISK not in get(each.url + path).text] == [], each
 
 
-def test_while_no_instance_has_the_ledger_no_one_time_boot_is_served_by_any_tree(
+def test_while_no_instance_has_the_lease_no_output_tree_serves_a_one_time_boot(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     path = postgres_server.ledger(tmp_path)
@@ -506,7 +506,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
         assert "cannot be used" in ready.text
 
 
-def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
+def test_a_ledger_that_hangs_costs_one_deadline_only(hosts: Hosts) -> None:
     with hosts.host("other", deadline_s=0.3) as other, open_connection(hosts.address) as locking:
         with locking.transaction():
             locking.execute("LOCK TABLE fetches IN ACCESS EXCLUSIVE MODE")
@@ -537,7 +537,7 @@ def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> Non
         assert eventually(is_served)
 
 
-def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_is_answered_503(hosts: Hosts) -> None:
+def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_gets_a_503(hosts: Hosts) -> None:
     hosts.tree.publish(REPORTED)
     with hosts.host("other") as other:
         assert http_peers.post(other.url + REPORT).status_code == 503
@@ -545,7 +545,7 @@ def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_is_answered_503
     assert hosts.arrived() == []
 
 
-def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:
+def test_a_report_is_recorded_locally_and_forwarded_once(hosts: Hosts) -> None:
     hosts.publish(REPORTED)
     with hosts.host("other", NOWHERE) as other:
         for _ in range(3):  # while the database is away
@@ -578,7 +578,7 @@ def test_finding_s5_repeated_fetches_at_several_hosts_arrive_as_counts(hosts: Ho
     assert [each.times for each in hosts.arrived()] == [19, 19]
 
 
-def test_a_report_to_one_host_ends_the_boot_at_all_even_before_it_is_sent(hosts: Hosts) -> None:
+def test_a_report_to_one_host_ends_the_boot_there_before_it_is_forwarded(hosts: Hosts) -> None:
     hosts.publish(REPORTED)
     with hosts.host("east") as east, hosts.host("west") as west:
         assert SERVED in get(east.url + ENTRY).text
@@ -588,7 +588,7 @@ def test_a_report_to_one_host_ends_the_boot_at_all_even_before_it_is_sent(hosts:
         assert DISK in get(west.url + ENTRY).text
 
 
-def test_fetches_are_sent_by_one_process_of_several(hosts: Hosts) -> None:
+def test_only_one_of_several_processes_forwards_fetches(hosts: Hosts) -> None:
     hosts.publish(REPORTED)
     with hosts.host("other") as other, other.forwarder, Forwarder(other.spool, other.shared):
         get(other.url + REPORT)
@@ -605,7 +605,7 @@ def line(number: int) -> bytes:
 @pytest.mark.parametrize(
     "left", [0, 9, len(line(0)), len(line(0)) + 9], ids=["nothing", "half", "a line", "a line and half"]
 )
-def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
+def test_a_file_that_is_shorter_than_its_forwarded_part_is_forwarded_from_its_end_on(
     hosts: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int, restarts: bool
 ) -> None:
     folder = tmp_path / "far"
@@ -636,7 +636,7 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
     assert list_files(folder) == [], "all of it was sent"
 
 
-def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_line_that_is_cut_off_while_it_is_forwarded_does_not_stop_the_forwarder(hosts: Hosts, tmp_path: Path) -> None:
     """The writer's sync failed after the line was read."""
     folder = tmp_path / "far"
     folder.mkdir()
@@ -657,7 +657,7 @@ def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp
     assert list_files(folder) == []
 
 
-def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_sent(hosts: Hosts) -> None:
+def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_forwarded_file(hosts: Hosts) -> None:
     hosts.publish(REPORTED)
     spool = hosts.tree.root.parent / "far"
     arguments = ("--spool", str(spool), "--ledger", hosts.address.url)
@@ -681,7 +681,7 @@ def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_s
     assert (len(found), hosts.arrived()) == (5, [])
 
 
-def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: Hosts) -> None:
+def test_a_killed_endpoint_loses_no_report_and_forwards_none_twice(hosts: Hosts) -> None:
     hosts.publish(REPORTED)
     spool = hosts.tree.root.parent / "far"
     arguments = ("--spool", str(spool), "--ledger", hosts.address.url)
@@ -706,7 +706,7 @@ def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: 
     assert (len(found), hosts.arrived()) == (acknowledged, [])
 
 
-def test_the_ledger_and_not_the_hosts_spool_says_who_may_serve(hosts: Hosts) -> None:
+def test_the_ledger_and_not_the_local_fetch_log_decides_which_instance_may_serve(hosts: Hosts) -> None:
     with hosts.host("other") as other:
         assert get(other.url + ENTRY).status_code == 200
         assert other.shared.serving_identity == hosts.lease != read_or_create_identity(other.spool)

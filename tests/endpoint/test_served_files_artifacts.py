@@ -59,7 +59,7 @@ def test_pxelinux_finds_its_core_beside_its_configurations(client: httpx.Client,
         ("current/kernel", "application/octet-stream"),
     ],
 )
-def test_files_have_the_types_that_firmware_asks_for(client: httpx.Client, path: str, content_type: str) -> None:
+def test_files_have_the_media_types_that_firmware_expects(client: httpx.Client, path: str, content_type: str) -> None:
     response = client.get(f"/assets/{path}")
     assert (response.status_code, response.content, response.headers["content-type"]) == (200, KERNEL, content_type)
     assert response.headers["content-length"] == str(len(KERNEL))
@@ -81,7 +81,7 @@ def test_a_download_can_be_resumed(client: httpx.Client, wanted: str, status: in
     assert (response.status_code, response.content) == (status, expected)
 
 
-def test_who_has_it_already_is_told_so(client: httpx.Client) -> None:
+def test_a_client_that_has_the_file_already_gets_a_304(client: httpx.Client) -> None:
     etag = client.get("/assets/flatcar/kernel").headers["etag"]
     response = client.get("/assets/flatcar/kernel", headers={"if-none-match": etag})
     assert (response.status_code, response.content) == (304, b"")
@@ -116,7 +116,7 @@ def test_who_has_it_already_is_told_so(client: httpx.Client) -> None:
     ],
     ids=lambda path: path[:40] or "nothing",
 )
-def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
+def test_no_other_file_is_served(client: httpx.Client, path: str) -> None:
     asked, nothing = (
         undated(exchange(str(client.base_url), f"GET {each} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
         for each in (f"/assets/{path}", "/nothing")
@@ -124,12 +124,12 @@ def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
     assert asked == nothing
 
 
-def test_finding_m5_a_file_that_cannot_be_read_is_not_absent(client: httpx.Client) -> None:
+def test_finding_m5_an_unreadable_file_is_not_absent(client: httpx.Client) -> None:
     answer = client.get("/assets/loop")
     assert (answer.status_code, answer.content) == (503, b"")
 
 
-def test_a_file_that_shrinks_while_it_is_sent_is_broken_off(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_sent_breaks_the_connection(tmp_path: Path) -> None:
     (tmp_path / "kernel").write_bytes(b"k" * 30_000_000)
     with site() as made, made.serve(assets=tmp_path) as url, connect(url, receive_buffer=65536) as client:
         client.sendall(b"GET /assets/kernel HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -77,12 +77,12 @@ def started(app: ASGIApp) -> tuple[EndpointServer, str]:
     "listen",
     ["", "8080", ":8080", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999", "::1:80", "[::1]", "a b:80"],
 )
-def test_what_is_no_address_is_refused(listen: str) -> None:
+def test_an_invalid_address_is_rejected(listen: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         open_listening_socket(listen)
 
 
-def test_an_address_in_use_is_refused() -> None:
+def test_an_address_in_use_is_rejected() -> None:
     with site() as made, made.serve() as url:
         with pytest.raises(UsageError, match=rf"cannot listen at {url}: Address already in use"):
             open_listening_socket(url.removeprefix("http://"))
@@ -93,19 +93,19 @@ def test_an_address_in_use_is_refused() -> None:
     ("listen", "complaint"),
     [("192.0.2.1:0", "Cannot assign requested address"), ("no-such-host.invalid:80", "cannot listen at")],
 )
-def test_an_address_that_is_not_ours_is_refused(listen: str, complaint: str) -> None:
+def test_an_address_of_another_host_is_rejected(listen: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         open_listening_socket(listen)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0", "[::1]:0", "[::]:0"])
-def test_a_free_port_is_taken_and_told(listen: str) -> None:
+def test_a_free_port_is_chosen_and_reported(listen: str) -> None:
     with site() as made, made.serve(listen) as url:
         assert not url.endswith(":0")
         assert get(url + ENTRY).status_code == 200
 
 
-def test_one_socket_takes_both_families() -> None:
+def test_one_socket_accepts_both_address_families() -> None:
     with site(planned(*ONCE)) as made, made.serve("[::]:0") as url:
         port = url.rpartition(":")[2]
         assert get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
@@ -115,7 +115,7 @@ def test_one_socket_takes_both_families() -> None:
 # Stopping
 
 
-def test_a_request_under_way_is_answered_before_the_end() -> None:
+def test_a_running_request_is_answered_before_the_server_ends() -> None:
     slow = Slow()
     running, url = started(slow)
     with ThreadPoolExecutor() as pool, http_peers.Client(base_url=url, headers=LOADER) as idle:
@@ -143,7 +143,7 @@ def is_refused(url: str) -> bool:
     return False
 
 
-def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_takes_too_long_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
     running, url = started(slow)
     with connect(url) as client:
@@ -153,7 +153,7 @@ def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFi
         assert b"slow" not in read_all(client)
 
 
-def test_it_leaves_signals_and_logging_alone() -> None:
+def test_the_server_does_not_change_signals_and_logging() -> None:
     root = logging.getLogger()
     handlers = list(root.handlers)
     with site() as made, made.serve() as url:
@@ -181,7 +181,7 @@ def url() -> Iterator[str]:
         pytest.param(b"\r\n" * 100_000, id="empty lines"),
     ],
 )
-def test_a_request_without_an_end_is_cut_off(url: str, request_start: bytes) -> None:
+def test_a_request_without_an_end_is_closed(url: str, request_start: bytes) -> None:
     with connect(url) as client:
         try:
             client.sendall(request_start)
@@ -191,12 +191,12 @@ def test_a_request_without_an_end_is_cut_off(url: str, request_start: bytes) -> 
         assert get(url + ENTRY).status_code == 200
 
 
-def test_a_body_is_not_waited_for(url: str) -> None:
+def test_the_server_does_not_wait_for_a_body(url: str) -> None:
     request = f"GET {ENTRY} HTTP/1.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
     assert exchange(url, request.encode()).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
     monkeypatch.setattr("gitboot.endpoint.server._STUCK_CHECK_S", 0.05)
     with site() as made, made.serve() as url:
@@ -267,14 +267,14 @@ def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
     running.stop(timeout_s=1)
 
 
-def test_who_takes_nothing_is_given_up(download: Download) -> None:
+def test_a_client_that_reads_nothing_is_closed(download: Download) -> None:
     assert download.is_looked_at(after_s=0)
     assert download.is_looked_at(after_s=connection.PATIENCE_S - 30)
     assert not download.is_looked_at(after_s=31)
     assert len(read_all(download.client)) < 16_000_000
 
 
-def test_who_takes_it_slowly_is_not(download: Download) -> None:
+def test_a_client_that_reads_slowly_is_not_closed(download: Download) -> None:
     received = 0
     for _ in range(4):
         before = download.unsent()
@@ -286,7 +286,7 @@ def test_who_takes_it_slowly_is_not(download: Download) -> None:
     assert received > 16_000_000
 
 
-def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_cannot_use_up_all_open_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "most_connections", lambda: 3)
     with site() as made, made.serve() as url:
         clients = [connect(url) for _ in range(3)]
@@ -311,7 +311,7 @@ class Paused:
         await send({"type": "http.response.body", "body": b"half"})
 
 
-def test_an_answer_whose_rest_is_not_ready_yet_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_not_complete_yet_is_closed_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "most_connections", lambda: 1)
     paused = Paused()
     running, url = started(paused)
@@ -329,12 +329,12 @@ def test_an_answer_whose_rest_is_not_ready_yet_makes_room(monkeypatch: pytest.Mo
     running.stop()
 
 
-def test_clients_take_no_more_than_a_third_of_all_files() -> None:
+def test_clients_use_at_most_a_third_of_all_open_files() -> None:
     assert 100 < connection.most_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
 
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/boot.ipxe"])
-def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
+def test_headers_have_their_registered_spelling(path: bytes) -> None:
     """GRUB before 2.12 recognizes only the spelling Content-Length, else it waits for the end of the connection."""
     with site() as made, made.serve() as url:
         get(url + path.decode())
@@ -346,7 +346,7 @@ def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
     assert all(name == name.title() for name in names), names
 
 
-def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_left_after_several_requests_causes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
     """Of several requests, only the last one learns from uvicorn that the client has gone."""
     asked, left, answered = threading.Event(), threading.Event(), threading.Event()
 
@@ -409,7 +409,7 @@ def answers(url: str) -> int:
     return get(url + ENTRY).status_code
 
 
-def test_a_worker_that_is_killed_is_started_again(tree: Site) -> None:
+def test_a_killed_worker_is_started_again(tree: Site) -> None:
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, process):
         assert answers(url) == 200
         first = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
@@ -419,7 +419,7 @@ def test_a_worker_that_is_killed_is_started_again(tree: Site) -> None:
         eventually(lambda: len(pids := workers_of(process.pid)) == 2 and not set(first) & set(pids))
 
 
-def test_a_worker_ends_with_its_parent_however_that_ends(tree: Site) -> None:
+def test_a_worker_ends_with_its_parent_in_every_case(tree: Site) -> None:
     with served(tree.root, "--workers", "2") as (url, process):
         assert answers(url) == 200
         pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
@@ -428,7 +428,7 @@ def test_a_worker_ends_with_its_parent_however_that_ends(tree: Site) -> None:
         eventually(lambda: all(map(is_gone, pids)))
 
 
-def test_all_end_by_a_signal(tree: Site) -> None:
+def test_all_processes_end_by_a_signal(tree: Site) -> None:
     with served(tree.root, "--workers", "2") as (url, process):
         assert answers(url) == 200
         pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
@@ -437,7 +437,7 @@ def test_all_end_by_a_signal(tree: Site) -> None:
         assert all(map(is_gone, pids))
 
 
-def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_next_request(tree: Site) -> None:
+def test_several_processes_change_at_one_transition_and_use_a_publication_at_the_next_request(tree: Site) -> None:
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, _):
         for version in range(10):
             tree.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
@@ -446,7 +446,7 @@ def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_
         assert len(tree.observed()) == 10 * 9
 
 
-def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_for_another_command_are_not_passed_to_workers(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree.root.parent / "config").write_text("workers = 2\n")
     monkeypatch.setenv("GITBOOT_CONFIG", str(tree.root.parent / "config"))
     command = [sys.executable, "-m", "gitboot", *_serve(tree.root)]
@@ -460,7 +460,7 @@ def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkey
             process.kill()
 
 
-def test_a_worker_whose_parent_is_gone_by_now_does_not_begin(tree: Site) -> None:
+def test_a_worker_whose_parent_is_already_gone_does_not_start(tree: Site) -> None:
     command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tree.root), "--fd", "0", "--parent", "1"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=120, check=False).returncode == 1
 
@@ -499,7 +499,7 @@ while True:
 """
 
 
-def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
+def test_finding_c6_a_stopped_endpoint_is_not_serving_and_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     changes: list[Endpoints] = []
@@ -522,7 +522,7 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
     assert f"endpoint process {stopped} has not responded for 5 s and will be replaced" in caplog.text
 
 
-def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:
+def test_an_endpoint_signals_repeatedly_that_it_is_alive(tree: Site) -> None:
     reading, writing = os.pipe()
     with open_listening_socket("127.0.0.1:0") as listening:
         options = ("--fd", str(listening.fileno()), "--life-fd", str(writing), "--parent", str(os.getpid()))
@@ -536,7 +536,7 @@ def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:
     os.close(reading)
 
 
-def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_say_that_all_is_well(
+def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_report_healthy(
     repository: Repository, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path, "64m") as disk:
@@ -552,7 +552,9 @@ def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_say_that_a
             eventually(lambda: all(each["status"] for each in instance.status()["conditions"]))
 
 
-def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Repository, tmp_path: Path) -> None:
+def test_a_fetch_that_an_endpoint_recorded_is_read_once_and_then_deleted(
+    repository: Repository, tmp_path: Path
+) -> None:
     web01 = server("web01", "role: web", "provision: 1")
     repository.push({"fleet.yaml": "---\n".join((SEED[0], web01, *SEED[2:-1], policy("web", often="Once")))})
     spool = tmp_path / "state" / "spool"
@@ -566,7 +568,7 @@ def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Re
         assert "Provisioned" not in [event["type"] for event in instance.events]
 
 
-def test_an_instance_that_is_killed_leaves_no_process_behind(repository: Repository, tmp_path: Path) -> None:
+def test_a_killed_instance_leaves_no_process_behind(repository: Repository, tmp_path: Path) -> None:
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"), "--listen", "127.0.0.1:0")
     command = [sys.executable, "-m", "gitboot", "run", str(repository.bare), *places, "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -580,7 +582,7 @@ def test_an_instance_that_is_killed_leaves_no_process_behind(repository: Reposit
         process.wait()
 
 
-def test_as_the_first_process_of_a_container_it_reaps_whom_nobody_else_does(tree: Site) -> None:
+def test_as_the_first_process_of_a_container_it_reaps_orphans(tree: Site) -> None:
     probe = subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip(f"no process namespace can be made here: {probe.stderr.decode().strip()}")

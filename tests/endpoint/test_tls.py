@@ -115,7 +115,7 @@ def operators_of(found: Instance) -> str:
     return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningForOperators"])[0])
 
 
-def said(found: Instance, type: str) -> list[str]:
+def find_events(found: Instance, type: str) -> list[str]:
     return [each["message"] for each in found.events if each["type"] == type]
 
 
@@ -135,7 +135,7 @@ def ask(client: socket.socket, path: str = STATUS) -> bytes:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, workers: str) -> None:
+def test_operators_use_tls_and_machines_use_http_as_before(made: Site, pair: Pair, workers: str) -> None:
     with served(made, *pair.options, "--workers", workers) as (found, operators):
         assert operators.startswith("https://127.0.0.1:")
         for _ in range(6):  # to any worker
@@ -147,7 +147,7 @@ def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, worke
             httpx.get(operators + STATUS, timeout=60)
 
 
-def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path) -> None:
+def test_a_token_is_accepted_by_tls_too(made: Site, pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("a-token-of-prometheus\n")
     tokens = ("--operators", "192.0.2.1/32", "--operators-tokens", str(tmp_path / "tokens"))
     with served(made, *pair.options, *tokens) as (_, operators):
@@ -157,7 +157,7 @@ def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path)
         assert "gitboot_operators_certificate_readable 1.0" in answer.text
 
 
-def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(made: Site, pair: Pair) -> None:
+def test_new_connections_get_a_new_certificate_and_no_connection_is_closed(made: Site, pair: Pair) -> None:
     with served(made, *pair.options) as (found, operators):
         with pair.connect(operators) as client:
             assert ask(client).startswith(b"HTTP/1.1 200")
@@ -166,7 +166,7 @@ def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(ma
             assert new != before
             eventually(lambda: pair.shown(operators) == new)
             assert ask(client).startswith(b"HTTP/1.1 200"), "who is connected notices nothing"
-        assert eventually(lambda: said(found, "CertificateReadable"))
+        assert eventually(lambda: find_events(found, "CertificateReadable"))
 
 
 def break_it(how: str, pair: Pair, authority: Authority) -> None:
@@ -204,26 +204,26 @@ def break_it(how: str, pair: Pair, authority: Authority) -> None:
         ("a locked key", "operators.key has a passphrase"),
     ],
 )
-def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
+def test_with_a_broken_pair_the_previous_one_stays_and_one_event_reports_it(
     made: Site, pair: Pair, authority: Authority, how: str, why: str
 ) -> None:
     with served(made, *pair.options) as (found, operators):
         before = pair.shown(operators)
         break_it(how, pair, authority)
-        eventually(lambda: said(found, "CertificateUnreadable"))
+        eventually(lambda: find_events(found, "CertificateUnreadable"))
         assert pair.shown(operators) == before
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
-        (message,) = said(found, "CertificateUnreadable")
+        (message,) = find_events(found, "CertificateUnreadable")
         assert why in message
         assert message.endswith("the endpoint keeps the previous certificate")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
-    assert len(said(found, "CertificateReadable")) == 1
+    assert len(find_events(found, "CertificateReadable")) == 1
 
 
 @pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
-def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
+def test_a_file_that_is_deleted_while_it_is_read_does_not_end_a_worker(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     certificate = Certificate(pair.certificate, pair.key)
@@ -251,9 +251,7 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     assert found.type == "CertificateReadable"
 
 
-def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
-    made: Site, pair: Pair, tmp_path: Path
-) -> None:
+def test_a_worker_that_starts_with_broken_files_still_serves_machines(made: Site, pair: Pair, tmp_path: Path) -> None:
     """There is no previous certificate. Machines need neither a certificate nor tokens."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-prometheus\n")
@@ -268,7 +266,9 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
         eventually(
-            lambda: any("the endpoint rejects connections" in each for each in said(found, "CertificateUnreadable"))
+            lambda: any(
+                "the endpoint rejects connections" in each for each in find_events(found, "CertificateUnreadable")
+            )
         )
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
@@ -277,7 +277,7 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
         assert workers_of(found.process.pid) == again, "none of them has ended for it"
 
 
-def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
+def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
     pair: Pair, authority: Authority, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")
@@ -317,7 +317,7 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
         ("a locked key", "has a passphrase; remove it with `openssl pkey`"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_at_the_start(
+def test_an_unusable_certificate_is_rejected_at_the_start(
     pair: Pair, authority: Authority, tmp_path: Path, command: str, how: str, why: str
 ) -> None:
     options = ["--operators-listen", "127.0.0.1:0", *pair.options]
@@ -339,7 +339,7 @@ def test_what_cannot_be_shown_is_refused_at_the_start(
 # Refused connections
 
 
-def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, authority: Authority) -> None:
+def test_t12_failed_tls_handshakes_are_counted(made: Site, pair: Pair, authority: Authority) -> None:
     with served(made, *pair.options) as (_, operators):
         with pytest.raises(httpx.TransportError):
             httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # no TLS
@@ -372,9 +372,7 @@ def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> I
         yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
 
 
-def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
-    made: Site, pair: Pair, authority: Authority
-) -> None:
+def test_t5_a_connection_before_its_tls_handshake_counts_as_idle(made: Site, pair: Pair, authority: Authority) -> None:
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(80)]
@@ -389,7 +387,7 @@ def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
         assert refused == [], "they had to go for others"
 
 
-def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
+def test_t5_an_idle_connection_after_its_tls_handshake_is_closed_like_any_other(
     made: Site, pair: Pair, authority: Authority
 ) -> None:
     with crowded(made, authority.issue(), []) as (_, operators, limits), ExitStack() as stack:
@@ -402,7 +400,7 @@ def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
         assert limits.closed_count == 8
 
 
-def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
+def test_t5_a_tls_handshake_has_the_deadline_of_a_request_head(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "HEAD_S", 0.5)
@@ -413,7 +411,7 @@ def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
         eventually(lambda: refused == [1])
 
 
-def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
+def test_t5_with_few_open_files_a_connection_before_its_tls_handshake_is_closed_for_a_machine(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.endpoint.connections.most_connections", lambda: 10)
@@ -425,7 +423,7 @@ def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
         assert held[20].recv(1) == b""
 
 
-def test_an_end_does_not_wait_for_who_has_yet_to_agree(made: Site, pair: Pair) -> None:
+def test_a_shutdown_does_not_wait_for_tls_handshakes(made: Site, pair: Pair) -> None:
     with served(made, *pair.options) as (found, operators), connect(operators) as silent:
         assert pair.get(operators + STATUS).status_code == 200
         found.process.send_signal(signal.SIGTERM)

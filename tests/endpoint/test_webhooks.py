@@ -28,7 +28,7 @@ BODY = b'{"ref": "refs/heads/main"}'
 
 
 class MovedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock goes on when it has nothing left to do, and then at once to what is due next."""
+    """A loop whose clock jumps to the next due call when it has nothing left to do."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -105,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield Site(repository, instance, operators)
 
 
-def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
+def test_a_push_that_a_forge_signs_makes_the_instance_fetch(site: Site) -> None:
     for number, headers in enumerate(
         [
             {"X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub
@@ -138,7 +138,7 @@ def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
         {"X_Hub_Signature": signed()},  # a SHA-1 signature, which gitboot ignores
     ],
 )
-def test_who_has_not_the_secret_moves_nothing(site: Site, tmp_path: Path, headers: dict[str, str]) -> None:
+def test_a_push_without_the_secret_does_nothing(site: Site, tmp_path: Path, headers: dict[str, str]) -> None:
     assert site.push(**headers) == 403
     heard = Heard(tmp_path)
     sent = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
@@ -146,7 +146,7 @@ def test_who_has_not_the_secret_moves_nothing(site: Site, tmp_path: Path, header
     assert heard.woken == []
 
 
-def test_it_is_heard_where_operators_ask_and_by_post_alone(site: Site) -> None:
+def test_a_push_is_accepted_only_by_post_and_at_the_address_of_operators(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
     assert http_peers.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 405
     assert http_peers.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
@@ -158,7 +158,7 @@ def test_a_body_without_end_is_not_read(site: Site) -> None:
     assert large.status_code == 413
 
 
-def test_many_pushes_are_few_fetches(tmp_path: Path) -> None:
+def test_many_pushes_cause_few_fetches(tmp_path: Path) -> None:
     """The first fetch is at once, then there is one every two seconds."""
     heard = Heard(tmp_path)
     assert heard.after([(b"x-gitlab-token", SECRET)], times=50) == {204}
@@ -166,7 +166,7 @@ def test_many_pushes_are_few_fetches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "cannot be read"), ("short", "16 characters")])
-def test_a_secret_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, content: str | None, said: str) -> None:
+def test_an_unusable_secret_is_rejected_at_the_start(tmp_path: Path, content: str | None, said: str) -> None:
     if content is not None:
         (tmp_path / "secret").write_text(content)
     with pytest.raises(UsageError, match=said):

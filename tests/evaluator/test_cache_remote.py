@@ -1,4 +1,4 @@
-"""A cache that another process has open: what it answers, and what it refuses to store."""
+"""A cache that another process has open: its lookups, and rows that it does not store."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_nothing_of_a_wrong_frame_is_stored_and_no_frame_after_it(wrong: str) -> None:
+def test_nothing_of_an_invalid_frame_is_stored_and_no_later_frame(wrong: str) -> None:
     after = frame(NewResults(PARSED, {b"after": b"value"})) + frame(CacheLookup(PARSED, (b"one",)))
     assert served(frame(RIGHT) + WRONG[wrong] + after) == ({b"one": b"value"}, [])
 

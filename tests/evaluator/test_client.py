@@ -38,7 +38,7 @@ from tests.helpers.forked_commands import Command, captured, nursery
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.running_instance import Repository, alive, evaluators, eventually, running
 
-MANY = 3000  # servers: more memory than what is given here
+MANY = 3000  # servers: more memory than the limit here
 FEW = 300  # but an evaluator is at it a while
 
 
@@ -153,7 +153,7 @@ def child_of(process: subprocess.Popen[Any]) -> int:
 # One commit after the other
 
 
-def test_a_commit_is_told_and_the_next_by_what_it_changes_and_one_that_was_dropped_leaves_nothing(
+def test_a_commit_is_sent_whole_and_the_next_by_its_changes_and_a_dropped_one_leaves_nothing(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     first = evaluate(evaluation, newest(source))
@@ -171,7 +171,7 @@ def test_a_commit_is_told_and_the_next_by_what_it_changes_and_one_that_was_dropp
     assert (third.extent.before, third.extent.after) == (1, 2)
 
 
-def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
+def test_the_client_does_not_wait_for_an_answer_and_is_called_when_it_comes(source: Source, state: Path) -> None:
     called: list[None] = []
     with closing(EvaluatorClient(state)) as evaluation:
         evaluation.on_answer = lambda: called.append(None)
@@ -180,7 +180,7 @@ def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state
         assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
 
 
-def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
+def test_after_a_dropped_commit_that_removed_a_server_its_address_is_still_known(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     repository.push({"web02.yaml": server("web02", "role: web")})
@@ -258,7 +258,7 @@ def test_a_result_of_another_server_is_not_used(
     assert evaluated_anew(state, first.revision, cache).decisions == first.decisions
 
 
-def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
+def test_a_commit_with_an_invalid_answer_is_not_accepted(
     source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
@@ -270,7 +270,7 @@ def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
         evaluated_anew(state, first.revision, cache)
 
 
-def test_only_what_the_cache_lacks_is_stored(
+def test_only_results_that_the_cache_lacks_are_stored(
     repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
@@ -284,7 +284,7 @@ def test_only_what_the_cache_lacks_is_stored(
     ]
 
 
-def test_the_process_of_a_commit_that_was_not_accepted_ends_and_nothing_is_stored(
+def test_the_process_of_an_unaccepted_commit_ends_and_nothing_is_stored(
     source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
@@ -333,7 +333,7 @@ def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
     stored(evaluation, cache, commit)
 
 
-def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
+def test_results_after_a_rejected_commit_are_not_stored(
     repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
@@ -352,14 +352,14 @@ def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
     eventually(lambda: not alive(process))
 
 
-def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
+def test_a_process_that_does_not_read_is_killed(state: Path) -> None:
     with started(Child("tests.helpers.evaluations", "read nothing")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             child.send(protocol.CacheHits({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
 
 
-def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
+def test_a_base_has_its_own_limits_if_the_process_does_not_hold_it(
     repository: Repository, source: Source, state: Path
 ) -> None:
     first = newest(source)
@@ -367,10 +367,10 @@ def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
     second = newest(source)
     repository.push({"web03.yaml": server("web03", "role: web")})
     with started(Child("gitboot.evaluator", str(state))) as child:
-        assert (begun_commits(child, first, second), begun_commits(child, second, newest(source))) == (2, 1)
+        assert (count_begun_commits(child, first, second), count_begun_commits(child, second, newest(source))) == (2, 1)
 
 
-def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
+def count_begun_commits(process: Child, base: Revision, revision: Revision) -> int:
     """Return for how many commits the process starts to count what they take."""
     process.send(protocol.Question(revision, base, EvaluationLimits()), lambda: 600)
     begun = 0
@@ -384,7 +384,7 @@ def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
     raise AssertionError("it ended early")
 
 
-def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
+def test_a_process_cannot_extend_its_time_by_beginning_repeatedly(
     source: Source, evaluation: EvaluatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.evaluations", "begin"))
@@ -392,7 +392,7 @@ def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
         evaluate(evaluation, newest(source))
 
 
-def test_a_frame_that_is_too_long_is_no_frame() -> None:
+def test_a_frame_that_is_too_long_is_invalid() -> None:
     with pytest.raises(ValueError, match="bytes"):
         list(FrameBuffer().add(b"\xff\xff\xff\xff"))
 
@@ -409,14 +409,16 @@ def test_a_stored_value_that_does_not_decode_is_evaluated_again(
     assert evaluated_anew(state, first.revision, cache) == first
 
 
-def test_all_problems_of_a_commit_come_across(
+def test_all_problems_of_a_commit_are_transferred(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}"), "broken.yaml": "kind: Nothing\n"})
     assert codes(evaluation, newest(source)) == ["GB1021"]
 
 
-def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path, evaluation: EvaluatorClient) -> None:
+def test_a_clone_that_cannot_be_read_is_reported_as_corrupt(
+    source: Source, state: Path, evaluation: EvaluatorClient
+) -> None:
     revision = newest(source)
     (state / "repository.git").rename(state / "away.git")
     with pytest.raises(CorruptClone):
@@ -428,7 +430,7 @@ def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path
 # Limits, and deaths
 
 
-def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
+def test_a_commit_that_takes_too_much_time_is_rejected_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
@@ -438,7 +440,7 @@ def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
         assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
 
 
-def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
+def test_a_commit_that_takes_too_much_memory_is_rejected_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(mebibytes=8), waits_for_answer=True)) as evaluation:
@@ -448,7 +450,7 @@ def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
         assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
 
 
-def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: Source, state: Path) -> None:
+def test_the_wait_for_a_commit_ends(repository: Repository, source: Source, state: Path) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
         evaluate(evaluation, newest(source))
         (process,) = evaluators(os.getpid())
@@ -457,7 +459,7 @@ def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: 
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
 
 
-def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
+def test_a_killed_evaluator_is_started_again(repository: Repository, source: Source, state: Path) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
         repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
@@ -465,7 +467,7 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
         os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None))
         assert len(found.commit.decisions.servers) == FEW + 1
-        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
+        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it is idle
         base = found.commit
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
@@ -474,7 +476,7 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
     assert evaluators(os.getpid()) == []
 
 
-def test_a_commit_over_which_evaluators_are_killed_is_refused(
+def test_a_commit_that_repeatedly_kills_its_evaluator_is_rejected(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
@@ -492,7 +494,7 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
         assert eventually(refused) == (Code.LIMITS,)
 
 
-def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
+def test_a_library_that_aborts_without_memory_counts_as_a_limit(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
@@ -553,7 +555,9 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         eventually(lambda: commit_accepted(later).reason == "GuardTripped")  # valid, with many first boots
 
 
-def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
+def test_an_instance_continues_while_it_rejects_commits_that_exceed_the_limits(
+    tmp_path: Path, repository: Repository
+) -> None:
     with running(repository.bare, tmp_path, *configured(commit_seconds=1), "--poll", "0.3") as instance:
         assert instance.status()["conditions"]
         repository.push(more_than_a_second())
@@ -562,7 +566,7 @@ def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path
             assert instance.get("/readyz").status_code == 200
             return [event for event in instance.events if event["type"] == "Rejected"]
 
-        (refused,) = eventually(refusals)  # an evaluator waits for whoever is not nice
+        (refused,) = eventually(refusals)  # an evaluator waits for processes with a higher priority
         assert Code.LIMITS in refused["message"]
         commit = repository.push(
             {**dict.fromkeys(more_than_a_second(), ""), "web02.yaml": server("web02", "role: web")}
@@ -571,7 +575,7 @@ def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_an_instance_ends_whatever_its_evaluator_is_at(
+def test_an_instance_ends_in_any_state_of_its_evaluator(
     tmp_path: Path, repository: Repository, number: signal.Signals
 ) -> None:
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
@@ -584,7 +588,7 @@ def test_an_instance_ends_whatever_its_evaluator_is_at(
         assert not alive(idle)
 
 
-def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
+def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
     repository.push({"many.yaml": many(6000)})
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     with open(os.devnull, "wb") as nobody:
@@ -601,12 +605,12 @@ def test_an_instance_that_is_killed_leaves_no_evaluator(tmp_path: Path, reposito
 
 
 @pytest.mark.parametrize("command", ["plan", "images"])
-def test_a_command_that_takes_more_than_it_may_says_so(repository: Repository, command: str) -> None:
+def test_a_command_that_exceeds_its_memory_limit_reports_it(repository: Repository, command: str) -> None:
     repository.push({"many.yaml": many()})
     check_refused(captured(command, str(repository.bare), "--commit-memory", "8"))
 
 
-def test_finding_r14_a_command_that_takes_more_time_than_it_may_says_so_on_any_machine(repository: Repository) -> None:
+def test_finding_r14_a_command_that_exceeds_its_time_limit_reports_it_on_any_machine(repository: Repository) -> None:
     repository.push(more_than_a_second())
     check_refused(captured("validate", str(repository.bare), "--commit-seconds", "1"))
 
@@ -617,7 +621,7 @@ def check_refused(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0.1", "1.5", "0"])
-def test_finding_r14_a_limit_that_the_kernel_cannot_keep_is_refused(
+def test_finding_r14_a_limit_that_the_kernel_cannot_enforce_is_rejected(
     repository: Repository, seconds: str, tmp_path: Path
 ) -> None:
     (file := tmp_path / "gitboot.toml").write_text(f"commit-seconds = {seconds}\n")
@@ -630,9 +634,7 @@ def test_finding_r14_a_limit_that_the_kernel_cannot_keep_is_refused(
         assert "commit-seconds" in refused.stderr
 
 
-def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_too(
-    tmp_path: Path, repository: Repository
-) -> None:
+def test_a_command_that_reads_the_accepted_commit_has_limits_too(tmp_path: Path, repository: Repository) -> None:
     repository.push({"many.yaml": many(2 * FEW)})
     place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     assert captured("run", str(repository.bare), *place, "--once").returncode == 0
@@ -643,14 +645,14 @@ def test_a_command_that_reads_what_an_instance_accepted_is_held_to_its_limits_to
         assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
 
 
-def test_a_command_within_its_limits_is_as_it_always_was(repository: Repository) -> None:
+def test_a_command_within_its_limits_prints_the_same_as_without_limits(repository: Repository) -> None:
     done = captured("validate", str(repository.bare))
     assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
     assert captured("validate", str(repository.bare)).returncode == 3
 
 
-def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Repository) -> None:
+def test_a_command_whose_child_aborts_without_memory_reports_it(repository: Repository) -> None:
     repository.push({"many.yaml": many(6000)})
     command = [sys.executable, "-m", "gitboot", "validate", str(repository.bare)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -659,7 +661,7 @@ def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Rep
     assert (process.returncode, Code.LIMITS in said, "more memory" in said) == (3, True, True)
 
 
-def test_a_command_that_is_told_to_end_ends_with_its_child(repository: Repository) -> None:
+def test_a_terminated_command_ends_with_its_child(repository: Repository) -> None:
     repository.push({"many.yaml": many(6000)})
     process = subprocess.Popen([sys.executable, "-m", "gitboot", "validate", str(repository.bare)])
     child = child_of(process)

@@ -34,8 +34,8 @@ def cache_of(work: Work) -> DiskCache:
     return DiskCache(work.path.parent / "cache.sqlite", pytest.fail)
 
 
-def told(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
-    """What history says: the subject, and what kind of change it is; an invalid commit is in brackets."""
+def list_history(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
+    """Return the history of a server: subjects and kinds of changes; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
     with cache_of(work) as cache:
         entries = list(lineage(history, cache).list_changes(server))
@@ -47,41 +47,41 @@ def told(work: Work, server: str, rev: str | None = None, path: Path | None = No
     ]
 
 
-def test_commits_that_changed_the_decision_are_told_and_no_others(work: Work) -> None:
+def test_only_commits_that_changed_the_decision_are_listed(work: Work) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({WEB01: f"# a comment\n{FILES[WEB01]}"}, "A comment in its file")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Its policy")
     work.commit({"web02.yaml": server("web02", "role: web")}, "Another server")
     work.commit(None, "Nothing")
-    assert told(work, "web01") == ["Its policy: Changed", "Begin: Added"]
-    assert told(work, "web02") == ["Another server: Added"]
+    assert list_history(work, "web01") == ["Its policy: Changed", "Begin: Added"]
+    assert list_history(work, "web02") == ["Another server: Added"]
 
 
 def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
     work.commit({WEB01: server("db01", "role: web").replace(uuid_of("db01"), uuid_of("web01"))}, "Rename")
     work.commit({"new.yaml": server("web01", "role: web").replace(uuid_of("web01"), uuid_of("x"))}, "Reuse the name")
-    assert told(work, "db01") == ["Rename: Changed", "Begin: Added"]
-    assert told(work, "web01") == ["Reuse the name: Added"]
+    assert list_history(work, "db01") == ["Rename: Changed", "Begin: Added"]
+    assert list_history(work, "web01") == ["Reuse the name: Added"]
 
 
-def test_a_server_that_is_gone_is_known_by_its_last_name(work: Work) -> None:
+def test_a_removed_server_is_found_by_its_last_name(work: Work) -> None:
     work.commit({"web02.yaml": server("web02", "role: web")}, "Come")
     work.commit({"web02.yaml": None}, "Go")
-    assert (told(work, "web02"), told(work, "web03")) == (["Go: Removed", "Come: Added"], [])
+    assert (list_history(work, "web02"), list_history(work, "web03")) == (["Go: Removed", "Come: Added"], [])
 
 
-def test_what_was_invalid_before_a_server_came_is_not_told(work: Work) -> None:
+def test_commits_that_were_invalid_before_a_server_was_added_are_not_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: FILES[POLICY], "web02.yaml": server("web02", "role: web")}, "Come")
-    assert told(work, "web02") == ["Come: Added"]
+    assert list_history(work, "web02") == ["Come: Added"]
 
 
-def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
+def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Fix otherwise")
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
-    assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
-    assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
+    assert list_history(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
+    assert list_history(work, "web01", "HEAD~3") == ["Begin: Added"]
     with cache_of(work) as cache:
         first, *_ = lineage(open_history(work.path, None), cache).list_changes("web01")
     assert isinstance(first, InvalidCommit)
@@ -91,7 +91,7 @@ def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
 def test_a_revert_is_a_change_back(work: Work) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("revert", "--no-edit", "HEAD")
-    assert told(work, "web01") == ['Revert "Stop": Changed', "Stop: Changed", "Begin: Added"]
+    assert list_history(work, "web01") == ['Revert "Stop": Changed', "Stop: Changed", "Begin: Added"]
 
 
 def test_a_merge_is_one_step(work: Work) -> None:
@@ -100,19 +100,19 @@ def test_a_merge_is_one_step(work: Work) -> None:
     work.commit({POLICY: policy("web", often="Once")}, "Second on the branch")
     work.git("switch", "--quiet", "main")
     work.git("merge", "--quiet", "--no-ff", "--message=Merge it", "branch")
-    assert told(work, "web01") == ["Merge it: Changed", "Begin: Added"]
-    assert told(work, "web01", "branch") == [
+    assert list_history(work, "web01") == ["Merge it: Changed", "Begin: Added"]
+    assert list_history(work, "web01", "branch") == [
         *("Second on the branch: Changed", "First on the branch: Changed", "Begin: Added")
     ]
 
 
-def test_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
+def test_the_history_of_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
     work.commit({f"fleet/{name}": text for name, text in FILES.items()}, "Copy into a folder")
-    assert told(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
+    assert list_history(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
 
 
 def test_a_bare_repository_has_the_same_history(work: Work, tmp_path: Path) -> None:
-    assert told(work, "web01", path=work.bare(tmp_path / "bare.git")) == ["Begin: Added"]
+    assert list_history(work, "web01", path=work.bare(tmp_path / "bare.git")) == ["Begin: Added"]
 
 
 @pytest.fixture
@@ -129,22 +129,22 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return revisions
 
 
-def test_each_fleet_is_decided_once_and_the_second_time_none(work: Work, decided: list[str]) -> None:
+def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: Work, decided: list[str]) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     work.commit(None, "Nothing")
-    first = told(work, "web01")
+    first = list_history(work, "web01")
     assert len(decided) == len(set(decided)) == 5  # every tree but the invalid one, which does not load
     decided.clear()
-    assert (told(work, "web01"), decided) == (first, [])
+    assert (list_history(work, "web01"), decided) == (first, [])
     work.commit({"web02.yaml": server("web02", "role: web")}, "One more")
-    assert told(work, "web02") == ["One more: Added"]
+    assert list_history(work, "web02") == ["One more: Added"]
     assert len(decided) == 2  # it and its parent
 
 
-def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) -> None:
+def test_no_more_commits_are_decided_than_requested(work: Work, decided: list[str]) -> None:
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     with cache_of(work) as cache:
@@ -152,10 +152,10 @@ def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) ->
     assert len(decided) == 2
 
 
-def test_a_clone_that_is_shallow_is_known_to_be(work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_detected(work: Work, tmp_path: Path) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     history = open_history(tmp_path / "shallow", None)
     assert history.shallow and [step.commit.subject for step in history.steps] == ["Stop"]
     assert not open_history(work.path, None).shallow
-    assert told(work, "web01", path=tmp_path / "shallow") == ["Stop: Added"]
+    assert list_history(work, "web01", path=tmp_path / "shallow") == ["Stop: Added"]

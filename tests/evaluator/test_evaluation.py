@@ -94,13 +94,13 @@ def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
 
 @LAWS
 @given(generated=fleets(), seed=st.integers(0, 2**32))
-def test_what_servers_share_does_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
+def test_parts_that_servers_share_do_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
     commit = loaded(History({}), tree_of(generated))
     assert commit is not None
     check_each_by_itself(commit, random.Random(seed))
 
 
-def test_servers_that_differ_in_one_respect_share_nothing_wrong() -> None:
+def test_servers_that_differ_in_one_respect_share_no_wrong_part() -> None:
     different = list(
         product(
             ("ring: a", "ring: b"),  # for a hold alone
@@ -300,12 +300,12 @@ HOSTILE = {
 }
 
 
-PATIENCE_S = 300  # whoever holds the interpreter of an endpoint holds it longer
+PATIENCE_S = 300  # a thread that holds the interpreter of an endpoint holds it longer
 
 
 @contextmanager
-def asked_all_the_while(instance: Instance) -> Iterator[None]:
-    """Every half a second a machine's entry is asked for, and each answer is a 200."""
+def keep_requesting(instance: Instance) -> Iterator[None]:
+    """Request the boot script of a machine twice a second, and check that each response is a 200."""
     wrong: list[object] = []
     ended = threading.Event()
 
@@ -329,11 +329,11 @@ def asked_all_the_while(instance: Instance) -> Iterator[None]:
     assert not wrong, wrong
 
 
-def attempted(instance: Instance, commit: str) -> bool:
+def is_attempted(instance: Instance, commit: str) -> bool:
     return bool(instance.status()["attempted"]["commit"] == commit)
 
 
-def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again(tmp_path: Path) -> None:
+def test_t1_machines_are_served_while_hostile_commits_come_and_the_accepted_one_stays(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     having = {
         profile("web", "flatcar-1"): profile("web", "flatcar-1", USER_DATA),
@@ -343,17 +343,17 @@ def test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one
     repository.push(harmless)
     with running(repository.bare, tmp_path, *LIMITS) as instance:
         for files in HOSTILE.values():
-            with asked_all_the_while(instance):
+            with keep_requesting(instance):
                 commit = repository.push(harmless | files)
-                eventually(partial(attempted, instance, commit))
+                eventually(partial(is_attempted, instance, commit))
             harmless |= {path: harmless.get(path, "") for path in files}
         applied = instance.status()["applied"]["commit"]
-    with running(repository.bare, tmp_path, *LIMITS) as instance, asked_all_the_while(instance):
-        eventually(partial(attempted, instance, commit))
+    with running(repository.bare, tmp_path, *LIMITS) as instance, keep_requesting(instance):
+        eventually(partial(is_attempted, instance, commit))
         assert instance.status()["applied"]["commit"] == applied
 
 
-def test_t1_machines_are_answered_while_a_commit_comes_to_no_end(tmp_path: Path) -> None:
+def test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
@@ -362,13 +362,13 @@ def test_t1_machines_are_answered_while_a_commit_comes_to_no_end(tmp_path: Path)
         commit = repository.push({"more.yaml": server("web02", "role: web")})
         eventually(lambda: [each for each in instance.events if each.get("commit") == commit])
         assert instance.get(ENTRY, timeout=PATIENCE_S).status_code == 200
-        assert not attempted(instance, commit)
+        assert not is_attempted(instance, commit)
         os.kill(evaluator, signal.SIGCONT)
-        eventually(partial(attempted, instance, commit))
+        eventually(partial(is_attempted, instance, commit))
 
 
 def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
-    """Commit files of so many MiB each, of which a few hundred KB are sent, as whoever may push can make them."""
+    """Commit files of so many MiB each, of which a few hundred KB are sent, as any client with push access can."""
     objects, ends = repository.bare / "objects", (bytes([number]) * (1 << 20) for number in range(count))
     names = [store_zeros(objects, "blob", mebibytes - 1, end=end) for end in ends]
     entries = [f"100644 blob {name}\tbig{number}.yaml" for number, name in enumerate(names)]
@@ -391,10 +391,10 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
-        eventually(lambda: attempted(instance, first))
+        eventually(lambda: is_attempted(instance, first))
         before = peak_mib(instance.process.pid)
         hostile = push_blobs(repository, mebibytes=96, count=2)
-        eventually(lambda: attempted(instance, hostile))
+        eventually(lambda: is_attempted(instance, hostile))
         found = instance.status()["attempted"]["problems"]
         assert [(each["path"], each["code"]) for each in found] == [
             (f"big{number}.yaml", "GB1004") for number in range(2)

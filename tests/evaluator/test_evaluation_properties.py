@@ -1,4 +1,4 @@
-"""What holds of every commit: evaluated from what it changes it is, byte for byte, what it is by itself."""
+"""Properties of every commit: evaluated from its changes, it equals, byte for byte, its evaluation alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def path_of(document: Document) -> str:
     return f"{document['kind']}/{name_of(document)}.yaml".lower()
 
 
-# Edits: each gives another tree, which may be no fleet
+# Edits: each gives another tree, which may not be a valid fleet
 
 Edit = Callable[[Tree, GeneratedFleet, random.Random], Tree]
 
@@ -131,7 +131,7 @@ def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
 
 
 def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
-    """A server gets a BMC, perhaps one that is another's too, or is said to show what tells nothing."""
+    """Give a server a BMC, perhaps one that another server has too, or placeholder identities."""
     path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
     address = draw.choice(["https://10.0.0.1", "https://10.0.0.1:443/", "https://10.0.0.2"])
     reports = draw.choice(["", ', "reports": {"serial": "X6DCP93"}', ', "reports": {"serial": "Default string"}'])
@@ -140,7 +140,7 @@ def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
 
 
 def commented(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
-    """What a document says stays, and where it stands is another line."""
+    """Move a document to another line without changing its content."""
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
     return tree | {path: f"# {draw.random()}\n{tree[path]}"}
 
@@ -181,7 +181,7 @@ def mirrored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
 
 
 def shown(tree: Tree, _: GeneratedFleet, __: random.Random) -> Tree:
-    """There is a page from now on, which says where each server is written, or no longer."""
+    """Switch the page on, which has the source location of each server, or off."""
     outputs = '"outputs": ["pages"], '
     found = {path: text for path, text in tree.items() if path.startswith("fleet/") and '"outputs"' not in text}
     return {path: text.replace(outputs, "") for path, text in tree.items()} | {
@@ -229,7 +229,7 @@ EDITS: tuple[Edit, ...] = (
 )
 
 
-# What both ways have to agree on
+# Values that both ways must agree on
 
 
 def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[object, ...]:
@@ -254,7 +254,7 @@ def commit_by_itself(found: CommitPair) -> Commit:
 
 
 def in_full(commit: Commit) -> tuple[object, ...]:
-    """All that an instance knows of a commit, with the order of what has one."""
+    """Return all that an instance has of a commit, with the order of ordered parts."""
     decisions = commit.decisions
     return (
         commit.revision,
@@ -280,7 +280,7 @@ def on_page(commit: Commit) -> tuple[object, ...]:
 
 @LAWS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
-def test_a_commit_is_the_same_however_it_was_come_to(
+def test_a_commit_has_the_same_result_for_every_way_to_reach_it(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -340,7 +340,7 @@ def test_an_invalid_commit_decides_only_servers_that_it_changes(monkeypatch: pyt
 
 @LAWS
 @given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
-def test_what_was_kept_of_another_commit_changes_nothing(
+def test_cached_results_of_another_commit_change_nothing(
     first: GeneratedFleet, other: GeneratedFleet, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -376,7 +376,7 @@ def described(revision: Revision, tree: Tree) -> source_history.HistoryStep:
 
 @LAWS
 @given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
-def test_a_server_has_the_history_that_whole_commits_tell(
+def test_the_history_of_a_server_equals_the_one_from_complete_commits(
     first: GeneratedFleet, other: GeneratedFleet, seed: int
 ) -> None:
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""However many processes evaluate a commit, and whatever becomes of them: what it says is the same, byte for byte."""
+"""The result of a commit is the same, byte for byte, for any number of processes and any fault of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
 
 
 def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
-    """What an evaluator with so many workers says of a commit, and keeps of it; and for how much it had others."""
+    """Evaluate a commit with so many workers; return the result, the cache rows, and the work done by others."""
     said: dict[str, Any]
     shared: list[bytes | None] = []
 
@@ -68,7 +68,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
 
 
 def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
-    """What a worker does for each server; after so many it does something else."""
+    """The work of a worker for each server; after so many it does something else."""
     ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided_server
 
     def instead(said: Any) -> bytes:
@@ -90,7 +90,7 @@ def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], 
 
 
 def limited() -> list[float]:
-    """What forks may have of what this process may, and what is left once they had 2 s of the processor."""
+    """Return the limits of forks, and what is left after they used 2 s of the processor."""
     spent = ProcessUsage.measure()
     assert spent.memory is not None
     spent.limit(memory=300 * 2**20, processor_s=50)
@@ -169,7 +169,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
-def test_one_two_and_eight_say_the_same_bytes(found: dict[str, Any]) -> None:
+def test_one_two_and_eight_processes_give_the_same_bytes(found: dict[str, Any]) -> None:
     alone, two, eight = found["same"]
     assert alone["by others"] == 0
     assert two["by others"] == eight["by others"] > SERVERS  # files and servers
@@ -177,7 +177,7 @@ def test_one_two_and_eight_say_the_same_bytes(found: dict[str, Any]) -> None:
     assert "frames" in alone["said"]
 
 
-def test_what_is_wrong_with_a_commit_is_told_alike(found: dict[str, Any]) -> None:
+def test_problems_of_a_commit_are_the_same_with_workers(found: dict[str, Any]) -> None:
     alone, three = found["broken"]
     assert three["by others"] > 0
     assert alone["said"] == three["said"]
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_commit_is_told_alike(found: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("how", ["killed", "out of memory", "overrun"])
-def test_what_a_worker_does_not_come_to_is_done_without_it(found: dict[str, Any], how: str) -> None:
+def test_files_that_a_worker_does_not_finish_are_read_without_it(found: dict[str, Any], how: str) -> None:
     alone, two, _ = found["same"]
     at_once, later = found[how]
     assert at_once["said"] == later["said"] == alone["said"]
@@ -196,7 +196,7 @@ def test_t1_a_worker_ends_with_its_evaluator(found: dict[str, Any]) -> None:
     assert found["orphaned"]
 
 
-def test_t1_workers_share_what_the_evaluator_may_have(found: dict[str, Any]) -> None:
+def test_t1_workers_share_the_limits_of_the_evaluator(found: dict[str, Any]) -> None:
     processor_s, mebibytes, taken_off = found["limited"]
     assert 45 <= processor_s <= 51
     assert 90 < mebibytes <= 100

@@ -1,4 +1,4 @@
-"""What goes between instance and evaluator: frames in any pieces, and servers whose parts belong together."""
+"""Messages between instance and evaluator: frames in any pieces, and servers whose parts belong together."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def written(*messages: protocol.Question | protocol.Answer) -> bytes:
     return stream.getvalue()
 
 
-def test_a_question_comes_as_it_was_asked() -> None:
+def test_a_question_is_decoded_as_it_was_encoded() -> None:
     frame = read_frame(io.BytesIO(written(QUESTION)))
     assert frame is not None
     assert protocol.decode_question(frame) == QUESTION
 
 
 @for_each("length", range(len(written(QUESTION))))
-def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
+def test_an_incomplete_frame_counts_as_the_end(length: int) -> None:
     assert read_frame(io.BytesIO(written(QUESTION)[:length])) is None
 
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
-def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts: list[int]) -> None:
+def test_frames_are_the_same_for_any_split_into_pieces(files: list[int], cuts: list[int]) -> None:
     sent = written(*map(protocol.EvaluationBegun, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     buffer = FrameBuffer()
@@ -57,7 +57,7 @@ def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts
     assert list(map(protocol.decode_answer, frames)) == list(map(protocol.EvaluationBegun, files))
 
 
-def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> None:
+def test_a_decision_comes_with_its_digest_and_a_changed_copy_gets_a_new_one() -> None:
     decision = decided(fleet(), server("web01"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     here = decision.servers["web01"]
     there = protocol.decode_decision(encode(here.with_digest()))
@@ -120,7 +120,7 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_PARTS)
-def test_a_server_whose_parts_do_not_belong_together_is_refused(case: str) -> None:
+def test_a_server_with_parts_that_do_not_belong_together_is_rejected(case: str) -> None:
     answers = answers_of("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     wrong = with_part(answers, WRONG_PARTS[case])
@@ -131,7 +131,7 @@ def test_a_server_whose_parts_do_not_belong_together_is_refused(case: str) -> No
             assemble_commit(commit, commit.revision, wrong)
 
 
-def test_a_commit_takes_little_memory_for_a_server() -> None:
+def test_a_commit_takes_little_memory_for_each_server() -> None:
     names = [f"web{number:02}" for number in range(50)]
     frames = [encode(each) for each in answers_of(*names)]
     assemble_commit(None, snapshot().revision, map(protocol.decode_answer, frames))  # makes the decoders
@@ -145,14 +145,14 @@ def test_a_commit_takes_little_memory_for_a_server() -> None:
     assert held < 3 * 1024
 
 
-def test_without_a_base_the_fleet_is_needed() -> None:
+def test_a_commit_without_a_base_needs_the_fleet() -> None:
     *parts, end = answers_of("web01")
     assert isinstance(end, CommitEnd)
     with pytest.raises(ValueError, match="without a base"):
         assemble_commit(None, snapshot().revision, [*parts, with_fields(end, fleetwide=None)])
 
 
-def test_no_machine_goes_without_its_server() -> None:
+def test_a_machine_cannot_be_removed_without_its_server() -> None:
     answers = answers_of("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     (parts, end) = answers
@@ -167,7 +167,7 @@ def test_no_machine_goes_without_its_server() -> None:
         assemble_commit(commit, commit.revision, [with_fields(end, new_servers=("web03",))])
 
 
-def test_a_server_that_is_gone_leaves_no_part_behind() -> None:
+def test_a_removed_server_leaves_no_part_behind() -> None:
     answers = answers_of("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     end = answers[-1]
@@ -188,7 +188,7 @@ def test_a_server_that_is_gone_leaves_no_part_behind() -> None:
     ],
     ids=["right", "another digest", "another server"],
 )
-def test_a_row_for_the_cache_is_of_one_server(change: Callable[[ServerPart], ServerPart], is_stored: bool) -> None:
+def test_a_row_for_the_cache_belongs_to_one_server(change: Callable[[ServerPart], ServerPart], is_stored: bool) -> None:
     (parts, *_) = with_part(answers_of("web01"), change)
     assert isinstance(parts, ServerParts)
     (part,) = parts.servers

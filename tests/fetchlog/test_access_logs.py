@@ -72,7 +72,7 @@ def caddy(request: Mapping[str, Any] | None = None, headers: Mapping[str, Any] |
     return parse_line(json.dumps(line).encode())
 
 
-def test_both_servers_lines_are_the_same_observation() -> None:
+def test_lines_of_both_web_servers_give_the_same_observation() -> None:
     assert nginx() == caddy() == OBSERVED
 
 
@@ -88,7 +88,7 @@ def test_both_servers_lines_are_the_same_observation() -> None:
         (f"/mirrors/fra1{ENTRY}", False),
     ],
 )
-def test_what_counts_and_as_what(path: str, is_report: bool) -> None:
+def test_a_path_that_counts_is_a_fetch_or_a_report(path: str, is_report: bool) -> None:
     found = nginx(path=path)
     assert isinstance(found, Observation)
     assert (found.path, found.is_report) == (f"boot{path.removeprefix('/mirrors/fra1')}", is_report)
@@ -116,13 +116,13 @@ NO_VERSIONS = ("", "yesterday", "2026-11-20T22:00:00Z")
         *(({"at": each}, {"ts": each}, IgnoreReason.FORMAT) for each in ("", "soon", "2026-11-20T22:00:30")),
     ],
 )
-def test_what_does_not_count_is_ignored_for_its_reason(
+def test_a_line_that_does_not_count_is_ignored_for_its_reason(
     by_nginx: dict[str, Any], by_caddy: dict[str, Any], why: IgnoreReason
 ) -> None:
     assert nginx(**by_nginx) == caddy(**by_caddy) == why
 
 
-def test_an_entry_that_is_not_there_names_who_asked() -> None:
+def test_a_missing_boot_script_is_a_request_by_an_unknown_machine() -> None:
     asked = {"status": 404, "modified": "", "length": "0", "bytes": 0}
     query = f"uuid={UUID}&serial=4J8VM72"
     by_nginx = nginx(**asked, query=query)
@@ -144,7 +144,7 @@ def test_a_boot_that_was_sent_to_an_unknown_address_is_used_up_and_proves_nothin
     assert nginx(client=client, path=f"/v1/boot/{MAC}/provisioned/{'a' * 64}") == IgnoreReason.CLIENT
 
 
-def test_caddy_names_the_client_behind_a_proxy() -> None:
+def test_caddy_logs_the_client_behind_a_proxy() -> None:
     assert caddy({"remote_ip": "10.0.0.1", "client_ip": "10.12.0.13"}) == OBSERVED
 
 
@@ -166,22 +166,22 @@ def test_caddy_names_the_client_behind_a_proxy() -> None:
         b"Nov 20 22:00:30 tftp dnsmasq-tftp[1]: sent /srv/tftp/v1/boot/52-54-00-12-34-56/boot.ipxe to 10.12.0.13",
     ],
 )
-def test_what_is_in_no_published_format_is_ignored(line: bytes) -> None:
+def test_a_line_in_no_published_format_is_ignored(line: bytes) -> None:
     assert parse_line(line) == IgnoreReason.FORMAT
 
 
-# Whose requests
+# Clients
 
 
 IGNITION = f"/ignition/{UUID}"
-WHO = f"uuid={UUID}&serial="  # as the first script asks, of a machine without a serial number
+WHO = f"uuid={UUID}&serial="  # as the first script sends it for a machine without a serial number
 
 
 EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"
 
 
-def shown(found: object) -> str:
-    """What a line shows of a boot: that a machine has booted, that perhaps one has, or nothing."""
+def classify_line(found: object) -> str:
+    """Return what a line proves about a boot: that a machine has booted, that perhaps one has, or nothing."""
     if isinstance(found, Observation):
         return USED_UP if found.is_open_intent else EVIDENCE
     assert found is IgnoreReason.AGENT
@@ -212,11 +212,13 @@ def shown(found: object) -> str:
         (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "curl/8.5.0", "", EVIDENCE),
     ],
 )
-def test_finding_m3_evidence_needs_what_a_machine_sends(path: str, agent: str, query: str, expected: str) -> None:
+def test_finding_m3_evidence_needs_the_headers_or_query_of_a_machine(
+    path: str, agent: str, query: str, expected: str
+) -> None:
     headers = {"User-Agent": [agent]} if agent else {}
     by_nginx = nginx(path=path, agent=agent, query=query)
     by_caddy = caddy({"uri": f"{path}?{query}" if query else path, "headers": headers})
-    assert shown(by_nginx) == shown(by_caddy) == expected
+    assert classify_line(by_nginx) == classify_line(by_caddy) == expected
 
 
 @for_each(
@@ -230,20 +232,20 @@ def test_finding_m3_evidence_needs_what_a_machine_sends(path: str, agent: str, q
         (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "", EVIDENCE),
     ],
 )
-def test_finding_m2_a_log_without_agents_is_evidence_by_queries_and_tokens_and_uses_boots_up_by_all(
+def test_finding_m2_without_user_agents_queries_and_tokens_are_evidence_and_a_fetch_uses_a_boot_up(
     path: str, query: str, expected: str
 ) -> None:
-    """As a mirror writes it that still has the configuration of an earlier gitboot."""
+    """A mirror may still have the configuration of an earlier gitboot."""
     line = json.dumps(
         {name: value for name, value in {**NGINX, "path": path, "query": query}.items() if name != "agent"}
     )
     found = parse_line(line.encode())
-    assert shown(found) == expected
+    assert classify_line(found) == expected
     assert found == parse_line(line.encode() + b"\n"), "a line that is read again is the same intent"
 
 
 @for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])
-def test_finding_m3_a_check_is_none_whatever_a_cache_drops_of_its_marks(path: str) -> None:
+def test_finding_m3_a_check_is_no_evidence_even_if_a_cache_drops_one_of_its_marks(path: str) -> None:
     checker = "gitboot-verify-mirror/0.2.0"
     for agent, query in ((checker, ""), (IPXE, "check=1"), (IPXE, "check"), ("gitboot/0.1.0", WHO)):
         for status in (200, 404):
@@ -270,7 +272,7 @@ ODD: tuple[Any, ...] = (
 
 @for_each("field", sorted(NGINX))
 @for_each("value", ODD, ids=lambda value: repr(value)[:30])
-def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: object) -> None:
+def test_t11_any_value_of_a_field_is_read_or_counted(field: str, value: object) -> None:
     for found in (nginx(**{field: value}), caddy(request={field: value}), caddy(headers={field: [value]})):
         assert isinstance(found, Observation | IgnoreReason)
         if isinstance(found, Observation):
@@ -279,12 +281,12 @@ def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: ob
 
 
 @given(st.binary(max_size=300))
-def test_t11_bytes_that_are_no_line_are_counted(line: bytes) -> None:
+def test_t11_bytes_that_are_not_a_line_are_counted(line: bytes) -> None:
     assert parse_line(line) is IgnoreReason.FORMAT
 
 
 @given(st.randoms(use_true_random=False))
-def test_t11_a_line_that_was_damaged_is_read_or_counted(chance: random.Random) -> None:
+def test_t11_a_damaged_line_is_read_or_counted(chance: random.Random) -> None:
     documents = [json.dumps(each).encode() for each in (NGINX, CADDY, FIELDS)]
     line = bytearray(chance.choice([*documents, s3(), "\t".join(FIELDS.values()).encode()]))
     for _ in range(chance.randrange(1, 6)):
@@ -377,7 +379,7 @@ def test_a_path_that_names_an_installation_is_evidence(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [ENTRY[1:], f"ipxe/{UUID}", f"ignition/{UUID}"])
-def test_e38_of_an_entry_nobody_can_tell_which_version_was_sent(path: str) -> None:
+def test_e38_the_log_does_not_show_which_version_of_a_boot_script_was_sent(path: str) -> None:
     assert parse_line(s3(f"fra1/boot/{path}")) == IgnoreReason.VERSION
     assert cloudfront(cs_uri_stem=f"/{path}") == (IgnoreReason.VERSION, IgnoreReason.VERSION)
 
@@ -402,7 +404,7 @@ def test_e38_of_an_entry_nobody_can_tell_which_version_was_sent(path: str) -> No
         (s3().removesuffix(b"TLSv1.3 - -\n"), observed(REPORT)),  # lines get longer with the years
     ],
 )
-def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | IgnoreReason) -> None:
+def test_in_logs_of_s3_only_a_complete_response_counts(line: bytes, why: Observation | IgnoreReason) -> None:
     assert parse_line(line) == why
 
 
@@ -425,7 +427,7 @@ def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | I
         ({"cs_uri_stem": "/boot.ipxe"}, IgnoreReason.PATH),
     ],
 )
-def test_of_cloudfront_only_what_was_sent_whole_counts(
+def test_in_logs_of_cloudfront_only_a_complete_response_counts(
     changes: dict[str, str], why: Observation | IgnoreReason
 ) -> None:
     assert cloudfront(**changes) == (why, why)
@@ -443,14 +445,14 @@ COPIER = "arn:aws:iam::123456789012:user/backup"
         ("svc:cloudfront.amazonaws.com", "Amazon CloudFront", observed(REPORT)),
     ],
 )
-def test_finding_m3_who_reads_a_bucket_with_credentials_is_no_machine(
+def test_finding_m3_a_client_that_reads_a_bucket_with_credentials_is_not_a_machine(
     requester: str, agent: str, why: Observation | IgnoreReason
 ) -> None:
     """A backup copies each file, the reports of installers too."""
     assert parse_line(s3(requester=requester, agent=agent)) == why
 
 
-def test_finding_m3_a_check_of_a_store_or_by_cloudfront_is_none() -> None:
+def test_finding_m3_a_check_of_a_bucket_or_by_cloudfront_is_no_evidence() -> None:
     checker = "gitboot-verify-mirror/0.2.0"
     by_s3 = [parse_line(s3(agent=checker)), parse_line(s3(query="?check=1", agent="Amazon CloudFront"))]
     by_cloudfront = [*cloudfront(**{"cs(User-Agent)": checker}), *cloudfront(**{"cs-uri-query": "check=1"})]
@@ -458,7 +460,7 @@ def test_finding_m3_a_check_of_a_store_or_by_cloudfront_is_none() -> None:
 
 
 @pytest.mark.parametrize("line", [b"#Version: 1.0\n", b"#Fields: date time x-edge-location\n", b"\t" * 32])
-def test_heads_and_empty_fields_are_no_requests(line: bytes) -> None:
+def test_header_lines_and_empty_fields_are_not_requests(line: bytes) -> None:
     assert parse_line(line) == IgnoreReason.FORMAT
 
 
@@ -506,7 +508,7 @@ def head(url: str, agent: str) -> None:
 # An endpoint
 
 
-@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
+@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading boot scripts"])
 def test_finding_m3_a_check_through_a_cache_uses_up_no_boot_of_an_endpoint(
     site: Site, tmp_path: Path, cache: str, more: tuple[str, ...]
 ) -> None:
@@ -543,7 +545,7 @@ def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     return found, {**summary["ignored"], "unclear": summary["unclear"]}
 
 
-@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
+@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading boot scripts"])
 def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirror(
     site: Site, mirror: Mirror, tmp_path: Path, cache: str, more: tuple[str, ...]
 ) -> None:
@@ -558,7 +560,7 @@ def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirro
 
 
 @pytest.mark.parametrize("agent", MONITORS.values(), ids=MONITORS)
-def test_finding_m3_a_monitor_that_a_cache_sends_a_get_for_is_no_evidence(
+def test_finding_m3_a_monitor_whose_head_a_cache_turns_into_a_get_is_no_evidence(
     mirror: Mirror, tmp_path: Path, cache: str, agent: str
 ) -> None:
     with CACHES[cache](mirror.url, tmp_path / cache) as url:

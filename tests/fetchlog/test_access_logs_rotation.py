@@ -76,7 +76,7 @@ def test_each_line_is_read_once(log: Path, at_once: bool) -> None:
 
 @IN_ONE_PROCESS
 @ROTATIONS
-def test_a_rotation_loses_and_repeats_nothing(log: Path, rotate: Callable[[Path], Path], at_once: bool) -> None:
+def test_a_rotation_loses_and_repeats_no_line(log: Path, rotate: Callable[[Path], Path], at_once: bool) -> None:
     add(log, "a")
     with reader(log, at_once) as read:
         assert read() == ["a"]
@@ -90,7 +90,7 @@ def test_a_rotation_loses_and_repeats_nothing(log: Path, rotate: Callable[[Path]
 
 
 @IN_ONE_PROCESS
-def test_a_log_that_was_truncated_and_has_grown_beyond_is_read_from_its_beginning(log: Path, at_once: bool) -> None:
+def test_a_log_that_was_truncated_and_grew_again_is_read_from_its_beginning(log: Path, at_once: bool) -> None:
     add(log, "a" * 10)
     with reader(log, at_once) as read:
         assert len(read()) == 1
@@ -99,7 +99,7 @@ def test_a_log_that_was_truncated_and_has_grown_beyond_is_read_from_its_beginnin
         assert read() == ["b" * 10, "c"]
 
 
-def test_several_rotations_while_nobody_reads_lose_nothing(log: Path) -> None:
+def test_several_rotations_between_two_reads_lose_no_line(log: Path) -> None:
     add(log, "a")
     assert once(log) == ["a"]
     add(log, "b")
@@ -110,14 +110,14 @@ def test_several_rotations_while_nobody_reads_lose_nothing(log: Path) -> None:
     assert (once(log), once(log)) == (["b", "c", "d"], [])
 
 
-def test_what_was_rotated_before_the_first_time_is_history(log: Path) -> None:
+def test_files_that_were_rotated_before_the_first_read_are_ignored(log: Path) -> None:
     add(log, "a")
     rename(log)
     add(log, "b")
     assert (once(log), once(log)) == (["b"], [])
 
 
-def test_a_file_that_is_followed_is_read_to_its_end_though_it_is_deleted(log: Path) -> None:
+def test_a_followed_file_is_read_to_its_end_even_if_it_is_deleted(log: Path) -> None:
     add(log, "a")
     with reading(log) as read:
         assert read() == ["a"]
@@ -127,7 +127,7 @@ def test_a_file_that_is_followed_is_read_to_its_end_though_it_is_deleted(log: Pa
         assert (read(), read()) == (["b", "c"], [])
 
 
-def test_a_copy_that_is_being_made_is_not_taken_for_news(log: Path) -> None:
+def test_a_copy_that_is_being_made_is_not_read_as_new_lines(log: Path) -> None:
     add(log, "a", "b")
     with reading(log) as read:
         assert read() == ["a", "b"]
@@ -143,7 +143,7 @@ def test_a_copy_that_is_being_made_is_not_taken_for_news(log: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["gitboot.log.2.gz", "gitboot-other.log", "gitboot.login", "other.log", "gitboot.log.d"]
 )
-def test_what_is_no_rotated_file_is_left_alone(log: Path, name: str) -> None:
+def test_a_file_that_is_not_a_rotated_log_is_ignored(log: Path, name: str) -> None:
     add(log, "a")
     once(log)
     add(log.with_name(name) if not name.endswith(".d") else _folder(log.with_name(name)) / "x", "x")
@@ -156,7 +156,7 @@ def _folder(path: Path) -> Path:
 
 
 @IN_ONE_PROCESS
-def test_a_line_is_read_when_it_is_whole(log: Path, at_once: bool) -> None:
+def test_a_line_is_read_when_it_is_complete(log: Path, at_once: bool) -> None:
     log.write_text("a\nhal")
     with reader(log, at_once) as read:
         assert read() == ["a"]
@@ -172,7 +172,7 @@ def test_a_line_without_end_is_read_in_pieces(log: Path) -> None:
     assert [len(piece) for piece in once(log)] == [1_000_000 - 3 * 262_144, 1]
 
 
-def test_a_line_counts_as_read_once_the_next_is_asked_for(log: Path, tmp_path: Path) -> None:
+def test_a_line_counts_as_read_when_the_next_one_is_requested(log: Path, tmp_path: Path) -> None:
     add(log, *(f"{number}" for number in range(3)))
     with reading(log):
         pass
@@ -183,7 +183,7 @@ def test_a_line_counts_as_read_once_the_next_is_asked_for(log: Path, tmp_path: P
     assert once(log) == ["1", "2"]
 
 
-def test_after_a_kill_no_more_than_some_lines_of_a_long_log_are_read_again(log: Path, tmp_path: Path) -> None:
+def test_after_a_kill_only_some_lines_of_a_long_log_are_read_again(log: Path, tmp_path: Path) -> None:
     add(log, *(f"{number}" for number in range(2500)))
     with reading(log):
         pass
@@ -198,19 +198,19 @@ def test_after_a_kill_no_more_than_some_lines_of_a_long_log_are_read_again(log: 
     assert once(log) == [f"{number}" for number in range(999, 2500)]
 
 
-def test_a_log_that_is_not_there_yet_is_waited_for(log: Path) -> None:
+def test_a_log_that_does_not_exist_yet_is_awaited(log: Path) -> None:
     with reading(log) as read:
         assert read() == []
         add(log, "a")
         assert read() == ["a"]
 
 
-def test_two_processes_cannot_read_one_log_into_one_memory(log: Path) -> None:
+def test_two_processes_cannot_read_one_log_with_one_state_file(log: Path) -> None:
     with reading(log), pytest.raises(LockedByAnother), reading(log):
         pass
 
 
-def test_a_memory_that_is_damaged_says_so(log: Path, tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_an_error(log: Path, tmp_path: Path) -> None:
     add(log, "a")
     once(log)
     (memory,) = (tmp_path / "memory").glob("*.json")
@@ -219,7 +219,7 @@ def test_a_memory_that_is_damaged_says_so(log: Path, tmp_path: Path) -> None:
         once(log)
 
 
-def test_a_folder_that_is_not_there_says_so(log: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(log: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="memory"), LogFile(log, tmp_path / "memory"):
         pass
     with pytest.raises(UsageError, match="missing"), reading(tmp_path / "missing" / "x" / "gitboot.log") as read:

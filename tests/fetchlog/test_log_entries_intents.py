@@ -49,26 +49,26 @@ PLAIN = replace(INTENT, intent=None)
         ([PLAIN, WITHHELD], [PLAIN]),
     ],
 )
-def test_the_order_of_lines_does_not_change_what_uses_a_boot_up(
+def test_the_order_of_lines_does_not_change_what_uses_up_a_boot(
     lines: Sequence[Observation], use_up: Sequence[Observation]
 ) -> None:
     assert [select_consuming(each) for each in permutations(lines)] == [list(use_up)] * len(list(permutations(lines)))
 
 
-def test_a_withheld_intent_stays_known_as_withheld() -> None:
+def test_a_withheld_intent_stays_withheld() -> None:
     assert drop_settled_intents([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
 
 
 @pytest.mark.parametrize("line", [INTENT, SERVED, WITHHELD, PLAIN])
-def test_a_line_is_read_as_it_was_written(line: Observation) -> None:
+def test_a_line_is_decoded_as_it_was_encoded(line: Observation) -> None:
     assert parse_line(encode_line(line)) == line
 
 
-def test_an_outcome_that_this_version_does_not_know_is_a_stray_line() -> None:
+def test_an_outcome_of_a_later_version_is_a_stray_line() -> None:
     assert parse_line(encode_line(SERVED).replace(b'"served"', b'"delayed"')) is None
 
 
-def test_an_outcome_without_its_intent_is_no_line() -> None:
+def test_an_outcome_without_its_intent_is_invalid() -> None:
     assert parse_line(encode_line(SERVED).replace(b'"intent"', b'"other"')) is None
 
 
@@ -80,7 +80,7 @@ def test_a_boot_is_served_again_for_a_minute_after_its_first_intent(line: Observ
     assert not given.may_serve_again(AT + FETCH_GRACE, NO_CLOCK)
 
 
-def test_an_endpoint_serves_what_was_withheld_and_says_of_what_is_unknown_that_it_was_perhaps_served(
+def test_an_endpoint_serves_a_withheld_boot_again_and_reports_an_unknown_one_as_perhaps_served(
     tmp_path: Path,
 ) -> None:
     boots, file = ServedBoots(tmp_path), SpoolFile(tmp_path)

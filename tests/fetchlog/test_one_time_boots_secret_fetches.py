@@ -47,7 +47,7 @@ def fetch(client: str, path: str = PATH, server: str = "web01") -> Observation:
         ("boot/o/abc/user-data", None),
     ],
 )
-def test_a_path_of_user_data_or_of_a_secret_has_a_name(path: str, secret: str | None) -> None:
+def test_the_path_of_user_data_or_of_a_secret_has_its_name(path: str, secret: str | None) -> None:
     assert find_secret(path) == secret
 
 
@@ -80,7 +80,7 @@ def test_the_first_eleven_fetches_are_recorded_at_once_and_then_one_line_a_minut
     assert sum(each.times for each in (*lines, *repeated.take_due(inf))) == 10_000
 
 
-def test_what_waits_is_recorded_a_minute_later_though_nobody_fetches_again() -> None:
+def test_counted_fetches_are_recorded_a_minute_later_even_without_another_fetch() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
         repeated.count(fetch("10.0.0.66"), 5.0)
@@ -88,13 +88,13 @@ def test_what_waits_is_recorded_a_minute_later_though_nobody_fetches_again() -> 
     assert repeated.take_due(1000.0) == []
 
 
-def test_a_fetch_that_is_no_secrets_is_never_counted_together() -> None:
+def test_fetches_of_other_paths_are_not_counted_together() -> None:
     entry = fetch("10.0.0.66", "boot/v1/boot/52-54-00-12-34-56/boot.ipxe")
     repeated = RepeatedFetches()
     assert [repeated.count(entry, 0.0) for _ in range(100)] == [entry] * 100
 
 
-def test_many_addresses_are_counted_together_and_hide_no_address_that_came_before() -> None:
+def test_many_addresses_are_counted_together_and_hide_no_earlier_address() -> None:
     repeated = RepeatedFetches()
     taken = [repeated.count(fetch(f"10.0.{number // 250}.{number % 250}"), 0.0) for number in range(5000)]
     lines = [each for each in taken if each is not None]
@@ -103,7 +103,7 @@ def test_many_addresses_are_counted_together_and_hide_no_address_that_came_befor
     assert repeated.count(fetch("10.0.0.3"), 0.0) is not None
 
 
-def test_many_secrets_take_no_more_memory_and_lose_no_fetch() -> None:
+def test_many_secrets_take_limited_memory_and_lose_no_fetch() -> None:
     repeated, lines = RepeatedFetches(), 0
     for number in range(6000):
         for _ in range(13):
@@ -112,7 +112,7 @@ def test_many_secrets_take_no_more_memory_and_lose_no_fetch() -> None:
     assert lines + sum(each.times for each in repeated.take_due(inf)) == 6000 * 13
 
 
-def test_what_could_not_be_recorded_comes_with_the_next_fetch() -> None:
+def test_a_count_that_could_not_be_recorded_comes_with_the_next_fetch() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
         repeated.count(fetch("10.0.0.1"), 0.0)
@@ -123,7 +123,7 @@ def test_what_could_not_be_recorded_comes_with_the_next_fetch() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"times": 7}, {"is_evidence": False}])
-def test_a_line_of_the_spool_says_for_how_many_fetches_it_stands(more: dict[str, int]) -> None:
+def test_a_line_of_the_fetch_log_has_its_number_of_fetches(more: dict[str, int]) -> None:
     found = replace(fetch("10.0.0.1"), **more)  # type: ignore[arg-type]
     assert parse_line(encode_line(found)) == found
 

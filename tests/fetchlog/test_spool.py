@@ -52,7 +52,7 @@ def forget(folder: Path, offsets: Mapping[str, int]) -> None:
     spool.delete_read_files(folder, offsets, count_deletions_after(folder, offsets))
 
 
-def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> None:
+def test_written_observations_are_read_once(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 0, 1, 2)
     first = read_new(tmp_path, {})
     assert first.observations == [observation(number) for number in range(3)]
@@ -61,29 +61,29 @@ def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> No
     assert read_new(tmp_path, first.offsets).observations == [observation(3)]
 
 
-def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path, written: SpoolFile) -> None:
+def test_an_observation_by_a_mirror_has_a_date_instead_of_a_digest(tmp_path: Path, written: SpoolFile) -> None:
     seen = replace(observation(), server="", digest=None, modified=1795212000)
     written.append(encode_line(seen))
     assert read_new(tmp_path, {}).observations == [seen]
 
 
 @pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
-def test_an_observation_is_of_one_version(version: dict[str, Any]) -> None:
+def test_an_observation_has_exactly_one_version(version: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either"):
         replace(observation(), **{"digest": None, "modified": None, **version})
 
 
-def test_what_was_taken_and_not_noted_is_taken_again(tmp_path: Path, written: SpoolFile) -> None:
+def test_observations_that_were_read_but_not_stored_are_read_again(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     assert read_new(tmp_path, {}).observations == read_new(tmp_path, {}).observations == [observation(1)]
 
 
-def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_folder_holds_nothing(tmp_path: Path) -> None:
     assert read_new(tmp_path / "missing", {}) == ([], {}, 0)
     forget(tmp_path / "missing", {})
 
 
-def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
+def test_observations_of_several_writers_are_ordered_by_time(tmp_path: Path) -> None:
     files = [SpoolFile(tmp_path) for _ in range(3)]
     for number in (2, 1, 4, 0, 3, 5):
         write(files[number % 3], number)
@@ -93,7 +93,7 @@ def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
 # Forgetting
 
 
-def test_what_is_still_written_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+def test_a_file_with_an_active_writer_is_not_deleted(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     taken = read_new(tmp_path, {})
     forget(tmp_path, taken.offsets)
@@ -102,7 +102,9 @@ def test_what_is_still_written_is_not_forgotten(tmp_path: Path, written: SpoolFi
     assert read_new(tmp_path, taken.offsets).observations == [observation(2)]
 
 
-def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+def test_a_file_that_was_read_completely_and_closed_by_its_writer_is_deleted(
+    tmp_path: Path, written: SpoolFile
+) -> None:
     write(written, 1)
     written.close()
     taken = read_new(tmp_path, {})
@@ -112,7 +114,7 @@ def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path
     assert (names(tmp_path), read_new(tmp_path, taken.offsets).offsets) == ([], {})
 
 
-def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: Path) -> None:
+def test_deletions_are_counted_before_they_happen(tmp_path: Path) -> None:
     for times in (1, 2, 3):
         file = SpoolFile(tmp_path)
         write(file, times)
@@ -126,7 +128,7 @@ def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: 
         assert (names(tmp_path), count_deletions(tmp_path)) == ([], times)
 
 
-def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+def test_lines_that_were_added_after_the_read_are_not_deleted(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     taken = read_new(tmp_path, {})
     write(written, 2)
@@ -138,7 +140,7 @@ def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, writ
     assert names(tmp_path) == []
 
 
-def test_half_a_line_of_a_writer_that_was_killed_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
+def test_an_incomplete_line_of_a_killed_writer_is_deleted(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     written.close()
     (path,) = tmp_path.glob("*.jsonl")
@@ -178,7 +180,7 @@ def write_many(spool: Path, first: int, count: int) -> None:
     spooled.close()
 
 
-def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
+def test_processes_neither_lose_nor_repeat_an_observation(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_many, args=(tmp_path, 1000 * n, 300)) for n in range(3)]
     for writer in writers:
@@ -212,7 +214,7 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
     ],
     ids=lambda stray: stray[:20].decode(errors="replace") or "nothing",
 )
-def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
+def test_a_stray_line_does_not_affect_other_lines(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
     write(written, 1)
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
@@ -225,7 +227,7 @@ def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray:
 # What cannot be written
 
 
-def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path) -> None:
+def test_a_full_disk_costs_only_one_observation(tmp_path: Path) -> None:
     writer = multiprocessing.get_context("fork").Process(target=write_limited, args=(tmp_path,))
     writer.start()
     writer.join()
@@ -244,7 +246,7 @@ def write_limited(spool: Path) -> None:
     write(file, 3)
 
 
-def test_after_a_failed_sync_a_file_is_trusted_no_more(
+def test_after_a_failed_sync_a_file_is_not_used_again(
     tmp_path: Path, written: SpoolFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(written, 1)
@@ -261,7 +263,7 @@ def test_after_a_failed_sync_a_file_is_trusted_no_more(
 
 
 @pytest.mark.parametrize("left", [0, 9, len(encode_line(observation(1)))], ids=["nothing", "half a line", "a line"])
-def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
+def test_a_file_that_somebody_truncated_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
     """Readers have come further than its end."""
     write(written, 1, 2)
     taken = read_new(tmp_path, {})
@@ -275,7 +277,7 @@ def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, wri
     assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
 
 
-def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written: SpoolFile) -> None:
+def test_a_boot_whose_line_the_writer_took_back_was_not_served(tmp_path: Path, written: SpoolFile) -> None:
     """Another process has read the line before its sync failed."""
     given = ServedBoots(tmp_path)
     first, second = (replace(observation(number), offer=Digest(str(number) * 64)) for number in (1, 2))
@@ -289,7 +291,7 @@ def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written
     assert given.find(first.server, str(first.offer)) is not None
 
 
-def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:
+def test_a_deleted_folder_fails_each_observation(tmp_path: Path) -> None:
     spooled = Spool(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         spooled.record(observation()).result(timeout=60)
@@ -299,7 +301,7 @@ def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:
 # Many at once, and too late
 
 
-def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_observations_are_written_with_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, syncs, sync = threading.Event(), [0], os.fdatasync
 
     def slowly(fd: int) -> None:
@@ -319,7 +321,7 @@ def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest
     assert len(read_new(tmp_path, {}).observations) == 500
 
 
-def test_what_is_cancelled_in_time_is_not_written_and_what_is_being_written_cannot_be_cancelled(
+def test_a_cancelled_observation_is_not_written_unless_its_write_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, begun, sync = threading.Event(), threading.Event(), os.fdatasync

@@ -1,4 +1,4 @@
-"""Unknown machines: what is said of one, what is kept of many, and what a flood changes of it."""
+"""Unknown machines: the facts of one, the table of many, and the effect of a flood."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def machine(number: int, client: str = "10.0.0.1", when: datetime = NOW, **more:
         ("/favicon.ico", {}, None),
     ],
 )
-def test_who_asks_is_told_by_path_and_query(
+def test_an_unknown_machine_is_identified_by_path_and_query(
     path: str, query: dict[str, str], expected: tuple[tuple[str, ...], str | None, str | None] | None
 ) -> None:
     found = parse_unknown_machine(path, query, "10.0.0.1", NOW)
     assert (None if found is None else (found.macs, found.uuid, found.serial)) == expected
 
 
-def test_several_requests_of_one_machine_are_one_entry() -> None:
+def test_several_requests_of_one_machine_are_one_row() -> None:
     table = UnknownMachines()
     assert table.add(machine(1, uuid=UUID))
     assert not table.add(machine(2, when=NOW + timedelta(seconds=5), uuid=SWAPPED, serial="4J8VM72"))
@@ -73,7 +73,7 @@ def test_several_requests_of_one_machine_are_one_entry() -> None:
     assert (one.first, one.last) == (NOW, NOW + timedelta(seconds=5))
 
 
-def test_what_a_later_request_joins_becomes_one_entry() -> None:
+def test_rows_that_a_later_request_connects_become_one() -> None:
     table = UnknownMachines([machine(1), machine(2)])
     assert len(table.machines) == 2
     table.add(machine(1, uuid=UUID))
@@ -81,7 +81,7 @@ def test_what_a_later_request_joins_becomes_one_entry() -> None:
     assert [each.times for each in table.machines] == [4]
 
 
-def test_a_flood_from_one_address_pushes_nobody_out_and_takes_its_own_room_only() -> None:
+def test_a_flood_from_one_address_displaces_only_its_own_rows() -> None:
     table = UnknownMachines([machine(1, "10.9.9.9")])
     for number in range(2, 2 * MAX_MACHINES):
         table.add(machine(number, "10.0.0.1"))
@@ -90,7 +90,7 @@ def test_a_flood_from_one_address_pushes_nobody_out_and_takes_its_own_room_only(
     assert table.unkept == 2 * MAX_MACHINES - 2 - MAX_PER_NETWORK
 
 
-def test_a_flood_from_many_addresses_pushes_nobody_out() -> None:
+def test_a_flood_from_many_addresses_displaces_no_earlier_row() -> None:
     table = UnknownMachines([machine(0, "10.9.9.9")])
     for number in range(1, MAX_MACHINES + 500):
         table.add(machine(number, f"10.{number // 250}.{number % 250}.1"))
@@ -101,14 +101,14 @@ def test_a_flood_from_many_addresses_pushes_nobody_out() -> None:
     assert table.unkept == before, "who is kept goes on being counted"
 
 
-def test_addresses_of_one_ipv6_network_are_one() -> None:
+def test_addresses_of_one_ipv6_network_count_as_one() -> None:
     table = UnknownMachines()
     for number in range(MAX_PER_NETWORK + 10):
         table.add(machine(number, f"2001:db8::{number + 1:x}"))
     assert len(table.machines) == MAX_PER_NETWORK
 
 
-def test_who_has_not_asked_for_long_makes_room() -> None:
+def test_a_machine_without_recent_requests_is_removed() -> None:
     table = UnknownMachines([machine(1), machine(2, when=NOW + timedelta(seconds=1))])
     table.expire(NOW + RETENTION)
     assert [each.macs for each in table.machines] == [machine(2).macs]
@@ -122,7 +122,7 @@ def test_who_has_not_asked_for_long_makes_room() -> None:
         max_size=30,
     )
 )
-def test_a_table_is_what_its_file_says(asked: list[tuple[int, str, str]]) -> None:
+def test_a_table_is_read_back_as_it_was_written(asked: list[tuple[int, str, str]]) -> None:
     table = UnknownMachines()
     for number, client, uuid in asked:
         table.add(machine(number, client, uuid=uuid))
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_an_empty_table(content: bytes) -> None:
     assert parse_unknown(content).machines == ()
 
 
-def test_a_writer_leaves_one_file_until_it_is_taken(tmp_path: Path) -> None:
+def test_a_writer_leaves_one_file_until_it_is_read(tmp_path: Path) -> None:
     asked = UnknownMachineRecorder(tmp_path)
     asked.write_file()
     assert list(read_unknown_files(tmp_path)) == []
@@ -164,7 +164,7 @@ def test_a_writer_leaves_one_file_until_it_is_taken(tmp_path: Path) -> None:
     assert ([each.macs for each in left.table.machines], asked.requests) == ([machine(2).macs], 2)
 
 
-def test_files_of_writers_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
+def test_unread_files_of_writers_are_bounded(tmp_path: Path) -> None:
     for number in range(70):
         one = UnknownMachineRecorder(tmp_path)
         one.add(machine(number))
@@ -197,7 +197,7 @@ def of(**more: object) -> Findings:
     return parse_findings({"interfaces": [{"mac": MAC}], **more})
 
 
-def test_what_is_understood_is_kept_and_read_again() -> None:
+def test_known_fields_are_kept_and_read_back() -> None:
     found = parse_findings(SENT)
     assert parse_findings(json.loads(json.dumps(found.facts()))) == found
     assert str(found) == (
@@ -205,7 +205,7 @@ def test_what_is_understood_is_kept_and_read_again() -> None:
     )
 
 
-def test_architectures_and_firmware_are_those_of_documents() -> None:
+def test_architectures_and_firmware_have_the_values_of_documents() -> None:
     for architecture in Architecture:
         assert of(architecture=architecture.value).architecture == architecture
     for firmware in Firmware:
@@ -232,7 +232,7 @@ def test_architectures_and_firmware_are_those_of_documents() -> None:
         {"role": "db", "policy": "wipe", "provision": 1},
     ],
 )
-def test_what_is_not_understood_is_left_out(more: dict[str, object]) -> None:
+def test_unknown_values_are_omitted(more: dict[str, object]) -> None:
     assert of(**more) == of()
 
 
@@ -249,12 +249,12 @@ def test_what_is_not_understood_is_left_out(more: dict[str, object]) -> None:
     ],
     ids=["empty", "list", "no text", "deep", "no address", "no list", "long number"],
 )
-def test_what_names_no_interface_is_refused_with_what_to_send(data: bytes) -> None:
+def test_an_inventory_without_an_interface_is_rejected_with_what_to_send(data: bytes) -> None:
     with pytest.raises(ValueError, match="send "):
         build_from_inventory(parse_inventory(data), "", "10.0.0.7", NOW)
 
 
-def test_what_is_kept_of_one_machine_is_bounded() -> None:
+def test_the_stored_data_of_one_machine_is_bounded() -> None:
     many = {
         "interfaces": [{"mac": f"52:54:00:00:{n // 256:02x}:{n % 256:02x}", "name": "e" * 64} for n in range(500)],
         "disks": [{"name": f"{n:064}", "bytes": 2**62, "model": "é" * 64, "serial": "s" * 64} for n in range(500)],
@@ -263,7 +263,7 @@ def test_what_is_kept_of_one_machine_is_bounded() -> None:
     assert (len(machine.macs), len(render_unknown(UnknownMachines([machine])))) < (17, 9000)
 
 
-def test_a_later_inventory_of_one_machine_takes_the_place_of_the_first() -> None:
+def test_a_later_inventory_of_a_machine_replaces_the_first() -> None:
     first = build_from_inventory(SENT, "v1/inventory", "10.0.0.7", NOW)
     table = UnknownMachines(
         [first, build_from_inventory({**SENT, "disks": []}, "v1/inventory", "10.0.0.7", at("20T23:00"))]
@@ -283,7 +283,7 @@ _ANY = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*SENT]), _ANY))
-def test_whatever_is_sent_is_refused_or_stands_in_a_file_as_it_was_taken(found: dict[str, object]) -> None:
+def test_any_inventory_is_rejected_or_read_back_as_it_was_stored(found: dict[str, object]) -> None:
     sent = {"interfaces": [{"mac": MAC}], **found} if "interfaces" not in found else found
     try:
         machine = build_from_inventory(sent, "v1/inventory", "10.0.0.7", NOW)

@@ -28,13 +28,13 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
 @for_each(
     ("case", "new", "what"),
     [
-        ("nothing in common", NEW, None),
+        ("no common identity", NEW, None),
         ("its name", structs.replace(NEW, name="web01"), ("name", "web01")),
-        ("one of its MACs", structs.replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
+        ("one of its MAC addresses", structs.replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
         ("its serial", structs.replace(NEW, serial="S1A"), ("serial", "S1A")),
         ("its BMC", structs.replace(NEW, bmc=structs.replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
         (
-            "its BMC, spelt otherwise",
+            "its BMC, in another spelling",
             structs.replace(NEW, bmc=structs.replace(BMC, address=f"{BMC.address}:443/")),
             ("BMC", BMC.address),
         ),
@@ -43,17 +43,17 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
             structs.replace(NEW, bmc=structs.replace(BMC, system="/redfish/v1/Systems/2")),
             None,
         ),
-        ("no serial, as it has none", structs.replace(NEW, serial=None), None),
+        ("no serial number in the document", structs.replace(NEW, serial=None), None),
         ("its own UUID", structs.replace(OLD, name="web09"), None),
     ],
 )
-def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
+def test_a_new_uuid_with_an_identity_of_another_machine_is_a_new_motherboard(
     case: str, new: Machine, what: tuple[str, str] | None
 ) -> None:
     assert find_changed_uuids([new], [OLD]) == ({new.uuid: (*what, OLD)} if what is not None else {}), case
 
 
-def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
+def test_a_commit_lists_its_machines_by_uuid_with_all_their_network_cards() -> None:
     bmc = "bmc: {address: 'https://10.0.0.1', credentials: rack, tls: {verify: false}, reports: {serial: X6DCP93}}"
     one = server("web01", "role: web", f"serial: S1A, {bmc}").replace(
         "interfaces: [", f'interfaces: [{{mac: "{mac_of("second")}", boot: false}}, '
@@ -80,7 +80,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
         ("https://bmc", "/redfish/v1/Systems/Self", ("https://bmc", "/redfish/v1/Systems/Self")),
     ],
 )
-def test_e26_where_a_bmc_is_reached_has_one_spelling(
+def test_e26_the_address_of_a_bmc_has_one_normalized_spelling(
     address: str, system: str | None, place: tuple[str, str | None]
 ) -> None:
     assert structs.replace(BMC, address=address, system=system).normalized_address == place
@@ -108,11 +108,11 @@ def codes(*documents: str) -> list[str]:
     return []
 
 
-def test_the_document_has_no_uuid() -> None:
+def test_a_server_document_may_have_no_uuid() -> None:
     assert "uuid" not in nameless()
 
 
-def test_it_boots_what_writes_no_disk_and_is_told_apart_by_its_mac() -> None:
+def test_a_server_without_a_uuid_boots_an_image_that_writes_no_disk_by_its_mac_address() -> None:
     plan = planned(at("20T22:00"), *LOOKS, nameless())
     assert plan is not None and plan.phase is Phase.NETWORK
     assert plan.uuid == derive_uuid(MacAddress(mac_of("web01").replace(":", "-"))) and is_derived_uuid(plan.uuid)
@@ -127,35 +127,35 @@ def test_it_boots_what_writes_no_disk_and_is_told_apart_by_its_mac() -> None:
         "bmc: {address: 'https://10.0.0.1', credentials: bmc}",
     ],
 )
-def test_what_needs_a_uuid_is_refused_by_name(spec: str) -> None:
+def test_a_field_that_needs_a_uuid_is_rejected_by_name(spec: str) -> None:
     with pytest.raises(InvalidRepository, match="GB2021") as raised:
         repository(*LOOKS, nameless(spec))
     assert spec.partition(":")[0] in raised.value.problems[0].message
 
 
 @pytest.mark.parametrize("often", ["Once", "OnImageChange", "Always"])
-def test_a_boot_that_writes_disks_is_refused(often: str) -> None:
+def test_an_install_boot_of_a_server_without_a_uuid_is_rejected(often: str) -> None:
     assert "GB2021" in codes(*NAMELESS_SEED, policy("web", "All", boots="web", often=often), nameless())
 
 
-def test_a_server_that_boots_nothing_needs_none() -> None:
+def test_a_server_that_boots_nothing_needs_no_uuid() -> None:
     assert codes(*NAMELESS_SEED, policy("web", "All", boots="web", often="Never"), nameless()) == []
     assert codes(*NAMELESS_SEED, policy("web", "All", boots="web", often="Once"), nameless("lifecycle: Parked")) == []
 
 
-def test_a_template_that_wants_the_uuid_says_so() -> None:
+def test_a_template_that_uses_a_missing_uuid_is_an_error() -> None:
     wants = (*LOOKS[:-1], policy("look", "All", "kernelArguments: ['id={{ server.uuid }}']", boots="look"))
     assert (codes(*wants, nameless()), codes(*wants, server("web01"))) == (["GB2102"], [])
 
 
-def test_two_servers_without_a_uuid_share_neither_mac_nor_serial() -> None:
+def test_two_servers_without_a_uuid_cannot_share_a_mac_address_or_serial_number() -> None:
     same_mac = nameless(name="web02").replace(mac_of("web02"), mac_of("web01"))
     for other in (same_mac, nameless("serial: 4J8VM72", "web02")):
         with pytest.raises(InvalidRepository, match="GB2003"):
             repository(*LOOKS, nameless("serial: 4J8VM72"), other)
 
 
-def test_once_its_uuid_is_known_nothing_was_installed_before() -> None:
+def test_a_server_that_gets_its_uuid_later_was_not_installed_before() -> None:
     before = list_machines(repository(*LOOKS, nameless()))
     after = list_machines(repository(*LOOKS, server("web01")))
     assert find_changed_uuids(after.values(), before.values()) == {}

@@ -44,7 +44,9 @@ def leaves_out(patterns: str, path: str) -> bool:
         ("", [], ["a"]),
     ],
 )
-def test_patterns_mean_what_they_mean_in_gitignore(patterns: str, left_out: list[str], taken_in: list[str]) -> None:
+def test_patterns_have_the_meaning_that_they_have_in_gitignore(
+    patterns: str, left_out: list[str], taken_in: list[str]
+) -> None:
     assert [path for path in left_out + taken_in if leaves_out(patterns, path)] == left_out
 
 
@@ -84,7 +86,7 @@ def _ignored_by_git(work_tree: Path, data: bytes, paths: set[str]) -> set[str]:
 @example(["**/****/[^b-c]**/b"], {"ab/b", "b"})
 @example(["a**/b"], {"ab", "a/b", "ac/d/b"})  # the literal beginning is compared apart: "**/" may follow it
 @example(["a\\/**\\/b"], {"a/b", "a/c/b"})
-def test_what_is_left_out_is_what_git_ignores(work_tree: Path, patterns: list[str], paths: set[str]) -> None:
+def test_the_same_paths_are_ignored_as_by_git(work_tree: Path, patterns: list[str], paths: set[str]) -> None:
     data = "\n".join(patterns).encode()
     ignore, malformed = read_ignore(data)
     assume(not malformed)
@@ -108,7 +110,9 @@ def _a_deep_path(size: int) -> str:
         ("a thousand patterns", "*a*b\n" * 1000, _a_name),
     ],
 )
-def test_a_path_takes_as_long_as_it_is_long(case: str, patterns: str, path: Callable[[int], str]) -> None:
+def test_the_time_for_a_path_grows_linearly_with_its_length(
+    case: str, patterns: str, path: Callable[[int], str]
+) -> None:
     ignore = Ignore(parse_pattern(line.text) for line in list_lines(patterns.encode()))
     calls = count()  # cached results
 
@@ -118,7 +122,7 @@ def test_a_path_takes_as_long_as_it_is_long(case: str, patterns: str, path: Call
     assert growth(ask, 10_000) < AT_MOST
 
 
-def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
+def test_the_time_for_a_file_of_patterns_grows_linearly_with_its_size() -> None:
     def read(size: int) -> None:
         Ignore(parse_pattern(line.text) for line in list_lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
 
@@ -129,7 +133,7 @@ def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
     ("case", "data", "expected"),
     [
         ("empty lines and comments are passed over", b"\n#a\nb\n\n", [(3, b"b")]),
-        ("a byte order mark is none of the text", b"\xef\xbb\xbfa\n", [(1, b"a")]),
+        ("a byte order mark is not part of the text", b"\xef\xbb\xbfa\n", [(1, b"a")]),
         ("CR before LF ends a line, alone it does not", b"a\r\nb\rc\r\n", [(1, b"a"), (2, b"b\rc")]),
         ("only LF ends a line", b"a\x0bb\xe2\x80\xa8c", [(1, b"a\x0bb\xe2\x80\xa8c")]),
         ("spaces at the end do not count, others do", b" a b  \n   ", [(1, b" a b")]),
@@ -137,7 +141,7 @@ def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
         ("a comment is written behind a backslash", b"\\#a", [(1, b"\\#a")]),
     ],
 )
-def test_lines_are_read_as_git_reads_them(case: str, data: bytes, expected: list[tuple[int, bytes]]) -> None:
+def test_lines_are_split_as_git_splits_them(case: str, data: bytes, expected: list[tuple[int, bytes]]) -> None:
     assert list(list_lines(data)) == expected, case
 
 
@@ -145,11 +149,11 @@ def test_lines_are_read_as_git_reads_them(case: str, data: bytes, expected: list
     "text",
     ["!", "\\", "a\\", "a\\/", "!a\\", "[", "[a", "a/[b", "[!", "[]", "[a-", "[\\", "[z-a]", "[[:word:]]", "[[::]]"],
 )
-def test_what_can_match_nothing_is_no_pattern(text: str) -> None:
+def test_a_pattern_that_can_match_nothing_is_invalid(text: str) -> None:
     with pytest.raises(InvalidPattern):
         parse_pattern(text.encode())
 
 
 @for_each("text", ["/", "!/", "//", "]", "[]]", "[!]]", "[a-]", "[[:]", "[\\]]", "\\!", "!!", "a/[b/]"])
-def test_what_git_takes_is_a_pattern(text: str) -> None:
+def test_a_pattern_that_git_accepts_is_valid(text: str) -> None:
     parse_pattern(text.encode())

@@ -9,14 +9,14 @@ from gitboot.fleet.layered_dict import Overlay, apply_changes, merge_changes
 from tests.helpers.cases import for_each
 
 
-def test_the_same_object_is_given_where_nothing_is_another() -> None:
+def test_the_same_object_is_returned_if_nothing_changed() -> None:
     before = {"a": 1, "b": 2}
 
     assert merge_changes(before, {"a": 1}, ["c"]) is before
     assert (merge_changes(before, {"a": 2}), before) == ({"a": 2, "b": 2}, {"a": 1, "b": 2})
 
 
-def test_what_changes_little_is_not_copied() -> None:
+def test_a_small_change_does_not_copy_the_dictionary() -> None:
     before = {number: number for number in range(10_000)}
 
     after = apply_changes(before, {7: 8, 10_001: 0}, [3])
@@ -27,7 +27,7 @@ def test_what_changes_little_is_not_copied() -> None:
 
 
 @for_each("seed", range(20))
-def test_many_changes_add_up_to_one_dictionary_in_order(seed: int) -> None:
+def test_many_changes_give_one_dictionary_in_order(seed: int) -> None:
     draw = random.Random(seed)
     keys = range(draw.choice((4, 30, 300)))
     model = {key: 0 for key in keys if draw.random() < 0.6}

@@ -34,14 +34,14 @@ def problems(given: Snapshot, cache: ParseCache | None = None) -> tuple[Problem,
     return ()
 
 
-def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
+def list_problems(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
     return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
 
 
 def wrong(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
-    return told(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
+    return list_problems(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
 # Files
@@ -63,7 +63,7 @@ def wrong(
         ("deep/.a.yaml", False),
     ],
 )
-def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bool) -> None:
+def test_yaml_files_count_in_any_folder_except_below_a_dot(path: str, counts: bool) -> None:
     assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
 
 
@@ -72,7 +72,7 @@ def test_gitbootignore_counts_only_at_the_root() -> None:
     assert wrong(files=files) == ["charts/values.yaml:1 GB1021"]
 
 
-def test_a_file_that_is_left_out_can_be_a_template() -> None:
+def test_an_ignored_file_can_be_a_template() -> None:
     files = {"t/user-data.yaml": "#cloud-config\n", ".gitbootignore": "t/"}
     web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t/user-data.yaml}")
     loaded = load(snapshot(*SEED[:4], web, *SEED[5:], files=files))
@@ -84,35 +84,35 @@ def test_finding_p14_a_yaml_file_that_a_profile_names_is_a_template(text: str) -
     web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t/user-data.yaml}")
     named = snapshot(*SEED[:4], web, *SEED[5:], files={"t/user-data.yaml": text})
     assert load(named).files == {"t/user-data.yaml": text.encode()}
-    assert told(snapshot(*SEED, files={"t/user-data.yaml": text})) != []
+    assert list_problems(snapshot(*SEED, files={"t/user-data.yaml": text})) != []
 
 
 def test_a_document_that_a_profile_names_as_its_template_stays_a_document() -> None:
     web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: servers/new.yaml}")
     broken = "apiVersion: gitboot.dev/v1alpha1\nkind: Server\n"
-    found = told(snapshot(*SEED[:4], web, *SEED[5:], files={"servers/new.yaml": broken}))
+    found = list_problems(snapshot(*SEED[:4], web, *SEED[5:], files={"servers/new.yaml": broken}))
     assert [each for each in found if each.startswith("servers/new.yaml:")] != []
 
 
 @for_each("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
-def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
+def test_an_invalid_line_of_gitbootignore_is_a_problem(line: str) -> None:
     assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
 
 
 @pytest.mark.parametrize("irregular", list(Irregular))
-def test_what_is_no_file_is_told_unless_it_is_left_out(irregular: Irregular) -> None:
+def test_an_irregular_entry_is_a_problem_unless_it_is_ignored(irregular: Irregular) -> None:
     codes = {Irregular.SUBMODULE: "GB5001", Irregular.SYMLINK: "GB5002", Irregular.FILE_NAME: "GB5004"}
     assert wrong(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
     assert wrong(irregular={".sub": irregular}) == []
     assert wrong(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
 
 
-def test_a_submodule_is_a_folder_that_can_be_left_out() -> None:
+def test_a_submodule_is_a_folder_that_can_be_ignored() -> None:
     assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SUBMODULE}) == []
     assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
 
 
-def test_a_gitbootignore_of_more_than_64_kib_is_reported_and_leaves_out_nothing() -> None:
+def test_a_gitbootignore_of_more_than_64_kib_is_a_problem_and_ignores_nothing() -> None:
     ignored = "charts/\n" + "#" * 64 * 1024
     files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
     assert wrong(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
@@ -122,7 +122,7 @@ def test_a_gitbootignore_of_more_than_64_kib_is_reported_and_leaves_out_nothing(
 # Documents
 
 
-def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named() -> None:
+def test_a_file_that_is_too_large_is_a_problem_at_its_path_and_where_it_is_named() -> None:
     named = profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: huge.ign}")
     given = snapshot(*SEED[:4], named, *SEED[5:], files={"huge.ign": "", "huge.yaml": "# huge"})
 
@@ -131,7 +131,7 @@ def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named(
             raise Oversized(2**30)
         return given.read(blob)
 
-    assert told(structs.replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
+    assert list_problems(structs.replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
 
 
 def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
@@ -155,13 +155,13 @@ def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
         ("another order", lambda text: "".join(sorted(text.splitlines(keepends=True)))),
     ],
 )
-def test_how_a_document_is_written_changes_nothing(case: str, change: Any) -> None:
+def test_the_spelling_of_a_document_changes_nothing(case: str, change: Any) -> None:
     one, other = load(snapshot(*SEED)), load(snapshot(*map(change, SEED)))
     assert (one.fleet, one.servers, one.images) == (other.fleet, other.servers, other.images), case
     assert (one.profiles, one.policies) == (other.profiles, other.policies), case
 
 
-def test_resources_come_by_name_whatever_the_order_of_files() -> None:
+def test_resources_are_sorted_by_name_for_any_order_of_files() -> None:
     loaded = load(snapshot(*[server(f"web{number:02}", "role: web") for number in range(20, 1, -1)], *reversed(SEED)))
     assert list(loaded.servers) == sorted(loaded.servers)
     assert list(loaded.images) == ["flatcar-1", "memtest-7"]
@@ -170,19 +170,19 @@ def test_resources_come_by_name_whatever_the_order_of_files() -> None:
 # Names, identities, references
 
 
-def test_kinds_have_names_of_their_own() -> None:
+def test_resources_of_different_kinds_may_have_the_same_name() -> None:
     assert wrong(policy("flatcar-1", "None"), profile("flatcar-1", "flatcar-1")) == []
 
 
 @pytest.mark.parametrize("kind", [document("Server", "web01", ""), server("web01"), SEED[1]])
-def test_of_two_documents_with_one_name_the_second_is_told(kind: str) -> None:
+def test_the_second_of_two_documents_with_one_name_is_a_problem(kind: str) -> None:
     expected = ["007.yaml:3 GB2002"] if "uuid" in kind else ["007.yaml:4 GB1023"] * 3
     assert wrong(kind) == expected
 
 
-def test_there_is_one_fleet() -> None:
-    assert told(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
-    assert told(snapshot()) == ["fleet.yaml:1 GB2001"]
+def test_there_must_be_exactly_one_fleet() -> None:
+    assert list_problems(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
+    assert list_problems(snapshot()) == ["fleet.yaml:1 GB2001"]
     assert wrong(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
 
 
@@ -198,7 +198,7 @@ ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
         ("a serial in another case", "serial: s1a", 1),
         ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
         ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
-        ("the BMC, of which one says no system", f"{BMC}}}", 1),
+        ("the BMC, one of them without a system", f"{BMC}}}", 1),
         (
             "the BMC in capitals, with its port",
             ONE.replace("serial: S1A, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),
@@ -208,7 +208,7 @@ ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
         ("serial, BMC and system", ONE, 2),
     ],
 )
-def test_two_servers_share_no_serial_and_no_bmc(case: str, spec: str, shared: int) -> None:
+def test_two_servers_cannot_share_a_serial_number_or_a_bmc(case: str, spec: str, shared: int) -> None:
     assert wrong(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
 
 
@@ -223,7 +223,7 @@ SYSTEMS = ("/redfish/v1/Systems/1", "/redfish/v1/Systems/1/", "/redfish//v1/Syst
 
 @for_each("system", SYSTEMS)
 @for_each("address", ADDRESSES)
-def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None:
+def test_e26_two_spellings_of_one_bmc_are_detected(address: str, system: str) -> None:
     servers = (
         server(name, "", f"bmc: {{address: '{at}', credentials: a, system: '{path}'}}")
         for name, at, path in (("a", ADDRESSES[0], SYSTEMS[0]), ("b", address, system))
@@ -242,7 +242,9 @@ def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None
         ("its own UUID", f"uuid: {uuid_of('a')}", []),
     ],
 )
-def test_what_a_bmc_reports_tells_its_machine_from_others(case: str, reports: str, expected: list[str]) -> None:
+def test_a_reported_identity_must_differ_from_those_of_other_servers(
+    case: str, reports: str, expected: list[str]
+) -> None:
     found = wrong(server("a", "", f"bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{reports}}}}}"))
     assert [each.split()[1] for each in found] == expected, case
 
@@ -282,7 +284,9 @@ WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
         ("its own address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2, 10.1.0.2/8]}"], 1),
     ],
 )
-def test_two_servers_share_no_uuid_and_no_address(case: str, uuid: str, interfaces: list[str], shared: int) -> None:
+def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
+    case: str, uuid: str, interfaces: list[str], shared: int
+) -> None:
     first = _with("a", "11223344-5566-7788-99aa-bbccddeeff00", WEB01)
     assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
 
@@ -312,13 +316,13 @@ LOST = (
 )
 
 
-def test_every_name_that_leads_nowhere_is_told() -> None:
+def test_every_name_of_a_missing_document_is_a_problem() -> None:
     counts = {"000": 3, "001": 3, "002": 5, "003": 6, "004": 1, "005": 3, "006": 2}
     expected = [f"{number}.yaml:4 GB2004" for number, count in counts.items() for _ in range(count)]
-    assert told(snapshot(*LOST)) == expected
+    assert list_problems(snapshot(*LOST)) == expected
 
 
-def test_every_field_that_names_something_is_looked_up() -> None:
+def test_every_field_that_names_a_document_is_checked() -> None:
     looked_up = {
         f"{type(resource).__name__}.{_dotted(path)}"
         for text in LOST
@@ -353,22 +357,22 @@ def _dotted(path: Path) -> str:
         ("an image that is a pointer", LFS, ["GB5003"]),
     ],
 )
-def test_what_names_a_broken_document_has_no_problem(case: str, broken: str, expected: list[str]) -> None:
-    found = told(snapshot(*SEED[:2], broken, *SEED[3:]))
+def test_a_reference_to_a_broken_document_is_not_a_problem(case: str, broken: str, expected: list[str]) -> None:
+    found = list_problems(snapshot(*SEED[:2], broken, *SEED[3:]))
     assert sorted(each.split()[1] for each in found) == sorted(expected), case
     assert {each.split(":")[0] for each in found} == {"002.yaml"}
 
 
-def test_a_broken_fleet_is_not_missing() -> None:
-    assert told(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
-    assert told(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
+def test_a_broken_fleet_does_not_count_as_missing() -> None:
+    assert list_problems(snapshot(fleet("baseURL: boot.test"), *SEED[1:])) == ["000.yaml:4 GB1037"]
+    assert list_problems(snapshot(SEED[0].replace("Fleet", "Fleed"), *SEED[1:])) == ["000.yaml:2 GB1021"]
 
 
-def test_a_broken_server_shares_nothing() -> None:
+def test_a_broken_server_does_not_count_as_a_duplicate() -> None:
     assert wrong(server("web02", "", "serail: a").replace(uuid_of("web02"), uuid_of("web01"))) == ["007.yaml:4 GB1022"]
 
 
-def test_a_name_that_is_unknown_is_told_beside_a_broken_document_that_has_a_name() -> None:
+def test_an_unknown_name_is_a_problem_beside_a_named_broken_document() -> None:
     broken = server("web02", "", "serail: a")
     assert wrong(broken, policy("other", "None", boots="lost")) == ["007.yaml:4 GB1022", "008.yaml:4 GB2004"]
 
@@ -381,12 +385,12 @@ def test_a_name_that_is_unknown_is_told_beside_a_broken_document_that_has_a_name
         ("sub", "submerged/t.j2", ["007.yaml:4 GB2004", "sub:1 GB5002"]),
     ],
 )
-def test_what_lies_behind_a_link_is_not_missing(hidden: str, template: str, expected: list[str]) -> None:
+def test_a_document_behind_a_symlink_does_not_count_as_missing(hidden: str, template: str, expected: list[str]) -> None:
     lost = profile("other", "lost-behind-the-link", f"userData: {{format: CloudInit, template: {template}}}")
     assert wrong(lost, irregular={hidden: Irregular.SYMLINK}) == expected
 
 
-def test_a_template_that_is_a_pointer_is_told_where_it_is_named() -> None:
+def test_a_template_that_is_a_git_lfs_pointer_is_a_problem_where_it_is_named() -> None:
     named = profile("other", "flatcar-1", "userData: {format: CloudInit, template: t}")
     assert wrong(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
 
@@ -455,24 +459,24 @@ def test_only_blobs_that_the_cache_lacks_are_read() -> None:
     assert second.servers["web01"] is first.servers["web01"]
 
 
-def test_a_blob_that_lies_twice_is_read_once_and_told_at_each_path() -> None:
+def test_a_blob_at_two_paths_is_read_once_and_reported_at_each_path() -> None:
     reads: list[BlobId] = []
-    found = told(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
+    found = list_problems(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
     assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
 
 
-def test_files_that_nothing_names_are_not_read() -> None:
+def test_files_without_a_reference_are_not_read() -> None:
     reads: list[BlobId] = []
     given = snapshot(*SEED, files={"README.md": "# A fleet\n", "image.iso": "0" * 100})
     load(_counting(given, reads))
     assert not {given.blobs["README.md"], given.blobs["image.iso"]} & set(reads)
 
 
-def test_a_file_is_read_once_however_many_problems_it_has() -> None:
+def test_a_file_is_read_once_for_any_number_of_problems() -> None:
     reads: list[BlobId] = []
     servers = [server(f"web{number}", "", "policy: lost") for number in range(2, 50)]
     given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
-    assert (len(told(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
+    assert (len(list_problems(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
 
 
 # Many problems
@@ -503,7 +507,7 @@ TOO_MANY: dict[str, Callable[[int], str]] = {
 
 
 @for_each("case", TOO_MANY)
-def test_a_hundred_problems_of_a_file_are_shown_and_how_many_more(case: str) -> None:
+def test_a_hundred_problems_of_a_file_are_shown_and_the_rest_is_counted(case: str) -> None:
     found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
     assert {each.path for each in found} == {"x.yaml"}
     assert [each.code for each in found].index("GB1015") == len(found) - 1 == 100
@@ -519,19 +523,19 @@ def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
     assert found[-1].message == f"{70 * len(texts) - 100} more problems from here on are not shown"
 
 
-def test_lines_of_gitbootignore_that_are_no_patterns_are_counted_too() -> None:
+def test_invalid_lines_of_gitbootignore_are_counted_too() -> None:
     found = problems(snapshot(*SEED, files={".gitbootignore": "[\n" * 250}))
     assert [each.line for each in found] == list(range(1, 102))
     assert found[-1].message == "150 more problems from here on are not shown"
 
 
 @for_each("case", TOO_MANY)
-def test_problems_of_a_file_take_as_long_as_there_are_many(case: str) -> None:
+def test_the_time_for_problems_of_a_file_grows_linearly_with_their_number(case: str) -> None:
     fleets = {size: snapshot(*SEED, files={"x.yaml": TOO_MANY[case](size)}) for size in (200, 200 * TIMES)}
     assert growth(lambda size: problems(fleets[size]), 200) < AT_MOST
 
 
-def test_names_that_lead_nowhere_are_compared_with_others_only_so_often() -> None:
+def test_the_number_of_comparisons_for_unknown_names_is_limited() -> None:
     policies = many(1000, lambda n: policy(f"policy-{n:04}", "{matchLabels: {role: b}}", "priority: 9") + "---\n")
     servers = many(90, lambda n: server(f"b{n}", "", f"policy: polici-{n:04}") + "---\n")
     hints = [each.hint for each in problems(snapshot(*SEED, files={"p.yaml": policies, "s.yaml": servers}))]
@@ -543,7 +547,7 @@ def test_names_that_lead_nowhere_are_compared_with_others_only_so_often() -> Non
 
 @settings(max_examples=examples(60))
 @given(documents(), LAYOUTS)
-def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
+def test_any_document_is_read_back_from_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
     parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
     assert parsed.problems == ()
     ((_, resource),) = parsed.resources
@@ -574,7 +578,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 @settings(max_examples=examples(120))
 @given(documents(), st.data())
-def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
+def test_any_value_at_any_path_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
     *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
     parent: Any = drawn
     for step in way:

@@ -1,8 +1,8 @@
-"""Planted faults: each is found with its code, at its place, and nothing is found besides.
+"""Inserted faults: each is found with its code at its place, and nothing else is found.
 
-They stand in faults/*.yaml as edits of the valid fleet in faults/fleet/: FILE: {A: B} writes B for the one A in
-FILE, FILE: TEXT writes the file anew, FILE: null removes it. The new text says itself what is found and where:
-⟦GB1033⟧ stands right before the place.
+faults/*.yaml has the faults as edits of the valid fleet in faults/fleet/: FILE: {A: B} writes B for the one A in FILE,
+FILE: TEXT writes the file again, FILE: null removes it. The new text marks what is found and where: ⟦GB1033⟧ is right
+before the place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What one case changes in the fleet: texts with their marks, None for a file that is gone."""
+    """The changes of one fault: texts with their marks, and None for a removed file."""
 
     name: str
     changed: Mapping[str, str | None]
@@ -97,7 +97,7 @@ def _snapshot(files: Mapping[str, bytes], irregular: Mapping[str, Irregular] | N
     return Snapshot(revision=Revision("test"), blobs=blobs, read=data.__getitem__, irregular=irregular or {})
 
 
-def found(snapshot: Snapshot) -> list[Found]:
+def find_problems(snapshot: Snapshot) -> list[Found]:
     return [Found(each.path, each.line, each.column, each.code) for each in _problems(snapshot)]
 
 
@@ -108,17 +108,17 @@ def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
         return error.at(START).problems
 
 
-def test_nothing_is_wrong_before_a_fault_is_planted() -> None:
-    assert found(planted()) == []
+def test_the_fleet_has_no_problem_before_a_fault_is_inserted() -> None:
+    assert find_problems(planted()) == []
 
 
 @for_each("fault", ALL, ids=lambda fault: fault.name)
-def test_a_fault_is_found_where_it_is_and_nothing_besides(fault: Fault) -> None:
+def test_each_fault_is_found_at_its_place_and_nothing_else(fault: Fault) -> None:
     assert fault.expected
-    assert found(planted(fault)) == fault.expected
+    assert find_problems(planted(fault)) == fault.expected
 
 
-def test_each_fault_has_a_name_of_its_own() -> None:
+def test_each_fault_has_its_own_name() -> None:
     names = [line for file in FOLDER.glob("*.yaml") for line in file.read_text().splitlines() if line[:1] > "#"]
     assert sorted(names) == sorted(f"{fault.name}:" for fault in ALL)
     assert len(set(names)) == len(names) > 200
@@ -140,9 +140,11 @@ def _nested(depth: int) -> bytes:
         ("over 100 problems", b"a:\n" + b"- *b\n" * 101, [f"{n}:3 GB1007" for n in range(2, 102)] + ["102:3 GB1015"]),
     ],
 )
-def test_what_no_text_can_show_is_found_as_well(case: str, data: bytes, expected: list[str]) -> None:
+def test_faults_that_no_text_can_show_are_found_too(case: str, data: bytes, expected: list[str]) -> None:
     files = {path: text.encode() for path, text in FLEET.items()}
-    told = [f"{each.line}:{each.column} {each.code}" for each in found(_snapshot({**files, "other.yaml": data}))]
+    told = [
+        f"{each.line}:{each.column} {each.code}" for each in find_problems(_snapshot({**files, "other.yaml": data}))
+    ]
     assert told == expected
 
 
@@ -150,9 +152,9 @@ def test_what_no_text_can_show_is_found_as_well(case: str, data: bytes, expected
     ("irregular", "code"),
     [(Irregular.SUBMODULE, "GB5001"), (Irregular.SYMLINK, "GB5002"), (Irregular.FILE_NAME, "GB5004")],
 )
-def test_what_is_no_file_is_found_by_its_path(irregular: Irregular, code: str) -> None:
+def test_an_irregular_entry_is_found_by_its_path(irregular: Irregular, code: str) -> None:
     files = {path: text.encode() for path, text in FLEET.items()}
-    assert found(_snapshot(files, {"servers/more": irregular})) == [("servers/more", 1, 1, code)]
+    assert find_problems(_snapshot(files, {"servers/more": irregular})) == [("servers/more", 1, 1, code)]
 
 
 DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinations") for fault in FAULTS[name]]
@@ -160,12 +162,12 @@ DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinati
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=12))
-def test_faults_of_several_documents_are_all_found_sorted_and_none_twice(drawn: list[Fault]) -> None:
+def test_faults_of_several_documents_are_all_found_once_and_in_order(drawn: list[Fault]) -> None:
     faults: list[Fault] = []
     for fault in drawn:
         if not any(fault.changed.keys() & other.changed.keys() for other in faults):
             faults.append(fault)
-    assert found(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
+    assert find_problems(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
 
 
 MESSAGES: Final = {
@@ -213,13 +215,13 @@ MESSAGES: Final = {
 
 
 @for_each("name", MESSAGES)
-def test_a_message_names_what_was_found_and_what_was_meant(name: str) -> None:
+def test_a_message_has_the_wrong_value_and_the_intended_one(name: str) -> None:
     (fault,) = (each for each in ALL if each.name == name)
     (problem,) = _problems(planted(fault))
     assert str(problem).partition(f"{problem.code}: ")[2] == MESSAGES[name]
 
 
-def test_a_problem_says_what_was_found_and_how_it_is_fixed() -> None:
+def test_every_problem_has_a_hint_and_fits_on_one_line() -> None:
     for problem in (problem for fault in ALL for problem in _problems(planted(fault))):
         assert problem.hint, problem
         assert (problem.message + problem.hint).isprintable(), problem  # one line, and nothing for a terminal
@@ -227,7 +229,7 @@ def test_a_problem_says_what_was_found_and_how_it_is_fixed() -> None:
         assert not re.search(r"\w\.$", problem.hint), problem
 
 
-def test_finding_r11_the_hint_of_a_template_that_cannot_be_read_names_the_raw_block() -> None:
+def test_finding_r11_the_hint_of_an_invalid_template_names_the_raw_block() -> None:
     unread = [each for fault in ALL for each in _problems(planted(fault)) if each.code == Code.TEMPLATE_SYNTAX]
     assert len(unread) >= 3
     for problem in unread:
@@ -235,7 +237,7 @@ def test_finding_r11_the_hint_of_a_template_that_cannot_be_read_names_the_raw_bl
 
 
 @for_each("text", ["docker ps --format '{{.Names}}'", "echo ${#array[@]}", "awk '{%s}'"])
-def test_finding_r11_a_raw_block_lets_any_text_be_text(text: str) -> None:
+def test_finding_r11_inside_a_raw_block_any_text_is_valid(text: str) -> None:
     lines = f"# {text}\n", f"# {{% raw %}}{text}{{% endraw %}}\n"
     plain, raw = (_snapshot(_with("templates/web.ipxe.j2", "boot\n", line)) for line in lines)
     assert ({each.code for each in _problems(plain)}, _problems(raw)) == ({Code.TEMPLATE_SYNTAX}, ())

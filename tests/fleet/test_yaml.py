@@ -69,17 +69,17 @@ def test_a_plain_scalar_keeps_its_text(scalar: str) -> None:
         (">-\n x", "x"),
     ],
 )
-def test_a_scalar_in_quotes_or_a_block_is_known_as_such(written: str, text: str) -> None:
+def test_a_quoted_or_block_scalar_is_marked_as_quoted(written: str, text: str) -> None:
     value = values(f"a: {written}")[0]["a"]
     assert (value, type(value)) == (text, Quoted)
 
 
 @for_each("text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"])
-def test_what_is_empty_or_null_is_none(text: str) -> None:
+def test_an_empty_value_and_null_are_none(text: str) -> None:
     assert values(text) == [{"a": None}]
 
 
-def test_keys_are_text_in_the_order_written() -> None:
+def test_keys_are_text_in_their_written_order() -> None:
     assert [*values("no: 1\n'<<': 2\nnull: 3\n\"a: b\": 4\n1: 5")[0]] == ["no", "<<", "null", "a: b", "1"]
 
 
@@ -87,7 +87,7 @@ def test_keys_are_text_in_the_order_written() -> None:
     ("case", "text", "places"),
     [
         ("none", "", []),
-        ("nothing but a comment", "# nothing\n", []),
+        ("only a comment", "# nothing\n", []),
         ("a comment above the first", "# licence\n\n---\na: b", [(0, 4, 1)]),
         ("no line for the first", "a: b\n---\nc: d\n", [(0, 1, 1), (1, 3, 1)]),
         ("empty ones do not count", "---\n---\n#\n---\na: b\n---\n---\nc: d\n---\n", [(0, 5, 1), (1, 8, 1)]),
@@ -101,7 +101,7 @@ def test_keys_are_text_in_the_order_written() -> None:
         ("a line separator in a value", "a: 'b\u2028c'\n---\nd: e", [(0, 1, 1), (1, 3, 1)]),
     ],
 )
-def test_documents_of_a_file(case: str, text: str, places: list[tuple[int, int, int]]) -> None:
+def test_each_document_of_a_file_is_located(case: str, text: str, places: list[tuple[int, int, int]]) -> None:
     documents = parse(text.encode(), "a.yaml").documents
     assert [(each.index, *locate(text.encode(), each.index, ())) for each in documents] == places, case
 
@@ -115,7 +115,7 @@ def test_documents_of_a_file(case: str, text: str, places: list[tuple[int, int, 
         ("anchor on the first key", "&a b: c", "ANCHOR 1:1"),
         ("tags", "a: !!str b\nc: !d e\nf: !<g> h", "TAG 1:4, TAG 2:4, TAG 3:4"),
         ("tags on collections", "a: !!map {b: c}\nd: !e\n- f", "TAG 1:4, TAG 2:4"),
-        ("tags on nothing", "a: !!str\nb: !", "TAG 1:4, TAG 2:4"),
+        ("tags without a value", "a: !!str\nb: !", "TAG 1:4, TAG 2:4"),
         ("the tag !", "a: ! b\nc: ! 'd'\ne: ! [f]", "TAG 1:4, TAG 2:4, TAG 3:4"),
         ("tag with a handle of its own", "a: !b!c d", "TAG 1:4"),
         ("tags that are broken", "a: !<> b\n---\nc: !d{e", "TAG 1:6, TAG 3:6"),
@@ -175,7 +175,7 @@ def test_documents_of_a_file(case: str, text: str, places: list[tuple[int, int, 
         ("errors in each document", "a: [\n---\nb: *c\n---\n@\n", "NOT_YAML 2:1, ALIAS 3:4, NOT_YAML 5:1"),
     ],
 )
-def test_faults_and_their_places(case: str, text: str | bytes, expected: str) -> None:
+def test_each_fault_is_found_at_its_place(case: str, text: str | bytes, expected: str) -> None:
     assert faults(text) == expected, case
 
 
@@ -266,7 +266,7 @@ MESSAGES = [
 
 
 @for_each(("text", "expected"), MESSAGES)
-def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
+def test_messages_state_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
     _, problems, *_ = parse(text.encode(), "a.yaml")
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
@@ -286,7 +286,7 @@ RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |
         ("behind a fault", "a: [\n>>>>>>> topic\n", ["2:1 >>>>>>>"]),
     ],
 )
-def test_finding_r11_a_conflict_marker_is_named_as_such(case: str, text: str, expected: list[str]) -> None:
+def test_finding_r11_a_conflict_marker_is_reported_as_one(case: str, text: str, expected: list[str]) -> None:
     _, problems, *_ = parse(text.encode(), "a.yaml")
     wanted = [
         f"a.yaml:{where}: GB1001: the file contains a Git conflict marker: {marker} ({RESOLVE})"
@@ -295,12 +295,12 @@ def test_finding_r11_a_conflict_marker_is_named_as_such(case: str, text: str, ex
     assert [str(each) for each in problems] == wanted, case
 
 
-def test_finding_r11_text_that_only_looks_like_a_conflict_is_none() -> None:
+def test_finding_r11_text_that_only_looks_like_a_conflict_marker_is_valid() -> None:
     assert values("a: |\n  <<<<<<< HEAD\n  =======\n# =======\nb: '======='\n")
     assert "conflict" not in str(parse(b"a: b\n======= c\n", "a.yaml").problems)
 
 
-def test_every_hint_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
+def test_every_hint_of_a_syntax_error_belongs_to_a_message_of_libyaml() -> None:
     shown = [expected for _, expected in MESSAGES]
     for problem, hint in document._HINTS.items():
         words = problem.replace("found character", "a character")
@@ -313,7 +313,7 @@ def test_the_third_of_equal_keys_names_the_line_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("separator", ["", "---\n"])
-def test_of_too_many_problems_the_first_are_shown(separator: str) -> None:
+def test_the_first_of_too_many_problems_are_shown(separator: str) -> None:
     _, problems, more, _ = parse("".join(f"{separator}a{n}: *b\n" for n in range(300)).encode(), "a.yaml")
     assert [(each.code, each.line) for each in problems] == [
         (Code.ALIAS, number * (1 + bool(separator))) for number in range(1, 102)
@@ -391,7 +391,7 @@ spec:
     ids=["alone", "after a byte order mark", "after faulty documents"],
 )
 @for_each("newline", ["\n", "\r\n"], ids=["LF", "CRLF"])
-def test_places(
+def test_paths_are_located_in_any_layout(
     newline: str,
     before: str,
     index: int,
@@ -406,7 +406,7 @@ def test_places(
     assert locate(data, index, path, key=True) == Place(key[0] + lines, key[1])
 
 
-def test_there_is_no_place_in_a_document_that_is_not_there() -> None:
+def test_a_missing_document_has_no_location() -> None:
     with pytest.raises(IndexError):
         locate(b"a: b\n---\n", 1, ())
 
@@ -448,7 +448,7 @@ def written(draw: st.DrawFn) -> tuple[dict[str, Value], str]:
 
 
 @given(written())
-def test_what_is_written_is_read_in_any_layout(case: tuple[dict[str, Value], str]) -> None:
+def test_a_value_is_read_back_from_any_layout(case: tuple[dict[str, Value], str]) -> None:
     value, text = case
     assert values(text) == [value]
 
@@ -478,7 +478,7 @@ def begins(text: str, value: Value) -> bool:
 
 
 @given(written(), st.booleans())
-def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, Value], str], marked: bool) -> None:
+def test_each_location_is_the_start_of_the_text_of_its_value(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
     for path, value in inside(parse(text.encode(), "a.yaml").documents[1].value):
@@ -487,14 +487,16 @@ def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, 
         assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)
 
 
-def test_what_is_unread_is_kept_as_it_is_written() -> None:
+def test_text_that_could_not_be_read_is_kept_unchanged() -> None:
     unread = parse(b"a: b\n---\n- web01\n---\nc: [\n", "a.yaml").unread
     assert unread is not None and [each.strip() for each in unread] == [b"---\n- web01", b"---\nc: ["]
     assert parse(b"\xff\xfea", "a.yaml").unread is None
 
 
 @given(st.lists(written(), min_size=1, max_size=2), st.data())
-def test_a_faulty_document_hides_no_other(cases: list[tuple[dict[str, Value], str]], data: st.DataObject) -> None:
+def test_a_faulty_document_does_not_hide_another(
+    cases: list[tuple[dict[str, Value], str]], data: st.DataObject
+) -> None:
     faulty = data.draw(
         st.sampled_from(["a: [", "a: *b", "'", "]", "a: b: c", "*a", "a: \0", "a: \t- b", "- " * 70, "@", "%A"])
     )
@@ -584,7 +586,7 @@ for path in sys.argv[1:]:
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{('*' + a + ', ') * 8}]\n" for a, b in pairwise("abcdefghi"))
 
 
-# libyaml refuses braces itself from 0.2.6 on, before it says of a key what it is.
+# libyaml rejects braces itself from 0.2.6 on, before it names the key.
 DEEP_BRACES: Final = "INVALID_KEY TOO_DEEP" if get_version() < (0, 2, 6) else "TOO_DEEP"
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "100 MiB": (lambda: b"a: b\n" * (20 * MIB), "FILE_TOO_LARGE"),
@@ -613,7 +615,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-def test_hostile_files_cost_little(tmp_path: File) -> None:
+def test_hostile_files_cost_little_time_and_memory(tmp_path: File) -> None:
     for name, (data, _) in HOSTILE.items():
         (tmp_path / name).write_bytes(data())
     command = [sys.executable, "-c", BOUNDED, *sorted(str(tmp_path / name) for name in HOSTILE)]
@@ -644,7 +646,7 @@ def test_without_libyaml_the_import_fails() -> None:
         ("a: 1", ("a",), "a: X"),
     ],
 )
-def test_a_scalar_is_rewritten_in_its_place(before: str, path: Path, after: str) -> None:
+def test_a_scalar_is_replaced_in_place(before: str, path: Path, after: str) -> None:
     assert replace_scalar(before.encode(), 0, path, "X").decode() == after
     other = b"z: 'ae'\n---\n"
     if not before.startswith("\ufeff"):
@@ -652,6 +654,6 @@ def test_a_scalar_is_rewritten_in_its_place(before: str, path: Path, after: str)
 
 
 @pytest.mark.parametrize("path", [("b",), ("a",), ("c", 0)])
-def test_what_is_no_written_scalar_is_not_rewritten(path: Path) -> None:
+def test_a_value_that_is_not_a_written_scalar_is_not_replaced(path: Path) -> None:
     with pytest.raises(KeyError):
         replace_scalar(b"a:\nc: []\n", 0, path, "X")

@@ -1,4 +1,4 @@
-"""Following a repository on this machine: what is fetched, accepted, kept, and fixed."""
+"""A repository on this machine: fetched, accepted, kept and repaired."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
     return snapshot.read(snapshot.blobs[path]).decode()
 
 
-# What is fetched
+# Fetches
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
     ],
 )
 @pytest.mark.parametrize("kind", ["work tree", "bare"])
-def test_a_reference_says_what_is_fetched(
+def test_a_reference_selects_what_is_fetched(
     work: Work, tmp_path: Path, state: Path, reference: str | None, expected: str, kind: str
 ) -> None:
     revisions = {"first": work.head}
@@ -105,7 +105,7 @@ def work_head(path: Path) -> Revision:
     return Revision(str(pygit2.Repository(path).head.target))
 
 
-def test_each_fetch_brings_what_is_new(work: Work, source: Source) -> None:
+def test_each_fetch_brings_the_new_commits(work: Work, source: Source) -> None:
     assert source.latest() is None
     for number in range(3):
         revision = work.commit({"fleet.yaml": f"{number}", f"servers/{number}.yaml": "s"})
@@ -114,7 +114,7 @@ def test_each_fetch_brings_what_is_new(work: Work, source: Source) -> None:
     assert len(source.snapshot(revision).blobs) == 4
 
 
-def test_a_folder_of_a_work_tree_is_the_fleets_root(work: Work, state: Path) -> None:
+def test_a_folder_of_a_work_tree_is_the_root_of_the_fleet(work: Work, state: Path) -> None:
     revision = work.commit({"sites/fra/fleet.yaml": "fra", "sites/fra/servers/a.yaml": "a"})
     source = follow(work.path / "sites" / "fra", state)
     source.fetch()
@@ -122,7 +122,7 @@ def test_a_folder_of_a_work_tree_is_the_fleets_root(work: Work, state: Path) -> 
     assert sorted(source.snapshot(revision).blobs) == ["fleet.yaml", "servers/a.yaml"]
 
 
-def test_a_linked_work_tree_is_followed_where_it_stands(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_linked_work_tree_is_followed_at_its_own_head(work: Work, tmp_path: Path, state: Path) -> None:
     work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
     side = Work(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
@@ -130,7 +130,7 @@ def test_a_linked_work_tree_is_followed_where_it_stands(work: Work, tmp_path: Pa
     assert (source.fetch(), source.watch_paths()) == (revision, (work.path / ".git",))
 
 
-def test_packed_and_loose_objects_come_alike(work: Work, state: Path) -> None:
+def test_packed_and_loose_objects_give_the_same_files(work: Work, state: Path) -> None:
     work.commit({f"servers/{number}.yaml": f"s{number}" for number in range(20)})
     work.git("gc", "--quiet")
     packed = work.head
@@ -160,7 +160,7 @@ def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path)
         pytest.param("{tree}", "{tree} is not a commit", id="tree by its id"),
     ],
 )
-def test_what_is_not_there_may_come(work: Work, state: Path, reference: str, message: str) -> None:
+def test_a_missing_branch_or_commit_may_be_pushed_later(work: Work, state: Path, reference: str, message: str) -> None:
     work.git("branch", "old")
     work.git("tag", "tree", "HEAD^{tree}")
     tree = work.git("rev-parse", "HEAD^{tree}")
@@ -170,7 +170,7 @@ def test_what_is_not_there_may_come(work: Work, state: Path, reference: str, mes
     assert source.latest() is None
 
 
-def test_an_empty_repository_may_be_filled(tmp_path: Path, state: Path) -> None:
+def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path) -> None:
     work = Work(tmp_path / "empty")
     source = follow(work.path, state)
     with pytest.raises(SourceError, match="has no commit yet"):
@@ -178,7 +178,7 @@ def test_an_empty_repository_may_be_filled(tmp_path: Path, state: Path) -> None:
     assert work.commit({"fleet.yaml": "a"}) == source.fetch()
 
 
-def test_a_head_that_names_no_branch_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
+def test_for_a_head_without_a_branch_the_message_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
     with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
@@ -186,7 +186,7 @@ def test_a_head_that_names_no_branch_asks_for_one(work: Work, tmp_path: Path, st
     assert follow(bare, state, "main").fetch() == work.head
 
 
-def test_a_deleted_branch_leaves_what_was_fetched(work: Work, state: Path) -> None:
+def test_after_a_branch_is_deleted_the_fetched_commits_stay(work: Work, state: Path) -> None:
     work.git("branch", "release")
     source = follow(work.path, state, "release")
     revision = source.fetch()
@@ -210,7 +210,7 @@ def test_a_deleted_branch_leaves_what_was_fetched(work: Work, state: Path) -> No
         ),
     ],
 )
-def test_a_lost_repository_leaves_what_was_fetched(
+def test_after_a_repository_is_lost_the_fetched_commits_stay(
     work: Work, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str, source: Source
 ) -> None:
     revision = source.fetch()
@@ -221,7 +221,7 @@ def test_a_lost_repository_leaves_what_was_fetched(
     assert text(follow(work.path, state), revision) == "first"
 
 
-def test_another_source_has_fetched_nothing_yet(work: Work, tmp_path: Path, state: Path) -> None:
+def test_another_source_has_not_fetched_anything_yet(work: Work, tmp_path: Path, state: Path) -> None:
     work.git("branch", "other")
     source = follow(work.path, state)
     revision = source.fetch()
@@ -231,7 +231,7 @@ def test_another_source_has_fetched_nothing_yet(work: Work, tmp_path: Path, stat
         assert (changed.latest(), changed.accepted()) == (None, revision)
 
 
-def test_links_and_submodules_are_told(work: Work, state: Path) -> None:
+def test_symlinks_and_submodules_are_reported(work: Work, state: Path) -> None:
     (work.path / "link.yaml").symlink_to("fleet.yaml")
     work.git("update-index", "--add", "--cacheinfo", f"160000,{work.head},sub")
     work.git("add", "link.yaml")
@@ -241,7 +241,7 @@ def test_links_and_submodules_are_told(work: Work, state: Path) -> None:
     assert source.snapshot(source.fetch()).irregular == expected
 
 
-# What was accepted
+# The accepted commit
 
 
 def test_the_accepted_commit_survives_a_restart(work: Work, state: Path, source: Source) -> None:
@@ -260,7 +260,7 @@ def test_a_commit_that_was_never_fetched_cannot_be_accepted(source: Source) -> N
         source.accept(NOWHERE)
 
 
-def test_a_force_push_is_a_rewind_and_keeps_what_was_accepted(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_force_push_is_a_rewind_and_the_accepted_commit_stays(work: Work, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     source = follow(bare, state)
     accepted = work.commit({"fleet.yaml": "accepted"})
@@ -279,7 +279,7 @@ def test_a_force_push_is_a_rewind_and_keeps_what_was_accepted(work: Work, tmp_pa
     assert text(source, accepted) == "accepted"
 
 
-def test_only_what_leaves_history_out_is_a_rewind(work: Work, state: Path) -> None:
+def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: Work, state: Path) -> None:
     first = work.head
     work.git("switch", "--quiet", "--create", "side")
     side = work.commit({"side.yaml": "s"})
@@ -309,7 +309,7 @@ def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
     assert (first, source.fetch()) == (work.git("rev-parse", "HEAD~1"), second)
 
 
-# What is watched
+# Watched files
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
         pytest.param(["branch", "--delete", "--force", "packed"], id="deleted branch"),
     ],
 )
-def test_a_change_of_refs_is_seen(work: Work, state: Path, change: list[str]) -> None:
+def test_a_change_of_refs_is_detected(work: Work, state: Path, change: list[str]) -> None:
     work.git("branch", "other")
     work.git("branch", "packed")
     work.commit({"fleet.yaml": "second"})
@@ -346,7 +346,7 @@ def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None
 # Many fetches, killed ones, several at once
 
 
-def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_are_merged_without_loss(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "MAX_PACKS", 4)
     source = follow(work.path, state)
     texts = {}
@@ -378,7 +378,9 @@ def objects_of(state: Path) -> set[str]:
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, state: Path, source: Source) -> None:
+def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
+    work: Work, state: Path, source: Source
+) -> None:
     first = source.fetch()
     large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
     source.accept(source.fetch())
@@ -398,7 +400,9 @@ def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, 
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Path, source: Source) -> None:
+def test_t4_an_object_that_is_missing_and_was_not_omitted_on_purpose_is_damage(
+    work: Work, state: Path, source: Source
+) -> None:
     work.commit({"large.yaml": "x" * 1001})
     later = source.fetch()
     (state / "repository.git/left-out").write_text("")
@@ -410,7 +414,7 @@ def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Pa
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone_without_what_was_left_out(
+def test_t4_an_accepted_commit_that_the_remote_dropped_is_copied_from_the_old_clone(
     work: Work, tmp_path: Path, state: Path
 ) -> None:
     bare = work.bare(tmp_path / "bare.git")
@@ -429,7 +433,7 @@ def test_t4_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clo
     assert source.is_rewind(accepted, source.fetch())
 
 
-def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path, source: Source) -> None:
+def test_t4_similar_large_files_are_not_compared(work: Work, state: Path, source: Source) -> None:
     """For eight of 7 MB that took minutes, in which no other commit was fetched."""
     source.fetch()
     alike = {size: "".join(f"{number} {number**3}\n" for number in range(size // 12)) for size in (10_000, 200_000)}
@@ -445,10 +449,8 @@ def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path,
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
-    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a network remote sends it, and a first clone takes it."""
+def test_t4_a_pack_with_a_large_file_is_not_merged(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network remote sends such a pack, and a first clone stores it."""
     monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     source = follow(work.path, state)
     source.fetch()
@@ -487,7 +489,7 @@ def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
     assert [snapshot.read(snapshot.blobs["fleet.yaml"]) for snapshot in snapshots] == [b"%d" % n for n in range(6)]
 
 
-def test_a_push_while_fetching_gives_one_commit_or_the_other(work: Work, state: Path) -> None:
+def test_a_push_during_a_fetch_gives_one_of_the_two_commits(work: Work, state: Path) -> None:
     pushed = [work.commit({f"{name}.yaml": "0" for name in "abc"})]
 
     def push() -> None:
@@ -507,7 +509,7 @@ def test_a_push_while_fetching_gives_one_commit_or_the_other(work: Work, state: 
     assert source.fetch() == pushed[-1]
 
 
-def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_during_a_fetch(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rename_slowly(path: Path, target: Path) -> None:
         os.rename(path, target)
         time.sleep(0.02)
@@ -561,7 +563,7 @@ def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
     assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
 
-def left_by_a_killed_process(state: Path) -> Iterator[Path]:
+def leave_temporary_files(state: Path) -> Iterator[Path]:
     git = state / "repository.git"
     for path in (git / "refs/gitboot/accepted.lock", git / "HEAD.lock", git / "config.lock"):
         path.touch()
@@ -574,9 +576,9 @@ def left_by_a_killed_process(state: Path) -> Iterator[Path]:
     yield begun
 
 
-def test_what_a_killed_process_left_is_swept_away(work: Work, state: Path, source: Source) -> None:
+def test_leftovers_of_a_killed_process_are_removed(work: Work, state: Path, source: Source) -> None:
     source.accept(source.fetch())
-    left = list(left_by_a_killed_process(state))
+    left = list(leave_temporary_files(state))
     source = follow(work.path, state)
     assert [path for path in left if path.exists()] == []
     revision = work.commit({"fleet.yaml": "second"})
@@ -584,7 +586,7 @@ def test_what_a_killed_process_left_is_swept_away(work: Work, state: Path, sourc
     assert source.accepted() == revision
 
 
-def test_a_first_fetch_that_is_killed_is_done_again(work: Work, state: Path) -> None:
+def test_a_killed_first_fetch_is_repeated(work: Work, state: Path) -> None:
     """Killed at instants spread over the whole of it."""
     work.commit({f"servers/{number}.yaml": f"{number}" * 100 for number in range(300)})
     script = (
@@ -659,7 +661,7 @@ def read_all(source: Source, revision: Revision) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: str) -> None:
+def test_a_damaged_clone_is_reported_and_restored(work: Work, state: Path, damage: str) -> None:
     accepted = work.commit({f"{number}.yaml": f"{number}" * 50 for number in range(20)})
     source = follow(work.path, state)
     source.accept(source.fetch())
@@ -676,7 +678,7 @@ def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: s
     assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
 
 
-def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, source: Source) -> None:
+def test_an_accepted_commit_that_is_lost_needs_an_operator(work: Work, source: Source) -> None:
     source.fetch()
     with pytest.raises(
         SourceRefused,
@@ -686,7 +688,7 @@ def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, s
     assert (source.accepted(), source.latest()) == (None, work.head)
 
 
-def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, source: Source) -> None:
+def test_while_the_remote_is_unreachable_a_clone_is_not_replaced(work: Work, source: Source) -> None:
     accepted = source.fetch()
     source.accept(accepted)
     work.path.rename(work.path.with_name("away"))
@@ -695,7 +697,7 @@ def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, source: So
     assert (source.accepted(), text(source, accepted)) == (accepted, "first")
 
 
-def test_a_clone_within_another_repository_is_not_mistaken_for_it(work: Work) -> None:
+def test_a_clone_inside_another_repository_is_not_confused_with_it(work: Work) -> None:
     state = work.path / "state"
     source = follow(work.path, state)
     revision = source.fetch()

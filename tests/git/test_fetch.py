@@ -90,7 +90,7 @@ def killed_at_the_end(*arguments: str) -> Iterator[Instance]:
         instance.errors.close()
 
 
-def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits(tmp_path: Path) -> None:
+def test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limits(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root:
@@ -121,7 +121,7 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
             assert fetchers(instance.process.pid) == [idle], "one is enough"
 
 
-def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_behind(tmp_path: Path) -> None:
+def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_process(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root, Relay(root, passes=50_000, then="hangs") as relay:
@@ -144,7 +144,7 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_behind(tmp_path: 
 # By itself
 
 
-def test_t4_what_others_push_to_a_branch_of_gitboots_own_is_unpacked_within_limits(tmp_path: Path) -> None:
+def test_t4_commits_by_others_on_the_branch_of_gitboot_are_unpacked_within_limits(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"boot/boot.ipxe": "#!ipxe"})
     pushed = push_differences(repository.bare, 24)
@@ -162,7 +162,7 @@ def test_t4_what_others_push_to_a_branch_of_gitboots_own_is_unpacked_within_limi
         assert (enough.fetch(), enough.read(pushed, "boot/boot.ipxe")) == (pushed, b"#!ipxe")
 
 
-def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Path, started: FetchProcess) -> None:
+def test_credentials_are_passed_by_a_pipe_only(work: Work, tmp_path: Path, state: Path, started: FetchProcess) -> None:
     with HttpsServer(work.path.parent, tmp_path) as https:
         remote = Remote(
             url=f"{https.url}/private/fleet",
@@ -176,7 +176,9 @@ def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Pat
     assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.git", b"%d" % os.getpid()]
 
 
-def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess, source: Source) -> None:
+def test_one_process_is_used_for_several_fetches(
+    work: Work, state: Path, fetcher: FetchProcess, source: Source
+) -> None:
     source.fetch()
     (child,) = fetchers(os.getpid())
     second = work.commit({"fleet.yaml": "second"})
@@ -187,7 +189,7 @@ def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: F
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV], ids=str)
-def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
+def test_a_fetch_process_that_dies_fails_the_fetch_and_the_next_fetch_works(
     work: Work, state: Path, fetcher: FetchProcess, number: signal.Signals
 ) -> None:
     with git_daemon(work.path.parent) as url:
@@ -212,7 +214,7 @@ def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
         assert (source.has(first), source.fetch()) == (True, second)
 
 
-def test_one_that_died_while_nobody_asked_is_not_missed(
+def test_a_fetch_process_that_died_while_idle_is_replaced(
     work: Work, state: Path, fetcher: FetchProcess, source: Source
 ) -> None:
     source.fetch()
@@ -222,7 +224,7 @@ def test_one_that_died_while_nobody_asked_is_not_missed(
     assert source.fetch() == work.head
 
 
-def test_an_answer_that_was_not_waited_for_is_nobody_elses(
+def test_a_late_answer_is_not_taken_for_the_next_request(
     work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch, source: Source
 ) -> None:
     first = source.fetch()
@@ -238,7 +240,7 @@ def interrupted(*_: object) -> Iterator[bytes]:
     raise KeyboardInterrupt
 
 
-def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path, fetcher: FetchProcess) -> None:
+def test_a_clone_is_replaced_while_a_fetch_hangs(work: Work, state: Path, fetcher: FetchProcess) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state, fetcher)
         accepted = source.fetch()
@@ -277,7 +279,7 @@ def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     assert done.returncode == (1 if os.getpid() != 1 else 0)
 
 
-# What is said
+# Messages
 
 
 PATHS = st.builds(Path, st.text(st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1))
@@ -295,7 +297,7 @@ CREDENTIALS = st.one_of(
     st.floats(0, 1e6),
     st.none() | st.integers(1, 1 << 50),
 )
-def test_a_remote_comes_as_it_was_sent(
+def test_a_remote_is_decoded_as_it_was_encoded(
     credentials: Password | SshKey | None,
     reference: str | None,
     bundle: Path | None,
@@ -323,7 +325,7 @@ def test_credentials_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("kind", [SourceError, SourceRefused, SourceTooLarge, UsageError, CorruptClone])
-def test_an_error_comes_as_it_was_raised(
+def test_an_error_is_raised_again_with_its_type(
     kind: type[SourceError], state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> NoReturn:
@@ -384,8 +386,8 @@ def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterat
         yield by_url
 
 
-@pytest.mark.parametrize("passes", [10, 100_000], ids=["the first answer drips", "the pack drips"])
-def test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next(
+@pytest.mark.parametrize("passes", [10, 100_000], ids=["the first response comes slowly", "the pack drips"])
+def test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next(
     served: Callable[..., Remote], work: Work, state: Path, started: FetchProcess, passes: int
 ) -> None:
     Source(served(), state, started).fetch()
@@ -425,7 +427,7 @@ def fetched(source: Source) -> str | None:
         return None
 
 
-def test_a_new_clone_has_a_rate_and_no_deadline_and_everything_else_has_one(
+def test_a_new_clone_has_a_minimum_rate_and_everything_else_has_a_deadline(
     work: Work, state: Path, tmp_path: Path
 ) -> None:
     started = FetchProcess(deadline_s=0)
@@ -456,7 +458,7 @@ def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
     }
 
 
-def test_work_is_reported_once_a_second_and_at_once_after_another_step() -> None:
+def test_progress_is_reported_once_a_second_and_at_once_after_a_new_step() -> None:
     reported, now_s = list[FetchStep](), [0.0]
     steps = StepReporter(reported.append, lambda: now_s[0])
     for seconds in (0, 0.5, 0.9, 1, 1.5):
@@ -468,7 +470,7 @@ def test_work_is_reported_once_a_second_and_at_once_after_another_step() -> None
     assert [each.timeout_s for each in reported] == [120, 120, 3, 120]
 
 
-def test_before_a_push_there_is_time_to_pack() -> None:
+def test_before_a_push_there_is_time_to_build_the_pack() -> None:
     reported = list[FetchStep]()
     StepReporter(reported.append).begin_upload(3).count(4096)
     assert [each.timeout_s for each in reported] == [123, 3]
@@ -478,7 +480,7 @@ def test_before_a_push_there_is_time_to_pack() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["a new clone", "news"])
-def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
+def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
     work: Work, state: Path, started: FetchProcess, is_first: bool
 ) -> None:
     with git_daemon(work.path.parent) as url:
@@ -496,14 +498,16 @@ def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
         assert (source(8).fetch(), source(8).fetch()) == (large, large)
 
 
-def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, state: Path, started: FetchProcess) -> None:
+def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
+    work: Work, state: Path, started: FetchProcess
+) -> None:
     with git_daemon(work.path.parent) as url:
 
         def source(size_bytes: int) -> Source:
             return Source(Remote(url=f"{url}/fleet", max_bytes=size_bytes), state, started)
 
         first = source(1 << 20).fetch()
-        assert source(1).fetch() == first  # there is nothing new
+        assert source(1).fetch() == first  # there is no new commit
         work.commit({"one": os.urandom(NOISE).hex()})
         with pytest.raises(SourceTooLarge):
             source(1).fetch()
@@ -514,7 +518,7 @@ def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, stat
         assert source(3 * NOISE).fetch() == work.head
 
 
-def test_a_small_pack_that_is_completed_from_the_clone_takes_no_more_disk_than_it_may(
+def test_a_small_pack_that_is_completed_from_the_clone_is_limited_too(
     work: Work, state: Path, started: FetchProcess
 ) -> None:
     files = {f"file{number}": os.urandom(NOISE // 10).hex() for number in range(20)}
@@ -530,7 +534,7 @@ def test_a_small_pack_that_is_completed_from_the_clone_takes_no_more_disk_than_i
         assert (limited.latest(), Source(Remote(url=f"{url}/fleet"), state, started).fetch()) == (first, second)
 
 
-def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it_may(
+def test_commits_by_others_on_the_branch_of_gitboot_do_not_exceed_the_disk_limit(
     work: Work, tmp_path: Path, started: FetchProcess
 ) -> None:
     work.commit({"noise": os.urandom(3 << 20).hex()})
@@ -541,7 +545,7 @@ def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it
             branch.fetch()
 
 
-def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
+def test_a_process_with_a_file_size_limit_gets_an_error_from_the_write() -> None:
     program = (
         "import tempfile\n"
         "from gitboot.child_processes import limit_file_size\n"
@@ -576,7 +580,7 @@ def bare(work: Work) -> Path:
     [(b"\n0000", -1), (-1, 100_000)],
     ids=["the result drips", "the data is taken byte by byte"],
 )
-def test_finding_c3_a_push_to_a_server_that_drips_fails_and_the_next_one_goes_through(
+def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
     bare: Path, tmp_path: Path, started: FetchProcess, passes: int | bytes, takes: int
 ) -> None:
     with git_daemon(bare.parent) as url:
@@ -599,7 +603,7 @@ def test_finding_c3_a_push_to_a_server_that_drips_fails_and_the_next_one_goes_th
         assert (branch(url).fetch(), git(bare, "rev-parse", "boot")) == (second, second)
 
 
-def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is_killed(
+def test_finding_c3_slowly_sent_refs_of_a_target_are_read_by_a_process_that_is_killed(
     bare: Path, tmp_path: Path, started: FetchProcess
 ) -> None:
     seeded = OwnedBranch(lambda: Remote(url=str(bare)), "refs/heads/boot", tmp_path / "seed.git")
@@ -613,7 +617,7 @@ def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is
     assert fetchers(os.getpid()) == []
 
 
-def test_a_push_by_a_process_is_as_one_without(bare: Path, work: Work, tmp_path: Path, started: FetchProcess) -> None:
+def test_a_push_by_a_process_equals_one_without(bare: Path, work: Work, tmp_path: Path, started: FetchProcess) -> None:
     for fetching, ref in ((InThisProcess(), "refs/heads/one"), (started, "refs/heads/other")):
         folder = tmp_path / ref.replace("/", "-")
         branch = OwnedBranch(lambda: Remote(url=str(bare)), ref, folder, fetching=fetching)
@@ -628,7 +632,7 @@ def test_a_push_by_a_process_is_as_one_without(bare: Path, work: Work, tmp_path:
 # A running instance
 
 
-def test_finding_c3_a_fetch_that_drips_is_a_condition_and_reconcile_reports_it(tmp_path: Path) -> None:
+def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     state = tmp_path / "state"

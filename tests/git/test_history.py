@@ -1,4 +1,4 @@
-"""Commits, and lines of files: who made one, when and why."""
+"""Commits and lines of files: author, date and message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _newest(work: Work) -> CommitSummary:
     return open_history(work.path, None).steps[0].commit
 
 
-def test_a_commit_tells_who_when_and_why(work: Work) -> None:
+def test_a_commit_has_its_author_date_and_message(work: Work) -> None:
     revision = work.commit(message="Drain rack r12\n\nNET-412")
     assert _newest(work) == CommitSummary(
         revision=revision,
@@ -41,11 +41,11 @@ def test_a_commit_tells_who_when_and_why(work: Work) -> None:
         pytest.param(
             b"E\x1b[2J <e@x> 1 +0000", b"\x1b]0;x\x07y", (r"E\u001b[2J <e@x>", r"\u001b]0;x\u0007y", 1970), id="escapes"
         ),
-        pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="nobody, nothing"),
+        pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="no name and no address"),
         pytest.param(b"E <e@x> 1 +0000", b"\n\n 'quoted'\nx", ("E <e@x>", "'quoted'", 1970), id="late subject"),
     ],
 )
-def test_whatever_a_commit_says_can_be_shown(
+def test_any_text_of_a_commit_can_be_printed(
     work: Work, tmp_path: Path, author: bytes, message: bytes, shown: tuple[str, str, int]
 ) -> None:
     work.commit({"fleet.yaml": "first"})
@@ -84,7 +84,7 @@ def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
     assert to_json_value(commit)["date"] == "2026-11-20T21:00:00Z"
 
 
-def test_an_earlier_revision_has_its_own(work: Work) -> None:
+def test_an_earlier_revision_has_its_own_lines(work: Work) -> None:
     work.commit({"a.yaml": THREE}, "First")
     work.commit({"a.yaml": "one\n2\nthree\n"}, "Second")
     assert subjects(blame(work.path, "HEAD~1"), "a.yaml") == ["First"] * 3
@@ -102,13 +102,13 @@ def test_an_earlier_revision_has_its_own(work: Work) -> None:
         ("empty", "", [None, None, None]),
     ],
 )
-def test_a_line_that_is_not_committed_has_none(work: Work, case: str, now: str, expected: list[str | None]) -> None:
+def test_an_uncommitted_line_has_no_commit(work: Work, case: str, now: str, expected: list[str | None]) -> None:
     work.commit({"a.yaml": THREE}, "First")
     (work.path / "a.yaml").write_bytes(now.encode())
     assert subjects(blame(work.path), "a.yaml") == expected, case
 
 
-def test_a_file_that_is_not_committed_has_none(work: Work) -> None:
+def test_an_uncommitted_file_has_no_commit(work: Work) -> None:
     (work.path / "before.yaml").write_text(THREE)
     assert subjects(blame(work.path), "before.yaml") == [None] * 3  # there is no commit at all
     work.commit({"a.yaml": THREE}, "First")
@@ -116,23 +116,23 @@ def test_a_file_that_is_not_committed_has_none(work: Work) -> None:
     assert subjects(blame(work.path), "new.yaml") == [None] * 3
 
 
-def test_a_fleet_in_a_folder_and_a_bare_repository(work: Work, tmp_path: Path) -> None:
+def test_lines_are_found_for_a_fleet_in_a_folder_and_in_a_bare_repository(work: Work, tmp_path: Path) -> None:
     work.commit({"fleets/a.yaml": THREE}, "First")
     assert subjects(blame(work.path / "fleets"), "a.yaml") == ["First"] * 3
     assert subjects(blame(work.bare(tmp_path / "bare.git")), "fleets/a.yaml") == ["First"] * 3
 
 
-def test_without_git_nobody_is_known(tmp_path: Path) -> None:
+def test_without_git_no_author_is_known(tmp_path: Path) -> None:
     assert open_blame(tmp_path, None) is None
 
 
-def test_a_revision_that_is_not_there_is_named(work: Work) -> None:
+def test_a_missing_revision_is_named(work: Work) -> None:
     work.commit({"a.yaml": THREE})
     with pytest.raises(UsageError, match="has no commit nonsense"):
         open_blame(work.path, "nonsense")
 
 
-def test_a_file_is_looked_into_once_and_only_when_asked(work: Work) -> None:
+def test_a_file_is_read_once_and_only_on_request(work: Work) -> None:
     work.commit({"a.yaml": THREE}, "First")
     found = blame(work.path, "HEAD")
     assert subjects(found, "a.yaml") == ["First"] * 3

@@ -89,7 +89,7 @@ def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> Non
         ("fleet", None),
     ],
 )
-def test_a_remote_is_any_url_that_git_takes(url: str, credentials: Password | SshKey | None) -> None:
+def test_a_remote_is_any_url_that_git_accepts(url: str, credentials: Password | SshKey | None) -> None:
     remote = Remote(url=url, credentials=credentials)
     is_local = credentials is None and url.startswith(("/", "./", "file:", "fleet"))
     assert (remote.local is not None) == is_local
@@ -114,7 +114,7 @@ def test_a_remote_is_any_url_that_git_takes(url: str, credentials: Password | Ss
         ("/srv/fleet", None, ">=one", "is not a version range"),
     ],
 )
-def test_what_cannot_work_is_a_usage_error(
+def test_a_remote_that_cannot_work_is_a_usage_error(
     url: str, credentials: Password | SshKey | None, reference: str | None, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
@@ -143,7 +143,7 @@ HEADS = dict.fromkeys(
         ("*", "refs/tags/v2.0.0"),
     ],
 )
-def test_a_reference_means_one_ref(reference: str | None, ref: str) -> None:
+def test_a_reference_matches_exactly_one_ref(reference: str | None, ref: str) -> None:
     assert find_reference(Remote(url="x", reference=reference), HEADS) == ref
 
 
@@ -170,7 +170,7 @@ def with_reference(remote: Remote, reference: str) -> Remote:
     return Remote(url=remote.url, credentials=remote.credentials, ca_bundle=remote.ca_bundle, reference=reference)
 
 
-def test_every_protocol_brings_what_is_new(served: Remote, work: Work, state: Path) -> None:
+def test_every_protocol_fetches_new_commits(served: Remote, work: Work, state: Path) -> None:
     source = Source(served, state)
     first = source.fetch()
     assert (first, text(source, first)) == (work.head, "first")
@@ -181,7 +181,7 @@ def test_every_protocol_brings_what_is_new(served: Remote, work: Work, state: Pa
     assert not source.is_rewind(first, second)
 
 
-def test_every_protocol_brings_tags_and_commits(served: Remote, work: Work, state: Path) -> None:
+def test_every_protocol_fetches_tags_and_commits(served: Remote, work: Work, state: Path) -> None:
     first = work.head
     work.git("tag", "--annotate", "--message=x", "v1.0.0")
     work.git("tag", "v1.1.0-rc.1")
@@ -190,7 +190,7 @@ def test_every_protocol_brings_tags_and_commits(served: Remote, work: Work, stat
     assert Source(with_reference(served, first), state / "other").fetch() == first, "an ancestor of a branch"
 
 
-def test_a_commit_is_looked_for_until_some_branch_has_it(work: Work, state: Path) -> None:
+def test_a_commit_is_searched_until_some_branch_contains_it(work: Work, state: Path) -> None:
     work.git("branch", "a")
     with git_daemon(work.path.parent) as url:
         ahead = work.commit({"fleet.yaml": "ahead"})
@@ -204,7 +204,7 @@ def test_a_commit_is_looked_for_until_some_branch_has_it(work: Work, state: Path
         assert source.fetch() == ahead
 
 
-def test_nothing_new_asks_once_and_fetches_nothing(https: HttpsServer, state: Path) -> None:
+def test_without_new_commits_there_is_one_request_and_no_fetch(https: HttpsServer, state: Path) -> None:
     source = Source(Remote(url=f"{https.url}/fleet", ca_bundle=https.certificate), state)
     source.fetch()
     https.requests.clear()
@@ -212,7 +212,7 @@ def test_nothing_new_asks_once_and_fetches_nothing(https: HttpsServer, state: Pa
     assert https.requests == ["GET /fleet/info/refs"]
 
 
-def test_what_a_server_says_for_people_need_not_be_utf8(work: Work, tmp_path: Path, state: Path) -> None:
+def test_messages_of_a_server_need_not_be_utf8(work: Work, tmp_path: Path, state: Path) -> None:
     hook = tmp_path / "hook"
     hook.write_text('#!/bin/sh\nprintf "\\351t\\351 \\377\\n" >&2\nexec "$@"\n')
     hook.chmod(0o755)
@@ -221,7 +221,7 @@ def test_what_a_server_says_for_people_need_not_be_utf8(work: Work, tmp_path: Pa
         assert Source(Remote(url=f"{url}/fleet"), state).fetch() == work.head
 
 
-def test_the_users_configuration_and_proxies_count_for_nothing(work: Work, tmp_path: Path, state: Path) -> None:
+def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_path: Path, state: Path) -> None:
     (tmp_path / ".gitconfig").write_text(
         '[url "git://127.0.0.1:1/"]\ninsteadOf = git://\n[http]\nproxy = http://127.0.0.1:1\n'
     )
@@ -260,7 +260,7 @@ def test_the_users_configuration_and_proxies_count_for_nothing(work: Work, tmp_p
         pytest.param("/status/200/fleet", None, SourceError, "fleet: ", id="no git server"),
     ],
 )
-def test_an_https_server_that_refuses(
+def test_a_rejection_by_an_https_server_is_reported(
     https: HttpsServer, state: Path, path: str, credentials: Password | None, error: type[Exception], message: str
 ) -> None:
     url = f"{https.url}{path}"
@@ -303,7 +303,7 @@ def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: P
         pytest.param("@revoked * {ed25519}\n* {ed25519}\n* {stranger}", "shows a host key that", id="revoked of two"),
     ],
 )
-def test_a_host_must_show_a_key_that_is_known(
+def test_a_host_must_have_a_known_key(
     ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, known: str, message: str | None
 ) -> None:
     keys = {name: ssh.public(name) for name in ("ed25519", "rsa", "stranger")}
@@ -327,7 +327,7 @@ def test_a_host_must_show_a_key_that_is_known(
         pytest.param("client", SshServer.PASSPHRASE, "/no", SourceError, "not appear to be a git", id="no repository"),
     ],
 )
-def test_an_ssh_server_that_refuses(
+def test_a_rejection_by_an_ssh_server_is_reported(
     ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, key: str, passphrase: str, path: str,
     error: type[Exception], message: str,
 ) -> None:  # fmt: skip
@@ -369,7 +369,7 @@ def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
         source.fetch()
 
 
-def test_known_hosts_must_be_there(ssh: SshServer, ssh_key: SshKey, state: Path) -> None:
+def test_the_known_hosts_file_must_exist(ssh: SshServer, ssh_key: SshKey, state: Path) -> None:
     ssh_key.known_hosts.unlink()
     with pytest.raises(UsageError, match="known_hosts: No such file"):
         Source(Remote(url=f"ssh://{ssh.host}/x", credentials=ssh_key), state).fetch()
@@ -379,7 +379,7 @@ def test_known_hosts_must_be_there(ssh: SshServer, ssh_key: SshKey, state: Path)
 
 
 @pytest.mark.parametrize("scheme", ["git", "http", "https", "ssh"])
-def test_a_server_that_never_answers_is_given_up(scheme: str, tmp_path: Path, state: Path) -> None:
+def test_a_server_that_never_responds_is_abandoned(scheme: str, tmp_path: Path, state: Path) -> None:
     with silent_server() as port:
         key = SshKey(private_key=tmp_path / "id", known_hosts=tmp_path / "known_hosts")
         key.private_key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
@@ -391,7 +391,7 @@ def test_a_server_that_never_answers_is_given_up(scheme: str, tmp_path: Path, st
 
 
 @pytest.mark.parametrize("url", ["git://127.0.0.1:{port}/x", "https://127.0.0.1:{port}/x", "git://nowhere.invalid/x"])
-def test_a_server_that_is_not_there_may_come_back(url: str, state: Path) -> None:
+def test_an_unreachable_server_may_come_back(url: str, state: Path) -> None:
     with silent_server() as port:
         pass
     with pytest.raises(SourceError, match="fail"):
@@ -400,7 +400,7 @@ def test_a_server_that_is_not_there_may_come_back(url: str, state: Path) -> None
 
 @pytest.mark.parametrize("then", ["hangs", "hangs up"])
 @pytest.mark.parametrize("passes", [1, 10, 300, 700, 3000, 20_000])
-def test_half_an_answer_changes_nothing(work: Work, state: Path, passes: int, then: str) -> None:
+def test_an_incomplete_response_changes_nothing(work: Work, state: Path, passes: int, then: str) -> None:
     noise = os.urandom(30_000).hex()
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state)
@@ -417,7 +417,7 @@ def test_half_an_answer_changes_nothing(work: Work, state: Path, passes: int, th
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first fetch", "later fetch"])
-def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state: Path, is_first: bool) -> None:
+def test_a_fetch_that_is_killed_halfway_leaves_no_files(work: Work, state: Path, is_first: bool) -> None:
     script = (
         "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
         "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch()"
@@ -439,7 +439,7 @@ def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state:
         assert (source.accepted() is None) == is_first
 
 
-def test_damage_that_only_a_fetch_meets_is_told(work: Work, state: Path) -> None:
+def test_damage_that_only_a_fetch_can_find_is_reported(work: Work, state: Path) -> None:
     """The server sends differences to objects of the clone, so a damaged clone can make its response fail."""
     lines = [os.urandom(30).hex() for _ in range(300)]
     work.commit({"large.yaml": "\n".join(lines)})
@@ -464,7 +464,7 @@ def test_damage_that_only_a_fetch_meets_is_told(work: Work, state: Path) -> None
         assert len(text(source, accepted, "large.yaml").splitlines()) == 300
 
 
-def test_an_accepted_commit_that_no_followed_branch_has_is_looked_for_in_all(
+def test_an_accepted_commit_that_the_followed_branch_lacks_is_searched_in_all_branches(
     work: Work, tmp_path: Path, state: Path
 ) -> None:
     work.git("switch", "--quiet", "--create", "elsewhere")
@@ -488,7 +488,7 @@ def other(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
 
 @pytest.mark.parametrize("asks_first", [False, True])
 @pytest.mark.parametrize("where", ["https://127.0.0.1:PORT", "https://localhost:PORT", "http://127.0.0.1:PORT"])
-def test_t3_credentials_follow_no_redirect_to_another_server(
+def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
     https: HttpsServer, other: HttpsServer, state: Path, tmp_path: Path, where: str, asks_first: bool
 ) -> None:
     bundle = tmp_path / "both.pem"
@@ -503,7 +503,7 @@ def test_t3_credentials_follow_no_redirect_to_another_server(
         assert "gitboot does not send the credentials there" in str(caught.value)
 
 
-def test_t3_a_redirect_within_the_remotes_own_server_is_followed(work: Work, https: HttpsServer, state: Path) -> None:
+def test_t3_a_redirect_within_the_same_server_is_followed(work: Work, https: HttpsServer, state: Path) -> None:
     https.leads_to = "/private"
     url = f"{https.url}/moved/fleet/.git"
     source = Source(Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate), state)
@@ -533,18 +533,18 @@ def hashed(name: str) -> str:
         pytest.param(f"git.example.ne? {ED}", {ED}, id="a single character"),
         pytest.param(f"*.example.net,!git.example.net {ED}", set(), id="excluded"),
         pytest.param(f"!git.example.net,*.example.net {ED}", set(), id="excluded first"),
-        pytest.param(f"!other.example.net {ED}", set(), id="nothing but an exclusion"),
+        pytest.param(f"!other.example.net {ED}", set(), id="only an exclusion"),
         pytest.param(f"{hashed('git.example.net')} {ED}", {ED}, id="hashed"),
         pytest.param(f"{hashed('other.example.net')} {ED}", set(), id="another host, hashed"),
-        pytest.param(f"|1|nonsense {ED}", set(), id="a hash that is none"),
+        pytest.param(f"|1|nonsense {ED}", set(), id="an invalid hash"),
         pytest.param(f"[git.example.net]:2222 {ED}", set(), id="another port"),
         pytest.param(f"@revoked git.example.net {ED}\n* {ED}\n* {RSA}", {RSA}, id="revoked"),
         pytest.param(f"* {ED}\n@revoked {hashed('git.example.net')} {ED}", set(), id="revoked later, hashed"),
         pytest.param(f"@cert-authority *.example.net {ED}", set(), id="an authority is no key"),
-        pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="nothing of use"),
+        pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="no usable key"),
     ],
 )
-def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
+def test_known_hosts_are_read_as_openssh_reads_them(lines: str, keys: set[str]) -> None:
     assert set(parse_known_hosts(lines, "git.example.net", 22).trusted) == keys
 
 
@@ -573,7 +573,7 @@ def test_finding_p13_a_missing_host_key_has_its_cause(lines: str, expected: str)
         pytest.param("[*.example.net]:2222", True, id="a pattern with the port"),
     ],
 )
-def test_another_port_has_names_of_its_own(names: str, is_known: bool) -> None:
+def test_another_port_has_its_own_known_hosts(names: str, is_known: bool) -> None:
     assert parse_known_hosts(f"{names} {ED}", "git.example.net", 2222).trusted == ((ED,) if is_known else ())
 
 
@@ -618,7 +618,7 @@ TAGS = [
         ("=1.0.0-rc.1", "1.0.0-rc.1"),
     ],
 )
-def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | None) -> None:
+def test_a_range_selects_the_highest_version_within_it(written: str, tag: str | None) -> None:
     assert (find_highest_tag(parse_range(written), TAGS), find_highest_tag(parse_range(written), reversed(TAGS))) == (
         tag,
         tag,
@@ -626,15 +626,15 @@ def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | 
 
 
 @for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
-def test_what_is_no_range_is_a_usage_error(written: str) -> None:
+def test_an_invalid_range_is_a_usage_error(written: str) -> None:
     with pytest.raises(UsageError, match="is not a version range"):
         parse_range(written)
 
 
 @for_each("name", ["main", "1.x", "v1.2.3", "release/1.2", "feature-2"])
-def test_a_name_without_comparison_is_no_range(name: str) -> None:
+def test_a_name_without_a_comparison_is_not_a_range(name: str) -> None:
     assert not is_range(name)
 
 
-def test_a_tag_of_many_digits_is_no_version() -> None:
+def test_a_tag_with_many_digits_is_not_a_version() -> None:
     assert find_highest_tag(parse_range("*"), [f"v{'9' * 5000}.0.0", f"v1.0.0-{'9' * 5000}", "v0.1.0"]) == "v0.1.0"

@@ -51,18 +51,20 @@ def work(tmp_path: Path) -> Work:
 @pytest.mark.parametrize(
     ("text", "found"), [("infra/boot", "infra/boot"), ("boot/", "boot"), ("a b", "a b"), ("ä", "ä")]
 )
-def test_a_folder_is_named_as_git_does(text: str, found: str) -> None:
+def test_a_folder_is_named_as_in_git(text: str, found: str) -> None:
     assert parse_subpath(text) == found
 
 
 @for_each("text", ["", "/", "/infra", "infra//boot", "../boot", "infra/./boot", ".github", "a/.b", "a\nb"])
-def test_what_is_no_folder_of_a_fleet_is_refused(text: str) -> None:
+def test_an_invalid_folder_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="--subpath"):
         parse_subpath(text)
 
 
 @pytest.mark.parametrize("bare", [True, False], ids=["bare", "work tree"])
-def test_each_command_reads_the_folder(work: Work, tmp_path: Path, bare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_command_reads_the_fleet_in_the_folder(
+    work: Work, tmp_path: Path, bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = str(tmp_path / "fleet.git") if bare else str(work.path)
     rev = ("--rev", "main")
     for site in SITES:
@@ -81,7 +83,7 @@ def test_each_command_reads_the_folder(work: Work, tmp_path: Path, bare: bool, m
     assert (gone.code, "has no folder infra/north" in gone.err) == (Exit.USAGE, True), gone
 
 
-def test_problems_are_shown_where_they_are_in_the_repository(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_are_shown_with_their_path_in_the_repository(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write({"infra/east/more.yaml": "kind: Nothing\n"})
     monkeypatch.chdir(work.path)
     found = typed("validate", "--subpath", "infra/east", "-o", "github", "-o", "text")
@@ -103,7 +105,7 @@ def source(url: str, state: Path, subpath: str) -> Source:
     return Source(Remote(url=url, subpath=subpath), state)
 
 
-def test_a_folder_that_is_missing_has_a_name_and_changes_nothing(work: Work, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_and_changes_nothing(work: Work, tmp_path: Path) -> None:
     url, state = str(tmp_path / "fleet.git"), tmp_path / "state"
     with pytest.raises(SubpathMissing, match="has no folder infra/north"):
         source(url, state, "infra/north").fetch()
@@ -120,7 +122,7 @@ def test_a_folder_that_is_missing_has_a_name_and_changes_nothing(work: Work, tmp
 
 
 @pytest.mark.parametrize("before_020", [False, True], ids=["a clone of this version", "a clone of 0.1.0"])
-def test_the_accepted_commit_keeps_its_folder_where_the_next_has_another(
+def test_the_accepted_commit_keeps_its_folder_if_the_next_one_has_another(
     work: Work, tmp_path: Path, before_020: bool
 ) -> None:
     """So guards judge what changes for machines, and not another reading of what was accepted."""
@@ -149,7 +151,7 @@ def test_the_accepted_commit_keeps_its_folder_where_the_next_has_another(
     assert ours.snapshot(second).blobs == after.blobs
 
 
-def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
+def test_a_commit_without_changes_in_the_folder_only_costs_a_comparison_of_trees(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = source(str(tmp_path / "fleet.git"), tmp_path / "state", "infra/east")
@@ -162,7 +164,7 @@ def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
     assert (after.changed, after.blobs) == (frozenset(), before.blobs)
 
 
-def test_two_fleets_of_one_repository_have_an_instance_each(work: Work, tmp_path: Path) -> None:
+def test_two_fleets_of_one_repository_have_separate_instances(work: Work, tmp_path: Path) -> None:
     def follow(site: str) -> Iterator[Instance]:
         folder = tmp_path / site.replace("/", "-")
         folder.mkdir()
@@ -235,7 +237,7 @@ PLANTS = [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_re
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses(
+def test_finding_s15_ci_rejects_a_folder_that_an_instance_rejects(
     work: Work, tmp_path: Path, plant: Callable[[Work], str]
 ) -> None:
     remote = tmp_path / "hostile.git"
@@ -266,7 +268,7 @@ def test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses(
 
 
 @pytest.mark.parametrize("plant", [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository])
-def test_finding_s15_a_path_into_a_checkout_leads_through_no_symlink_and_no_committed_repository(
+def test_finding_s15_a_path_in_a_checkout_passes_no_symlink_and_no_committed_repository(
     work: Work, plant: Callable[[Work], str]
 ) -> None:
     folder = plant(work)
@@ -277,7 +279,7 @@ def test_finding_s15_a_path_into_a_checkout_leads_through_no_symlink_and_no_comm
         assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False), (command, done)
 
 
-def test_finding_s15_a_symlink_in_the_place_of_the_folder_is_named_also_without_a_work_tree(
+def test_finding_s15_a_symlink_in_place_of_the_folder_is_named_without_a_work_tree_too(
     work: Work, tmp_path: Path
 ) -> None:
     (work.path / "fleet").symlink_to("infra/east")
@@ -296,7 +298,7 @@ def test_finding_s15_a_symlink_in_the_place_of_the_folder_is_named_also_without_
 
 
 def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: Work) -> None:
-    """As of somebody whose home is a work tree."""
+    """A user may have a home that is a work tree."""
     bare = work.path / "mirrors" / "fleet.git"
     work.git("clone", "--quiet", "--bare", ".", str(bare))
     assert typed("validate", bare, "--subpath", "infra/east").code == 0
@@ -330,7 +332,7 @@ def understood(*arguments: object) -> Done:
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_a_malformed_commit_is_followed_and_so_is_what_comes_after_it(tmp_path: Path, origin: Work, fault: str) -> None:
+def test_a_malformed_commit_and_those_after_it_are_followed(tmp_path: Path, origin: Work, fault: str) -> None:
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     (tmp_path / "state").mkdir()
     follow(source)
@@ -365,9 +367,7 @@ def test_a_malformed_commit_merges(origin: Work) -> None:
 
 
 @pytest.mark.parametrize("fault", ["missingEmail", "missingEmailOfCommitter", "missingBoth", "badDateOverflow"])
-def test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest(
-    tmp_path: Path, origin: Work, fault: str
-) -> None:
+def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Path, origin: Work, fault: str) -> None:
     """libgit2 parses the newest commits of the clone to negotiate with a server."""
     (tmp_path / "state").mkdir()
     with git_daemon(tmp_path) as url:
@@ -375,13 +375,13 @@ def test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest(
         follow(source)
         commit_malformed(origin, MALFORMED[fault])
         follow(source)
-        assert follow(source) == origin.head  # nothing is new
+        assert follow(source) == origin.head  # there is no new commit
         assert follow(source) != commit_by_git(origin, {"images/new.yaml": image("new-1")})
         assert follow(source) == origin.head
         assert not (tmp_path / "state" / "repository.whole").exists()
 
 
-def test_a_commit_without_a_tree_is_refused_and_the_next_one_is_followed(tmp_path: Path, origin: Work) -> None:
+def test_a_commit_without_a_tree_is_rejected_and_the_next_one_is_followed(tmp_path: Path, origin: Work) -> None:
     (tmp_path / "state").mkdir()
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     follow(source)
@@ -393,7 +393,7 @@ def test_a_commit_without_a_tree_is_refused_and_the_next_one_is_followed(tmp_pat
     follow(source)
 
 
-def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address(
+def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_email_address(
     tmp_path: Path, origin: Work
 ) -> None:
     """A stranger's pull request brings the commit, deep in its history; then ordinary work goes on."""
@@ -432,12 +432,12 @@ def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_addre
         (b"", Person(b"", b"", 0, 0)),
     ],
 )
-def test_a_person_is_read_as_far_as_the_text_allows(text: bytes, expected: Person) -> None:
+def test_a_person_is_parsed_as_far_as_the_text_allows(text: bytes, expected: Person) -> None:
     assert parse_person(text) == expected
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_what_libgit2_can_read_of_a_commit_is_read_the_same(origin: Work, fault: str) -> None:
+def test_a_commit_is_parsed_as_libgit2_parses_it(origin: Work, fault: str) -> None:
     oid = pygit2.Oid(hex=commit_malformed(origin, MALFORMED[fault]))
     git = pygit2.Repository(str(origin.path))
     found = CommitReader(git).read(oid)
@@ -461,7 +461,7 @@ def test_what_libgit2_can_read_of_a_commit_is_read_the_same(origin: Work, fault:
 
 
 @given(parents=st.lists(st.lists(st.integers(0, 30), max_size=3), min_size=1, max_size=12), data=st.data())
-def test_history_is_walked_as_libgit2_does_where_that_can(
+def test_history_has_the_order_of_libgit2(
     tmp_path_factory: pytest.TempPathFactory, parents: list[list[int]], data: st.DataObject
 ) -> None:
     """Without libgit2 the same commits are found, each before its parents."""
@@ -489,7 +489,7 @@ def _without_libgit2(git: pygit2.Repository, hidden: pygit2.Oid, tip: pygit2.Oid
     return _sort_topologically(reader, [tip], find_ancestors(reader, [hidden]))
 
 
-def test_a_time_outside_the_calendar_is_the_nearest_inside(tmp_path: Path, origin: Work) -> None:
+def test_a_time_outside_the_calendar_becomes_the_nearest_valid_one(tmp_path: Path, origin: Work) -> None:
     (tmp_path / "state").mkdir()
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     commit_malformed(origin, MALFORMED["negativeDate"])

@@ -78,7 +78,7 @@ def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEA
     return SignatureChecker(StoredRepository(work.path / ".git"), SignatureKeys(trusted, folder), verify)
 
 
-def why(signatures: SignatureChecker, commit: Revision) -> str:
+def find_fault(signatures: SignatureChecker, commit: Revision) -> str:
     """Return the problem of a commit, or RIGHT if its signature is trusted."""
     found = signatures.find_faults(None, [commit])
     if not found:
@@ -115,7 +115,7 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
         ("gpg", "revoked", "was revoked"),
     ],
 )
-def test_a_signature_counts_as_its_key_does(
+def test_a_signature_counts_if_its_key_counts(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -127,7 +127,7 @@ def test_a_signature_counts_as_its_key_does(
 ) -> None:
     commit = {"ssh": ssh, "gpg": gpg}[kind][who].commit(work, {"fleet.yaml": who})
     trusted = TrustedKeys(allowed_signers=signers) if kind == "ssh" else TrustedKeys(openpgp_keys=keyring)
-    assert expected in why(looking(work, trusted), commit)
+    assert expected in find_fault(looking(work, trusted), commit)
 
 
 def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str
     for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as text")):
         signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
         commit = stored(work, signed_by(raw, signature))
-        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+        assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("git", RIGHT), ("file", "changed after it was signed")])
@@ -151,7 +151,7 @@ def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
     signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
     commit = stored(work, signed_by(raw, signature))
     everywhere = allowed(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
-    assert expected in why(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
+    assert expected in find_fault(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
 
 
 def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
@@ -166,15 +166,15 @@ def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
         armour = subprocess.run(command, input=packets, capture_output=True, check=True).stdout
         armour = armour.replace(b"PGP ARMORED FILE", b"PGP SIGNATURE")
         commit = stored(work, signed_by(raw, armour))
-        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+        assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, keyring: Path) -> None:
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
-    assert why(looking(work, trusted), work.head).endswith("is not signed")
+    assert find_fault(looking(work, trusted), work.head).endswith("is not signed")
 
 
-def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
+def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     """Git uses the date of the commit, which the owner of the key can choose."""
@@ -188,7 +188,7 @@ def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
         check=True,
     )
     assert git_takes(work, work.head, signers)
-    assert "which has expired" in why(looking(work, TrustedKeys(allowed_signers=signers)), work.head)
+    assert "which has expired" in find_fault(looking(work, TrustedKeys(allowed_signers=signers)), work.head)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
     ],
 )
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
-def test_what_was_changed_after_it_was_signed_does_not_count(
+def test_a_commit_that_was_changed_after_it_was_signed_does_not_count(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -214,32 +214,34 @@ def test_what_was_changed_after_it_was_signed_does_not_count(
 ) -> None:
     commit = {"ssh": ssh, "gpg": gpg}[kind]["ada"].commit(work)
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
-    assert why(signatures, commit) == RIGHT
-    assert "changed after it was signed" in why(signatures, rewritten(work, commit, old, new))
+    assert find_fault(signatures, commit) == RIGHT
+    assert "changed after it was signed" in find_fault(signatures, rewritten(work, commit, old, new))
 
 
 def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
     work.git("reset", "--quiet", "--hard", "HEAD^")
     changed = rewritten(work, ssh["ada"].commit(work), first, evil)
-    assert "changed after it" in why(looking(work, TrustedKeys(allowed_signers=signers)), changed)
+    assert "changed after it" in find_fault(looking(work, TrustedKeys(allowed_signers=signers)), changed)
 
 
 @pytest.mark.parametrize("header", ["gpgsig", "gpgsig-sha256"])
-def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], signers: Path, header: str) -> None:
+def test_a_commit_with_two_signatures_does_not_count(
+    work: Work, ssh: dict[str, Person], signers: Path, header: str
+) -> None:
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
     twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
-    assert "signed in a way that gitboot does not read" in why(
+    assert "signed in a way that gitboot does not read" in find_fault(
         looking(work, TrustedKeys(allowed_signers=signers)), twice
     )
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
-def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
+def test_an_invalid_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
     commit = stored(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
-    assert why(looking(work, trusted), commit) != RIGHT
+    assert find_fault(looking(work, trusted), commit) != RIGHT
 
 
 # Beside git
@@ -250,7 +252,7 @@ def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
 
-def test_what_counts_is_what_git_takes(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_signature_counts_if_git_accepts_it(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     good = ssh["ada"].commit(work, message="Umlauts äöü\n\n-----BEGIN SSH SIGNATURE-----\n gpgsig x\n")
     merged = Work(work.path)
@@ -264,11 +266,13 @@ def test_what_counts_is_what_git_takes(work: Work, ssh: dict[str, Person], signe
         work.commit(),
         rewritten(work, ssh["ada"].commit(work), "Change", "Chance"),
     ]
-    assert [why(signatures, each) == RIGHT for each in commits] == [git_takes(work, each, signers) for each in commits]
-    assert [why(signatures, each) == RIGHT for each in commits] == [True, True, False, False, False]
+    assert [find_fault(signatures, each) == RIGHT for each in commits] == [
+        git_takes(work, each, signers) for each in commits
+    ]
+    assert [find_fault(signatures, each) == RIGHT for each in commits] == [True, True, False, False, False]
 
 
-def test_nothing_of_a_repository_or_a_user_makes_a_key_count(
+def test_no_configuration_of_a_repository_or_user_makes_a_key_count(
     work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Configuration, programs, replaced objects, an own keyring: of the repository and of the user."""
@@ -287,7 +291,7 @@ def test_nothing_of_a_repository_or_a_user_makes_a_key_count(
     monkeypatch.setenv("GNUPGHOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     work.git("replace", commit, good)
-    assert why(looking(work, TrustedKeys(allowed_signers=signers)), commit) != RIGHT
+    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), commit) != RIGHT
 
 
 def test_no_git_program_is_needed(
@@ -298,7 +302,7 @@ def test_no_git_program_is_needed(
     keygen = subprocess.run(["which", "ssh-keygen"], capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "bin" / "ssh-keygen").symlink_to(keygen)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert why(looking(work, TrustedKeys(allowed_signers=signers)), commit) == RIGHT
+    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), commit) == RIGHT
     os.unlink(tmp_path / "bin" / "ssh-keygen")
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     with pytest.raises((UsageError, SourceError), match="ssh-keygen is not installed"):
@@ -308,7 +312,7 @@ def test_no_git_program_is_needed(
 # SignatureKeys
 
 
-def test_who_signed_is_named_as_the_instance_calls_them(
+def test_the_signer_has_the_name_from_the_list_of_keys(
     work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
 ) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
@@ -321,7 +325,7 @@ def test_who_signed_is_named_as_the_instance_calls_them(
 
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
-def test_a_forges_key_counts_for_merges_alone(
+def test_the_key_of_a_forge_counts_for_merges_only(
     work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, tmp_path: Path, kind: str
 ) -> None:
     forge = {"ssh": ssh, "gpg": gpg}[kind]["forge"]
@@ -334,31 +338,31 @@ def test_a_forges_key_counts_for_merges_alone(
     work.git("switch", "--quiet", "main")
     merged = forge.merge(work, "side")
     signatures = looking(work, trusted)
-    assert why(signatures, merged) == RIGHT
+    assert find_fault(signatures, merged) == RIGHT
     found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
-    assert "signed by the forge GitHub, whose key counts only for merges" in why(signatures, edited)
+    assert "signed by the forge GitHub, whose key counts only for merges" in find_fault(signatures, edited)
 
 
-def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_key_counts_as_long_as_its_line_exists(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
     before = signatures.fingerprint(by_eve)
-    assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (True, False)
+    assert (find_fault(signatures, by_ada) == RIGHT, find_fault(signatures, by_eve) == RIGHT) == (True, False)
     allowed(signers, [f"eve@example.net {ssh['eve'].key}"])
     assert signatures.fingerprint(by_eve) != before
-    assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (False, True)
+    assert (find_fault(signatures, by_ada) == RIGHT, find_fault(signatures, by_eve) == RIGHT) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["missing", "no key", "empty folder"])
-def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
+def test_unreadable_keys_are_reported_at_the_start_and_later(
     work: Work, gpg: dict[str, Person], tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "keys.asc"
     path.write_bytes(gpg["ada"].public.read_bytes())
     signatures = looking(work, TrustedKeys(openpgp_keys=path))
     commit = gpg["ada"].commit(work)
-    assert why(signatures, commit) == RIGHT
+    assert find_fault(signatures, commit) == RIGHT
     path.unlink()
     if kind == "no key":
         path.write_text("no key")
@@ -373,7 +377,7 @@ def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
 # Several commits
 
 
-def test_head_looks_at_each_commit_and_range_at_all_before_it(
+def test_verify_head_checks_each_commit_alone_and_verify_range_all_before_it(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
@@ -388,7 +392,7 @@ def test_head_looks_at_each_commit_and_range_at_all_before_it(
     assert looking(work, trusted, None).find_faults(accepted, line) == {}
 
 
-def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_not_be_signed(
+def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_not_be_signed(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
@@ -401,7 +405,7 @@ def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_
     assert list(signatures.find_faults(merged, [side])) == [side]  # back to what a merge brought in
 
 
-def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_accepted_line(
+def test_a_rewritten_branch_is_verified_from_where_it_left_the_accepted_line(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
     ssh["ada"].commit(work)
@@ -417,7 +421,7 @@ def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_acce
     assert signatures.find_faults(accepted, [ssh["ada"].commit(work)]) == {}
 
 
-def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_range_that_is_too_long_is_not_verified(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     accepted = work.head
     commits = "".join(
         f"commit refs/heads/main\ncommitter A <a@example.net> {1_700_000_000 + number} +0000\ndata 1\nx\n"
@@ -428,7 +432,7 @@ def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Pat
     newest = ssh["ada"].commit(work)
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
     assert "start once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
-    assert why(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
+    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
 
 
 # Tags
@@ -444,7 +448,7 @@ def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> t
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
 @pytest.mark.parametrize("reference", ["v1.1.0", ">=1.0.0 <2.0.0", "refs/tags/v1.1.0"])
-def test_a_tag_that_is_followed_has_to_be_signed(
+def test_a_followed_tag_must_be_signed(
     work: Work,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
@@ -458,13 +462,13 @@ def test_a_tag_that_is_followed_has_to_be_signed(
     signatures, commit = followed(
         work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     )
-    assert why(signatures, commit) == RIGHT
+    assert find_fault(signatures, commit) == RIGHT
     found = signatures.find_signer(commit)
     assert found is not None and "ada" in found.person
 
 
 @pytest.mark.parametrize("how", ["not annotated", "not signed", "by eve", "a branch", "an older one, renamed"])
-def test_a_tag_that_does_not_vouch_for_the_commit_does_not_count(
+def test_a_tag_that_does_not_sign_the_commit_does_not_count(
     work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, how: str
 ) -> None:
     ssh["ada"].tag(work, "v1.0.0")
@@ -481,4 +485,4 @@ def test_a_tag_that_does_not_vouch_for_the_commit_does_not_count(
         case _:
             work.git("update-ref", "refs/tags/v2.0.0", "refs/tags/v1.0.0")
     signatures, commit = followed(work, tmp_path / "state", "v2.0.0", TrustedKeys(allowed_signers=signers))
-    assert why(signatures, commit) != RIGHT
+    assert find_fault(signatures, commit) != RIGHT

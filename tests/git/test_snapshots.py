@@ -40,7 +40,7 @@ def contents(snapshot: Snapshot) -> dict[str, str]:
     return {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
 
 
-# Which revision
+# Revisions
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_directory_needs_no_git(tmp_path: Path) -> None:
     assert contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
 
 
-def test_a_linked_work_tree_has_a_head_of_its_own(work: Work, tmp_path: Path) -> None:
+def test_a_linked_work_tree_has_its_own_head(work: Work, tmp_path: Path) -> None:
     work.commit({"fleet.yaml": "main"})
     work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
     side = Work(tmp_path / "linked")
@@ -99,7 +99,7 @@ def test_a_linked_work_tree_has_a_head_of_its_own(work: Work, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
-def test_a_folder_of_a_work_tree_is_a_fleet_of_its_own(work: Work, rev: str) -> None:
+def test_a_folder_of_a_work_tree_is_its_own_fleet(work: Work, rev: str) -> None:
     work.commit({"other.yaml": "o", "sites/fra/fleet.yaml": "f", "sites/fra/servers/a.yaml": "a"})
     snapshot = open_snapshot(work.path / "sites" / "fra", rev)
     assert contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
@@ -125,11 +125,13 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
         pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
         pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
-        pytest.param("unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param(
+            "unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of a missing branch"
+        ),
         pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(
+def test_an_invalid_argument_is_a_usage_error(
     work: Work, tmp_path: Path, where: str, rev: str | None, message: str
 ) -> None:
     work.commit({"fleet.yaml": "a"})
@@ -157,7 +159,7 @@ def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: s
 # Content of a snapshot
 
 
-def test_both_ways_of_reading_agree(work: Work) -> None:
+def test_a_work_tree_and_its_commit_have_the_same_files(work: Work) -> None:
     work.write({"a.yaml": "a", "b/c/d.yaml": "d", ".gitbootignore": "x", "b/.hidden": "h", "empty": "", "ä.yaml": "ä"})
     work.write({".github/ci.yaml": "no", "b/.venv/x.yaml": "no"})
     (work.path / "link.yaml").symlink_to("a.yaml")
@@ -170,7 +172,7 @@ def test_both_ways_of_reading_agree(work: Work) -> None:
     assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
 
 
-def test_a_blobs_id_is_gits(work: Work) -> None:
+def test_the_id_of_a_blob_is_that_of_git(work: Work) -> None:
     work.commit({"a.yaml": "a"})
     assert open_snapshot(work.path, None).blobs["a.yaml"] == work.git("rev-parse", "HEAD:a.yaml")
 
@@ -205,7 +207,7 @@ def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
     assert [*committed.blobs] == [*lying.blobs] == ["a.yaml"]
 
 
-def test_what_git_ignores_is_left_out_unless_it_is_tracked(work: Work) -> None:
+def test_ignored_files_are_omitted_unless_they_are_tracked(work: Work) -> None:
     work.write({"build/tracked.yaml": "t", "x.log": "tracked"})
     work.commit()
     work.write({".gitignore": "build/\n*.log\nnested/*\n!nested/kept.yaml\n", "new.yaml": "untracked"})
@@ -218,19 +220,19 @@ def test_what_git_ignores_is_left_out_unless_it_is_tracked(work: Work) -> None:
     ]
 
 
-def test_an_ignored_folder_is_read_when_it_is_named(work: Work) -> None:
+def test_an_ignored_folder_is_read_if_it_is_named(work: Work) -> None:
     work.commit({".gitignore": "build/\n"})
     work.write({"build/fleet.yaml": "f", "build/servers/a.yaml": "a"})
     assert contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
 
 
-def test_a_deleted_file_is_not_there(work: Work) -> None:
+def test_a_deleted_file_is_absent(work: Work) -> None:
     work.commit({"a.yaml": "a", "b.yaml": "b"})
     work.write({"b.yaml": None})
     assert [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
 
 
-def test_a_file_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_file_is_read_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("first")
     os.mkfifo(tmp_path / "pipe.yaml")
     with open(tmp_path / "image.iso", "wb") as image:
@@ -295,7 +297,7 @@ def states() -> Iterator[dict[str, str | None]]:
     yield {}
 
 
-def test_an_earlier_snapshot_changes_nothing_but_the_time(work: Work) -> None:
+def test_an_earlier_snapshot_saves_time_and_changes_nothing_else(work: Work) -> None:
     snapshots = []
     for files in states():
         snapshots.append(committed(work, work.commit(files)))
@@ -305,7 +307,7 @@ def test_an_earlier_snapshot_changes_nothing_but_the_time(work: Work) -> None:
             assert (again.blobs, again.irregular) == (later.blobs, later.irregular)
 
 
-def test_a_folder_that_did_not_change_is_not_read_again(work: Work) -> None:
+def test_an_unchanged_folder_is_not_read_again(work: Work) -> None:
     first = committed(work, work.commit({"s/1/x.yaml": "x", "s/2/y.yaml": "y"}))
     second = work.commit({"s/2/y.yaml": "changed"})
     unchanged = work.git("rev-parse", f"{second}:s/1")
@@ -315,7 +317,7 @@ def test_a_folder_that_did_not_change_is_not_read_again(work: Work) -> None:
         committed(work, second)
 
 
-def test_what_is_irregular_comes_and_goes(work: Work) -> None:
+def test_irregular_entries_appear_and_disappear_between_snapshots(work: Work) -> None:
     work.write({"a.yaml": "a"})
     (work.path / "b.yaml").symlink_to("a.yaml")
     Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).write_text("x")
@@ -327,7 +329,7 @@ def test_what_is_irregular_comes_and_goes(work: Work) -> None:
     assert committed(work, first.revision, previous=second).irregular == first.irregular
 
 
-def test_an_earlier_snapshot_that_is_no_longer_there_is_no_matter(work: Work, tmp_path: Path) -> None:
+def test_an_earlier_snapshot_of_another_repository_does_no_harm(work: Work, tmp_path: Path) -> None:
     other = Work(tmp_path / "other")
     foreign = committed(other, other.commit({"foreign.yaml": "f"}))
     assert [*committed(work, work.commit({"a.yaml": "a"}), previous=foreign).blobs] == ["a.yaml"]
@@ -348,7 +350,7 @@ def test_a_file_that_no_fleet_needs_is_not_read(work: Work, rev: str) -> None:
     assert snapshot.read(snapshot.blobs["fleet.yaml"]) == b"# a fleet\n"
 
 
-def test_a_tree_that_multiplies_itself_is_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_with_too_many_files_is_rejected(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "MAX_FILES", 1000)
     entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
     for _ in range(12):
@@ -359,7 +361,7 @@ def test_a_tree_that_multiplies_itself_is_refused(work: Work, monkeypatch: pytes
         open_snapshot(work.path, revision)
 
 
-def test_a_tree_without_bottom_is_refused(work: Work) -> None:
+def test_a_tree_that_is_too_deep_is_rejected(work: Work) -> None:
     entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
     for _ in range(50):
         entry = f"040000 tree {work.git('mktree', text=entry)}\t{'n' * 100}"
@@ -368,7 +370,7 @@ def test_a_tree_without_bottom_is_refused(work: Work) -> None:
         open_snapshot(work.path, revision)
 
 
-def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
+def test_a_malformed_tree_is_rejected(work: Work, tmp_path: Path) -> None:
     (tmp_path / "tree").write_bytes(b"100644 a.yaml\0" + b"\x01" * 19)
     malformed = work.git("hash-object", "-t", "tree", "-w", "--literally", str(tmp_path / "tree"))
     whole = work.git("mktree", "--missing", text=f"040000 tree {malformed}\tsub\n")
@@ -418,7 +420,7 @@ NO_NAME = "Git does not allow this name"
         ("as macOS has it", (("40000", b".g\xe2\x80\x8cit", "T"),), ".g\u200cit", NO_NAME),
     ],
 )
-def test_t10_what_a_checkout_would_not_show_is_refused_by_name(
+def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
     work: Work, depth: int, case: str, found: tuple[tuple[str, bytes, str], ...], named: str, message: str
 ) -> None:
     blobs = [work.git("hash-object", "-w", "--stdin", text=text) for text in ("first", "second")]
@@ -437,12 +439,12 @@ def test_t10_what_a_checkout_would_not_show_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
-def test_what_only_looks_like_it_is_read(work: Work, name: str) -> None:
+def test_a_name_that_only_looks_like_one_is_read(work: Work, name: str) -> None:
     revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
     assert all(path.endswith("x.yaml") for path in committed(work, revision).blobs)
 
 
-def test_t10_a_folder_of_which_there_are_two_is_no_fleet(work: Work) -> None:
+def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: Work) -> None:
     one, two = (
         work.git("mktree", text=f"100644 blob {work.git('hash-object', '-w', '--stdin', text=text)}\tfleet.yaml\n")
         for text in ("reviewed", "published")
@@ -461,7 +463,7 @@ def test_a_repository_of_another_user_is_read(work: Work) -> None:
     assert [*open_snapshot(work.path, "HEAD").blobs] == [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
 
 
-def test_the_users_git_configuration_counts_for_nothing(work: Work, tmp_path: Path) -> None:
+def test_the_git_configuration_of_the_user_is_ignored(work: Work, tmp_path: Path) -> None:
     work.commit({"a.yaml": "a"})
     work.write({"b.yaml": "b"})
     home = tmp_path / "home"
@@ -487,7 +489,7 @@ def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
         open_snapshot(tmp_path / "link", None)
 
 
-# A few bytes of a pack can be gigabytes: their sizes are asked first. In a process that has no room for them.
+# A few bytes of a pack can be gigabytes: their sizes are read first, in a process without room for them.
 BOUNDED = """
 import resource, sys
 from pathlib import Path
@@ -515,7 +517,7 @@ except (InvalidRepository, SourceError, Oversized) as error:
 @pytest.mark.parametrize(
     ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
 )
-def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, what: str, said: str) -> None:
+def test_t4_sizes_are_read_before_contents(work: Work, tmp_path: Path, what: str, said: str) -> None:
     objects = work.path / ".git/objects"
     if what == "commit":
         tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
@@ -531,14 +533,14 @@ def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, wh
     assert done.stdout.startswith(said), done
 
 
-def test_a_snapshot_is_read_without_what_fetches() -> None:
+def test_reading_a_snapshot_imports_no_fetch_module() -> None:
     code = "import sys; from gitboot.git.snapshots import open_snapshot; print(*sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gitboot.git.snapshots" in modules
     assert not {"gitboot.git.remote", "gitboot.git.fetch", "gitboot.git.signatures"} & {*modules}
 
 
-def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_in_libgit2_is_reported_as_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_child = evaluator_child._EvaluationSettings(set_limits=lambda _: None)
     monkeypatch.setattr(evaluator_child, "_settings", in_a_child)
     with pytest.raises(InvalidRepository, match="it takes more memory"), limit_evaluation(), convert_errors("fleet"):
@@ -552,7 +554,7 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
 @pytest.mark.parametrize("target", ["/etc/passwd", "/proc/self/environ", "/dev/zero", "pipe"])
-def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
+def test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read(
     work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # there is no writer, so opening it would wait forever
@@ -573,7 +575,7 @@ def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
 
 
 def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: Work, tmp_path: Path) -> None:
-    """As in Git."""
+    """Git ignores such a file too."""
     (tmp_path / "patterns").write_text("*.yaml\n")
     (work.path / ".gitignore").symlink_to(tmp_path / "patterns")
     work.write({"a.yaml": "a", "folder/b.yaml": "b"})

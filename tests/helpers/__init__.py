@@ -1,1 +1,1 @@
-"""What tests share: fleets, repositories, servers, BMCs, instances, and doubles of them."""
+"""Helpers of tests: fleets, repositories, servers, BMCs, instances, and doubles of them."""

@@ -45,7 +45,7 @@ class ArtifactServer:
     files: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)  # instead of what is there
-    led: dict[str, str] = field(default_factory=dict)  # redirects, by path: where to
+    led: dict[str, str] = field(default_factory=dict)  # redirects, by path: the target
     cut: dict[str, int] = field(default_factory=dict)  # after how many bytes a body ends too early
     no_head: bool = False
     no_ranges: bool = False
@@ -112,7 +112,7 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
                 self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if body:
-                with suppress(ConnectionError):  # whoever asked does not want the rest
+                with suppress(ConnectionError):  # the client does not want the rest
                     self.wfile.write(content[:cut])
             if cut is not None or served.no_length:
                 self.close_connection = True
@@ -137,7 +137,7 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
 
 # OCI registries on this machine: Debian's docker-registry, anonymous, with passwords and with tokens, and faulty ones.
 #
-# What lies in them is pushed by the API, as the OCI distribution specification has it.
+# Their content is pushed by the API, as the OCI distribution specification describes.
 
 USER, PASSWORD = "boot", "correct horse"
 BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -173,7 +173,7 @@ class Registry:
     def push_image(
         self, name: str, tag: str, layers: Sequence[tuple[str, bytes]], annotations: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """An image with these layers, each a media type and its content; return what an index says of it."""
+        """Push an image with these layers, each a media type and its content; return its entry in an index."""
         config = self.push_blob(name, b"{}")
         manifest = {
             "schemaVersion": 2,
@@ -206,7 +206,7 @@ class Registry:
 def registry(
     folder: Path, *, storage: Path, more: Mapping[str, Any] | None = None, tls: Certificate | None = None
 ) -> Iterator[Registry]:
-    """docker-registry over what lies in ``storage``, which several may have; ``folder`` is its own."""
+    """Run docker-registry over ``storage``, which several registries may share; ``folder`` is its own."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     http: dict[str, Any] = {"addr": f"127.0.0.1:{port}", "secret": "x"}
@@ -226,7 +226,7 @@ def registry(
 
 
 def with_password(folder: Path) -> dict[str, Any]:
-    """Settings of a registry that asks for a name and a password."""
+    """Return the settings of a registry that requires a name and a password."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
     return {"auth": {"htpasswd": {"realm": "boot", "path": str(folder / "htpasswd")}}}
@@ -256,7 +256,7 @@ class Certificate:
 
 @dataclass
 class Scripted:
-    """A web server that answers what it was told to: (status, headers, body), by path, and keeps what it was asked."""
+    """A web server with scripted responses (status, headers, body) by path, which records its requests."""
 
     answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -273,12 +273,12 @@ class Scripted:
 
 @dataclass
 class TokenServer(Scripted):
-    """Who gives tokens that docker-registry takes, to the anonymous for what is below ``open/`` alone."""
+    """A server of tokens for docker-registry, which gives anonymous clients access below ``open/`` only."""
 
     certificate: Certificate | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Of a registry that wants its tokens."""
+        """Return the settings of a registry that requires these tokens."""
         assert self.certificate is not None
         token = {"realm": f"{self.url}/token", "service": "registry", "issuer": "issuer"}
         return {"auth": {"token": {**token, "rootcertbundle": str(self.certificate.certificate)}}}
@@ -319,7 +319,7 @@ def _raw(der: bytes) -> bytes:
 
 @contextmanager
 def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
-    """Let it answer on a port of its own; its ``url`` is known inside."""
+    """Serve it on its own port; ``url`` is set inside the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.0"
@@ -351,7 +351,7 @@ def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
         http.server_close()
 
 
-# A sigstore of one's own: an authority that certifies who signs, its log of certificates, and its log of signatures.
+# A private sigstore: an authority that certifies signers, its log of certificates, and its log of signatures.
 #
 # Each bundle has what Fulcio and Rekor put into one, signed by keys of this authority; its trusted root names those
 # keys. After sigstore's "Bundle format" and "Client spec", RFC 6962 and C2SP's signed notes.
@@ -432,7 +432,7 @@ class Sigstore:
         )
 
     def bundle(self, content: bytes, identity: str, issuer: str = ISSUER) -> bytes:
-        """What somebody has signed whom this authority knows by that mail address."""
+        """Return a bundle signed by the holder of this mail address at the authority."""
         key = _key()
         certificate = self._certified(key, identity, issuer)
         digest = sha256(content).digest()
@@ -475,7 +475,7 @@ class Sigstore:
         return builder.add_extension(logged, critical=False).sign(self.authority, hashes.SHA256())
 
     def _logged(self, certificate: bytes) -> bytes:
-        """The word of the log of certificates for one that has none yet: RFC 6962, 3.2 and 3.3."""
+        """Return the signed timestamp of the certificate log for a certificate: RFC 6962, 3.2 and 3.3."""
         at = int(WHEN.timestamp() * 1000)
         entry = _id(self.authority) + len(certificate).to_bytes(3, "big") + certificate
         signature = self.certificates.sign(struct.pack("!BBQH", 0, 0, at, 1) + entry + b"\0\0", _SHA256)
@@ -485,7 +485,7 @@ class Sigstore:
         return bytes((0x04, 0x81, len(listed)) if len(listed) > 127 else (0x04, len(listed))) + listed
 
     def _entry(self, certificate: x509.Certificate, digest: bytes, signature: bytes) -> dict[str, Any]:
-        """The log's only entry: a tree of one leaf."""
+        """Return the only entry of the log: a tree of one leaf."""
         public = _text(certificate.public_bytes(Encoding.PEM))
         body = _canonical(
             {

@@ -53,7 +53,7 @@ class Rack:
     records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
     switches: dict[str, dict[str, PowerRecord]] = field(default_factory=dict)
     switched: list[tuple[str, PowerRecordState, int]] = field(default_factory=list)  # server, state, resets until then
-    uuids: dict[str, SystemUuid] = field(default_factory=dict)  # as documents say, whatever BMCs show
+    uuids: dict[str, SystemUuid] = field(default_factory=dict)  # as in documents, for any values of BMCs
     pins: dict[str, PinnedIdentity] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,13 +116,13 @@ class Rack:
             machine.advance(seconds)
 
     def boot(self, machine: Machine | None = None) -> None:
-        """Reset a machine and let it boot, and time pass for all."""
+        """Reset a machine, let it boot, and let time pass for all machines."""
         machine = machine or self.machine
         machine.reset()
         self.wait(machine.post_s * 2)
 
     def see_marks_move(self) -> None:
-        """Install all machines once: from then on their marks are known to move, where they do."""
+        """Install all machines once, so that their marks are known to move if they do."""
         before = structs.replace(ONCE, reason="provision/0")
         for machine in self.machines:
             self.bring_about(before, machine=machine)
@@ -164,11 +164,11 @@ def racks(folder: Path) -> Iterator[MakeRack]:
         yield make_rack
 
 
-# Machines that know what gitboot has really made their BMCs boot.
+# Machines that record what gitboot has really made their BMCs boot.
 
 DISCS = ("Cd", "UsbCd")
 NETWORK = ("Pxe", "UefiHttp", *DISCS)
-RESCUE = "http://rescue.test/somebody.iso"  # what somebody else inserts
+RESCUE = "http://rescue.test/somebody.iso"  # media of somebody else
 
 
 class Key(NamedTuple):
@@ -180,9 +180,9 @@ class Key(NamedTuple):
 class StandingOverride:
     """An override as gitboot has really set it."""
 
-    key: Key | None  # None: for a boot that is made as often as it is asked for
+    key: Key | None  # None: for a boot without a limit
     once: bool
-    epoch: int  # an operator's requests open everything anew
+    epoch: int  # a request of an operator releases everything
 
 
 class Mortal(Protocol):
@@ -211,7 +211,7 @@ class Witness(Protocol):
 
 @dataclass
 class WatchedDrive(Drive):
-    """A drive whose machine is told of what gitboot does with it."""
+    """A drive that reports each action of gitboot to its machine."""
 
     machine: Watched = field(kw_only=True)
 
@@ -227,7 +227,7 @@ class WatchedDrive(Drive):
 class Watched(Machine):
     witness: Witness
     at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
-    standing: StandingOverride | None = None  # what of gitboot's stands
+    standing: StandingOverride | None = None  # gitboot's override that is set
     changed_unseen: bool = False  # by somebody else, since gitboot read it last
 
     def __init__(self, *arguments: Any, **facts: Any) -> None:
@@ -241,7 +241,7 @@ class Watched(Machine):
         return tuple(drive.image for drive in self.drives if drive.image is not None)
 
     def dies_now(self) -> Callable[[], None]:
-        """Let gitboot die before something is written, if that was asked for; afterwards: call what is returned."""
+        """Kill gitboot before a write, if this was requested; call the returned function after the write."""
         when, self.at_patch = self.at_patch, None
         if when == "before":
             self._kill()
@@ -268,7 +268,7 @@ class Watched(Machine):
 
     def write(self, **boot: str | None) -> None:
         if boot.get(ENABLED) not in (None, "Disabled", *self.profile.enabled):
-            return  # nobody can have this BMC show what it does not know
+            return  # this BMC cannot show what it does not have
         before = dict(self.override)
         super().write(**boot)
         if self.override != before:

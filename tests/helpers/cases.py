@@ -17,7 +17,7 @@ Test = Callable[..., None]
 
 
 def for_each(names: str | Sequence[str], cases: Iterable[Any], *, ids: Any = None) -> Callable[[Test], Test]:
-    """As pytest.mark.parametrize, in one test: it runs to its last case, and fails with all that failed, by name."""
+    """Run a test for each case in one test, like pytest.mark.parametrize; it fails with the names of failed cases."""
     named = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     made, known = list(cases), ids if ids is None or callable(ids) else list(ids)
     values = [_values_of(case, len(named)) for case in made]
@@ -67,9 +67,9 @@ AT_MOST = 24.0
 
 
 def growth(work: Callable[[int], object], size: int) -> float:
-    """How many times as long `work` takes for eight times ``size``; give a size that takes milliseconds.
+    """Return how many times longer `work` takes for eight times ``size``; choose a size that takes milliseconds.
 
-    Whatever disturbs a measurement makes it longer, so it is the least of ten; where one is short enough, of one.
+    Disturbances only make a measurement longer, so the result is the least of ten; one is enough if it is short.
     """
     once, least = max(min(_took(work, size) for _ in range(3)), 1e-4), float("inf")
     for _ in range(10):
@@ -85,7 +85,7 @@ def _took(work: Callable[[int], object], size: int) -> float:
     return process_time() - began
 
 
-# How long tests search for what chance alone finds: `--lives` says it, and each takes its part of that.
+# The length of random searches: `--lives` sets it, and each test takes its part.
 
 USUAL = 6  # lives of a machine at each BMC
 
@@ -95,17 +95,17 @@ Case = TypeVar("Case")
 
 
 def every(usual: int) -> int:
-    """Of how many steps one is taken where each so many-th is usual: fewer where somebody waits."""
+    """Return the interval between tested steps: the usual one, or a longer one in a short search."""
     return max(usual * USUAL // lives, usual)
 
 
 def each_of(cases: Sequence[Case], *, one_in: int) -> Sequence[Case]:
-    """All cases that differ in when something happens alone; where somebody waits, one in so many."""
+    """Return all cases, or one in so many in a short search. The cases differ only in the time of an event."""
     return cases if lives >= USUAL else cases[::one_in]
 
 
 def examples(usual: int) -> int:
-    """How many examples Hypothesis takes where so many are usual."""
+    """Return how many examples Hypothesis takes: fewer than usual in a short search."""
     return max(usual * lives // USUAL, 2)
 
 

@@ -20,12 +20,12 @@ from gitboot.cli.terminal import print_event
 from gitboot.standard_streams import guard_stream
 from gitboot.status.conditions import Event
 
-# A real disk that fails: ext4 on a loop device, whose blocks lie on a small tmpfs that can be filled.
+# A real disk that fails: ext4 on a loop device, whose blocks are in a small tmpfs that can be filled.
 
 
 @dataclass(frozen=True)
 class FailingDisk:
-    """While it fails, what is written is taken by the kernel, and every sync of it is refused."""
+    """A disk that can fail: the kernel then accepts writes and rejects every sync."""
 
     path: Path
     _filler: Path
@@ -48,7 +48,7 @@ def fill(filler: Path) -> None:
 
 @contextmanager
 def small_disk(folder: Path, size: str = "1m", name: str = "small") -> Iterator[Path]:
-    """A tmpfs that can be filled, as long as the block runs; the test is left out where nobody may mount one."""
+    """Mount a tmpfs that can be filled while the block runs; skip the test if mounting is not allowed."""
     path = folder / name
     path.mkdir()
     if os.geteuid() != 0:
@@ -69,7 +69,7 @@ def _run(*command: object) -> None:
 
 @contextmanager
 def failing_disk(folder: Path) -> Iterator[FailingDisk]:
-    """Such a disk, as long as the block runs; the test is left out where nobody may mount one."""
+    """Mount a failing disk while the block runs; skip the test if mounting is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a disk")
     below, path = folder / "below", folder / "disk"
@@ -92,8 +92,8 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
 COLUMNS: Final = 60
 
 
-def shown(*events: Event) -> str:
-    """What a terminal of 60 columns is sent, byte by byte, where these events are told."""
+def show_events(*events: Event) -> str:
+    """Return the bytes that a terminal of 60 columns receives for these events."""
     with terminal() as sent:
         for event in events:
             print_event(event)
@@ -113,9 +113,9 @@ def terminal() -> Iterator[list[str]]:
 
 
 def read_to_end(source: int) -> bytes:
-    """Return all that a terminal or a pipe was sent, once nobody can write to it any more; closes `source`.
+    """Return everything that a terminal or a pipe received until its last writer closed it; close `source`.
 
-    The kernel may hand over less than was written: of a terminal, as little as one write.
+    The kernel may deliver less than was written at a time: for a terminal, as little as one write.
     """
     text = b""
     with open(source, "rb", buffering=0) as reading, suppress(OSError):  # a terminal ends by EIO

@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 MADE: Final = (
     "docs/boots.md",
     "docs/reference/commands.md",
-)  # what machines printed, and what the commands say themselves
+)  # output of machines, and of the commands themselves
 
 _FENCED: Final = re.compile(
     r"(?:^<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
@@ -36,7 +36,7 @@ _INLINE: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 class Block:
     page: str  # below the repository
     line: int  # 1-based, of its first line
-    language: str  # "" where it says none
+    language: str  # "" if it has none
     text: str
     of: str | None = None  # what it is a part of, by a comment above it that no forge shows
 
@@ -91,7 +91,7 @@ def _block(page: str, text: str, found: re.Match[str], group: int) -> Block:
 
 
 def commands(block: Block) -> Iterator[tuple[str, ...]]:
-    """The words of each command that a block types: of a shell's line what stands between `|`, `&&` and the like."""
+    """Return the words of each command in a block: the parts of a shell line between `|`, `&&` and the like."""
     for line in re.sub(r"\\\n", " ", block.text).splitlines():
         lexer = shlex.shlex(re.sub(r"^\s*[$#] ", "", line), posix=True, punctuation_chars="|&;<>()")
         lexer.whitespace_split = True
@@ -205,7 +205,7 @@ _INSTALLER: Final = re.compile(r"(?<=^INSTALLER=).*", re.MULTILINE)
 
 
 def script(folder: Path, installer: Path, *, without: Container[str] = ()) -> str:
-    """All blocks but those of some sections, with what lies below / in ``folder``, and another installer."""
+    """Return all blocks except those of some sections, with paths moved to ``folder``, and another installer."""
     sections = _SECTION.findall(PAGE.read_text())
     text = "".join(block for title, section in sections if title not in without for block in _BLOCK.findall(section))
     text = _INSTALLER.sub(f"file://{installer}", text)

@@ -69,7 +69,7 @@ ADDRESS = "10.12.0.13"
 
 PROXY: Final = (ip_network("127.0.0.1/32"),)  # named as a trusted proxy, whose X-Forwarded-For tests write
 
-# As tests.helpers.fleets.SEED, with an address, user data, and a file that firmware fetches.
+# Like tests.helpers.fleets.SEED, with an address, user data, and a file that firmware fetches.
 SEED: Final = (
     fleet(),
     server("web01", "role: web").replace('"}]', f'", addresses: [{ADDRESS}, "fd00:12::13"]}}]'),
@@ -85,7 +85,7 @@ TEMPLATES: Final = {"t": '{"ignition": {"version": "3.4.0"}}'}
 
 
 IPXE: Final = "iPXE/1.21.1+ (g988d2)"
-LOADER: Final = {"user-agent": IPXE}  # as machines ask
+LOADER: Final = {"user-agent": IPXE}  # as machines request them
 
 
 def get(url: str, **more: Any) -> httpx.Response:
@@ -119,7 +119,7 @@ def planned(
     revision: str = "test",
     stop: StopScope = StopScope.NONE,
 ) -> Fleet:
-    """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
+    """Plan the fleet of these documents at a time; a server without one of the ``records`` has an empty record."""
     loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
     about = describe_servers(loaded, decisions)
@@ -158,7 +158,7 @@ class Site:
         commit: str = "c0ffee",
         at: datetime = BEFORE,
         taken: Mapping[str, int] | None = None,
-        giver: str | None = None,  # None: the spool of this site; "": none
+        giver: str | None = None,  # None: the fetch log of this site; "": none
         list_keys: Path | None = None,  # None: the list is unsigned
         listed: datetime | None = None,  # when the list is made; None: it is not
     ) -> PublicationResult:
@@ -179,7 +179,7 @@ class Site:
             directory.write_status(json.dumps(status).encode(), BEFORE)
 
     def forget_status(self) -> None:
-        """Remove what the instance has said of itself, as a copy of the tree that is begun again does."""
+        """Remove the status of the instance, as a new copy of the tree does."""
         (self.root / STATUS).unlink()
 
     def observed(self) -> list[Observation]:
@@ -196,7 +196,7 @@ class Site:
         return select_consuming(found)
 
     def reset(self) -> None:
-        """Be as new, for the endpoint that answers from this site goes on."""
+        """Reset the site, because the endpoint continues to serve from it."""
         self.now = BEFORE
         self.publish()
         self.observed()
@@ -235,7 +235,7 @@ class Site:
 
 @contextmanager
 def site(fleet: Fleet | None = FLEET) -> Iterator[Site]:
-    """A site in a folder that goes; nothing is published there where there is no fleet."""
+    """A site in a temporary folder; without a fleet nothing is published."""
     with TemporaryDirectory() as folder:
         made = Site(Path(folder) / "output")
         made.root.mkdir()
@@ -286,17 +286,17 @@ def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
 
 
 def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
-    """What an instance has planned last, with the files that it makes of that."""
+    """Return the last plans of an instance, with their rendered files."""
     commit = standing.commit
     if commit is None:
         return {}
     return {name: render_server(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
 
 
-# An endpoint that has something to say by every metric.
+# An endpoint with a value of every metric.
 
 
-def _laps() -> StageTimes:
+def _make_stage_times() -> StageTimes:
     laps = StageTimes()
     for number, stage in enumerate(Stage):
         laps.add(stage, 0.1 * number)
@@ -331,7 +331,7 @@ FULL_STATUS: Final = Status(
     drift={"ImageDrift": 1},
     bmcs={"Unchanged": 4, "Stalled": 1},
     below_minimum_version={"web": 2, "db": 0},
-    stages=_laps().facts(),
+    stages=_make_stage_times().facts(),
     conditions=(
         Condition(type="SourceReady", status=False, reason="SourceError", message="", last_transition_time=BEFORE),
         Condition(type="Published", status=True, reason="Published", message="", last_transition_time=BEFORE),
@@ -350,7 +350,7 @@ FULL_STATUS: Final = Status(
 
 @contextmanager
 def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[str]:
-    """The URL of an endpoint that knows a value of each metric, and what its instance says."""
+    """Yield the URL of an endpoint with a value of each metric and the status of its instance."""
     issued = Authority(folder).issue()
     certificate = Certificate(issued.certificate, issued.key)
     certificate.reload_if_changed(BEFORE)
@@ -360,7 +360,7 @@ def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[s
             yield url
 
 
-# What the operators' API and webhooks send, compared with the OpenAPI document of the endpoint.
+# Responses of the operators' API and webhooks, compared with the OpenAPI document of the endpoint.
 
 
 def _is_instant(value: object) -> bool:

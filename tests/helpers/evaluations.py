@@ -101,7 +101,7 @@ class StoredResults(DiskCache):
 
 
 def main() -> None:
-    """Run as an evaluator that reads nothing; with `begin`, one that begins commits and finishes none of them."""
+    """Run as an evaluator that reads nothing; with `begin`, one that begins commits and finishes none."""
     if sys.argv[1] == "begin":
         for _ in range(3):
             write_frame(sys.stdout.buffer, EvaluationBegun(None))

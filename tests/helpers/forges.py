@@ -27,7 +27,7 @@ from tests.helpers.git_repositories import ENVIRONMENT, Work
 
 # Forges over real HTTP: the part of GitHub's, GitLab's and Gitea's API that commit statuses go through.
 #
-# As they are documented: GitHub's "REST API endpoints for commit statuses", GitLab's "Commits API", Gitea's swagger.
+# As documented in GitHub's "REST API endpoints for commit statuses", GitLab's "Commits API", and Gitea's swagger.
 
 TOKEN = "glpat-correct-horse"
 PAGE = {"github": "/acme/fleet", "gitlab": "/acme/metal/fleet", "gitea": "/acme/fleet"}
@@ -47,7 +47,7 @@ class ForgeHost:
     url: str = ""
     statuses: list[dict[str, Any]] = field(default_factory=list)  # as they were posted, with sha
     commits: set[str] | None = None  # that it has; None: all
-    faults: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # the next answers
+    faults: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # the next responses
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     @property
@@ -150,7 +150,7 @@ def forge_host(kind: str) -> Iterator[ForgeHost]:
 BOT: dict[str, Any] = {
     "user": {"login": "github-actions[bot]"},
     "author": {"id": 41},
-}  # whom the token belongs to, on GitHub and GitLab
+}  # the owner of the token, on GitHub and GitLab
 MALLORY: dict[str, Any] = {"user": {"login": "mallory"}, "author": {"id": 666}}
 PIPELINE = "1234"
 
@@ -226,7 +226,7 @@ def comment_host() -> Iterator[CommentHost]:
 
 
 def programs_of(folder: Path, gitboot: str) -> Path:
-    """A folder for PATH: this Python, this gitboot, and a pip that has nothing to install."""
+    """Return a folder for PATH: this Python, this gitboot, and a pip that installs nothing."""
     for name, text in (("gitboot", gitboot), ("pip", "#!/bin/sh\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -235,12 +235,12 @@ def programs_of(folder: Path, gitboot: str) -> Path:
 
 
 def fill_hashes(packages: Path) -> None:
-    """Let the file name a hash of gitboot; the runner's pip installs nothing."""
+    """Write a hash of gitboot into the file; the pip of the runner installs nothing."""
     packages.write_text(packages.read_text().replace("sha256:MISSING", f"sha256:{'0' * 64}"))
 
 
 class Fleet:
-    """What `gitboot init` writes, on a remote with main and a branch, and the folder of a CI job."""
+    """The files of `gitboot init` on a remote with main and a branch, and the folder of a CI job."""
 
     def __init__(self, folder: Path, subpath: str = "") -> None:
         self.work, self.subpath = Work(folder / "work"), subpath
@@ -371,7 +371,7 @@ def _filled(text: str, expressions: dict[str, str]) -> str:
 
 
 def _use(step: dict[str, Any], fleet: Fleet, kept: Path, expressions: dict[str, str], *, is_review: bool) -> None:
-    """What an action of others does, as far as the jobs depend on it."""
+    """Do what an action of another author does, as far as the jobs depend on it."""
     given = {name: _filled(str(value), expressions) for name, value in step.get("with", {}).items() if name != "ref"}
     match step["uses"].partition("@")[0]:
         case "actions/checkout" if is_review:
@@ -439,7 +439,7 @@ def on_gitlab(
             shutil.copytree(left, kept / path, symlinks=True)
         elif left.is_symlink() or left.exists():
             shutil.copy(left, kept, follow_symlinks=False)
-    if environment["GITBOOT_TOKEN"] and environment["CI_MERGE_REQUEST_IID"]:  # as its rule says
+    if environment["GITBOOT_TOKEN"] and environment["CI_MERGE_REQUEST_IID"]:  # by its rule
         fresh(fleet.job)
         shutil.copytree(kept, fleet.job, symlinks=True, dirs_exist_ok=True)
         codes["note"], out = _job(fleet, jobs[f"{job}:note"], environment)
@@ -453,6 +453,6 @@ def _job(fleet: Fleet, job: dict[str, Any], environment: dict[str, str]) -> tupl
 
 
 JOBS: Final = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
-# What a branch changes in the fleet that `gitboot init` writes: a path, what is replaced, and by what.
+# Changes of a branch in the fleet that `gitboot init` writes: a path, the old text, and the new text.
 HARMLESS: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 INVALID: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}

@@ -41,7 +41,7 @@ _NURSERY = "--nursery"  # in place of a command: see tests/helpers/forked_comman
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
-# Whoever has a command
+# Callers of commands
 
 
 class Command:
@@ -65,7 +65,7 @@ class Command:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit code once it has ended; raises TimeoutError, or BlockingIOError where nothing was to be waited."""
+        """Return the exit code after the end; raises TimeoutError, or BlockingIOError without a wait."""
         if self.returncode is None:
             self._connection.settimeout(timeout_s)
             self.returncode = int(self._connection.recv(LONGEST))
@@ -118,7 +118,7 @@ def nursery() -> Iterator[None]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         made = Command([_NURSERY], os.environ, given=theirs.fileno())
-    made._connection.close()  # whoever has started it is no parent of it, and will not tell its end
+    made._connection.close()  # the caller is not its parent, and will not report its end
     with ours, forking_by(ours):
         yield
     os.waitpid(made.pid, 0)
@@ -138,7 +138,7 @@ def start() -> str:
 
 
 def for_shells() -> str:
-    """A script that is such a command: where a shell looks for `gitboot`."""
+    """Return a script for PATH that runs such a command as `gitboot`."""
     root = str(Path(__file__).parents[2])
     passed = f"import sys\nsys.path.append({root!r})\n"
     passed += f"from tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
@@ -151,7 +151,7 @@ RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python
 
 
 def fork_commands(listening: socket.socket) -> list[str]:
-    """Fork for each command that is asked for, until standard input ends; return its arguments, in the child."""
+    """Fork for each requested command until standard input ends; return its arguments in the child."""
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         selector.register(listening, selectors.EVENT_READ)
@@ -205,7 +205,7 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
 
 
 def join(network: int) -> None:
-    """Be in another network, with the thread that says so; to be there already needs no right."""
+    """Move the calling thread to another network namespace; a move to the present one needs no right."""
     if not os.path.sameopenfile(network, here := os.open(NETWORK, os.O_RDONLY)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(network, _CLONE_NEWNET) != 0:
@@ -216,7 +216,7 @@ def join(network: int) -> None:
 
 def _tell(connection: socket.socket, pid: int) -> None:
     _, status = os.waitpid(pid, 0)
-    with connection, suppress(OSError):  # perhaps nobody waits for it
+    with connection, suppress(OSError):  # perhaps no process waits for it
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
@@ -396,7 +396,7 @@ def fork_for_parent() -> int:
 
 
 def _be_named(words: list[str]) -> None:
-    """Be found by the last of them in /proc, where a command line would tell."""
+    """Set the process name to the last argument, which /proc shows as a command line would."""
     name = "serve" if "serve" in words else words[0].rpartition(".")[2]
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -418,7 +418,7 @@ def _begin(fds: list[int], numbers: list[int], environment: dict[str, str]) -> N
 
 # Templates are compiled once in a process of tests: thousands of fleets are decided there, by the same few.
 #
-# How a template is read and compiled is said of `gitboot.resolve.templates` itself.
+# Reading and compiling a template is tested in tests of `gitboot.resolve.templates`.
 
 _MOST_TEMPLATES = 1024
 
@@ -431,7 +431,7 @@ def compile_templates_once() -> None:
 
 # New ledgers in one step: tests make a thousand, and each would go through what every version has changed.
 #
-# One of an older version goes through them as ever.
+# One of an older version goes through them as always.
 
 by_migrations: Final = sqlite._migrate
 

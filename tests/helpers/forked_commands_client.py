@@ -1,6 +1,6 @@
-"""What is sent to the process that forks gitboot's commands: see tests/helpers/forked_commands.py.
+"""Client of the process that forks gitboot's commands: see tests/helpers/forked_commands.py.
 
-A shell's `gitboot` does no more than this, and is in a hurry: next to nothing is imported.
+The `gitboot` of a shell only runs this, so it imports almost nothing to be fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 
 LONGEST = 1 << 18  # bytes of a command with its environment
-NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
+NETWORK = "/proc/thread-self/ns/net"  # the network of a process, which is not that of the forking process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def ask(
 
 
 def pass_on(address: str) -> NoReturn:
-    """Run the command that this process was called with, and end as it does; whoever ends this one ends it."""
+    """Run the command with which this process was called, and end as it does; a signal ends both."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     connection.connect(address)
     pid = ask(connection, sys.argv[1:], os.environ, (0, 1, 2))

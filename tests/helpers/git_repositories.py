@@ -1,4 +1,4 @@
-"""Git repositories, servers of them as forges run them and faulty ones, and people who sign commits and files."""
+"""Git repositories, servers of them (correct and faulty), and people who sign commits and files."""
 
 from __future__ import annotations
 
@@ -158,14 +158,14 @@ def commit_malformed(work: Work, raw: bytes) -> Revision:
 
 
 def _write_commit(work: Work, raw: bytes) -> Revision:
-    """Write a commit of these bytes into the repository, whatever they are."""
+    """Write a commit of exactly these bytes into the repository."""
     command = ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"]
     made = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, input=raw, capture_output=True, check=True)
     return Revision(made.stdout.decode().strip())
 
 
 def commit_by_git(work: Work, files: Mapping[str, str | None], message: str = "Change") -> Revision:
-    """Make a commit by git itself: libgit2 makes none on a commit that it cannot parse."""
+    """Make a commit with git itself: libgit2 cannot commit on a commit that it cannot parse."""
     work.write(files)
     work.git("add", "--all")
     work.git("commit", "--quiet", f"--message={message}")
@@ -187,9 +187,9 @@ def store_zeros(objects: Path, kind: str, mebibytes: int, *, beginning: bytes = 
 
 
 def push_differences(bare: Path, mebibytes: int) -> str:
-    """Commit a file of so many MiB and another one that is sent as a difference from it; some hundred KB in all.
+    """Commit a file of so many MiB and a second one that is sent as a delta of it; some hundred KB in all.
 
-    Whoever unpacks the second one by the book has both in memory.
+    A normal client that unpacks the second one has both in memory.
     """
     size, end = mebibytes * _MIB, b"another end"
     base = _id_of(_zeros(mebibytes), size)
@@ -262,7 +262,7 @@ _PACE_S = 0.1  # between two bytes that drip: 10 a second, of which gitboot want
 
 
 def program(name: str, package: str) -> str:
-    """Where a program is; without it the test is skipped, but fails in CI."""
+    """Return the path of a program; without it the test is skipped, but fails in CI."""
     if found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/lib/git-core"):
         return found
     message = f"needs {name}, of Debian's package {package}"
@@ -275,7 +275,7 @@ def program(name: str, package: str) -> str:
 def listening(
     command: list[str], port: int, environment: Mapping[str, str], *, ended_by: signal.Signals = signal.SIGTERM
 ) -> Iterator[None]:
-    """A server that listens on ``port`` by now, if it ever does."""
+    """Wait until the server listens on ``port``."""
     process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 300
@@ -290,7 +290,7 @@ def listening(
 
 
 def free_port() -> int:
-    """Return a port that nobody has, without listening: a process that another thread forks now inherits the socket."""
+    """Return a free port without listening: a process that another thread forks now would inherit the socket."""
     with closing(socket.socket()) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", 0))
@@ -438,7 +438,7 @@ class SshServer:
     @contextmanager
     def running(self) -> Iterator[SshServer]:
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts itself in; Debian's service makes it
+            Path("/run/sshd").mkdir(exist_ok=True)  # the chroot of sshd; Debian's service makes it
         sshd = program("sshd", "openssh-server")
         command = [sshd, "-D", "-f", str(self._directory / "sshd_config")]
         with listening(command, self.port, {"PATH": os.environ["PATH"]}):
@@ -456,10 +456,10 @@ class SshServer:
 
 
 class Relay:
-    """Passes bytes on to a server, and of what comes back only so many; then it hangs, hangs up or drips.
+    """A relay to a server that passes only so many bytes back; then it hangs, hangs up or sends slowly.
 
-    ``passes`` is a number of bytes for each connection, or the bytes at which that ends. ``takes`` limits what comes
-    from a client likewise. ``connections`` and ``size_bytes`` count what was passed on, in both directions.
+    ``passes`` is a number of bytes for each connection, or the bytes at which they end. ``takes`` limits the bytes of a
+    client in the same way. ``connections`` and ``size_bytes`` count what was passed in both directions.
     """
 
     def __init__(self, url: str, *, passes: int | bytes = _ALL, then: str = "", takes: int = _ALL) -> None:
@@ -576,7 +576,7 @@ def ssh_person(folder: Path, name: str) -> Person:
 
 @contextmanager
 def gpg_people(*names: str) -> Iterator[dict[str, Person]]:
-    """People by name: "expired" has a key that was good in 2020 only, "revoked" one that was taken back since."""
+    """Return people by name: "expired" has a key that was valid in 2020 only, "revoked" a revoked one."""
     home = Path(tempfile.mkdtemp(prefix="gnupg-", dir="/tmp"))  # an agent's socket has a short path
     home.chmod(0o700)
     try:
@@ -640,7 +640,7 @@ def stored(work: Work, raw: bytes) -> Revision:
 
 
 def by_gpg(person: Person, file: Path, *how: str) -> bytes:
-    """A person's signature of a file: detached and binary, unless told otherwise."""
+    """Return the signature of a file by a person: detached and binary by default."""
     command = [person.options[1].removeprefix("gpg.program="), "--local-user", f"{person.name}@example.net"]
     done = subprocess.run([*command, *(how or ("--detach-sign",)), "-o", "-", file], capture_output=True, check=True)
     return done.stdout

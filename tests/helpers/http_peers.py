@@ -29,7 +29,7 @@ post: Final = partial(httpx.post, verify=False, timeout=60)
 request: Final = partial(httpx.request, verify=False, timeout=60)
 
 
-# A TCP server that a stranger controls: it answers with the bytes that a test writes, while a client stays.
+# A TCP server of a stranger: it sends the bytes that a test writes, while the client stays.
 
 _PACE_S = 0.02  # between two pieces of what drips
 
@@ -83,7 +83,7 @@ class StrangeClient:
 def strange_server(
     answer: StrangeAnswer, *, tls: ssl.SSLContext | None = None, reads: bool = True
 ) -> Iterator[StrangeServer]:
-    """A server that gives each request the same answer; without ``reads`` it answers as soon as a client connects.
+    """Run a server with the same response for each request; without ``reads`` it responds when a client connects.
 
     With ``tls``, TLS begins before that.
     """
@@ -171,7 +171,7 @@ def write_private(file: Path, text: str) -> Path:
 
 
 def notify_file(folder: Path, **receivers: str) -> Path:
-    """A file of receivers, each with what its table says besides the secret of a webhook."""
+    """Write a file of receivers, each with its table and the secret of a webhook."""
     write_private(folder / "hook.secret", f"{SECRET}\n")
     tables = (
         f"[receivers.{name}]\n{said}\n" + ('secret-file = "hook.secret"\n' if said.startswith("webhook") else "")
@@ -192,7 +192,7 @@ class Issued(NamedTuple):
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What a server presents it by."""
+        """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self)
         return context

@@ -49,7 +49,7 @@ from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
 Document: TypeAlias = dict[str, Any]
 Strategy: TypeAlias = st.SearchStrategy[Any]
 
-# What YAML 1.1 or 1.2 would take for something else than text, or cannot say without quotes.
+# Text that YAML 1.1 or 1.2 would read as another type, or cannot write without quotes.
 AWKWARD: Final = (
     *("", " ", "null", "~", "true", "no", "0755", "1_000", "1234E56", "12:30", "52:54:00:12:34:56", "2027-01-31"),
     *(
@@ -194,17 +194,17 @@ def _struct(struct: Any) -> Strategy:
     return strategy.map(_FITTING[struct]) if struct in _FITTING else strategy
 
 
-# What fields ask of each other: each function makes of a mapping one that its structure takes.
+# Dependencies between fields: each function turns a mapping into one that its structure accepts.
 
 
 def _bmc(drawn: Document) -> Document:
-    if drawn["address"].startswith("ipmi:"):  # which has neither paths nor certificates
+    if drawn["address"].startswith("ipmi:"):  # without paths and certificates
         return {name: value for name, value in drawn.items() if name not in ("system", "tls")}
     return drawn | ({"system": f"/{drawn['system']}"} if "system" in drawn else {})
 
 
 def _fleet(drawn: Document) -> Document:
-    if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own, and none for all
+    if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own site, and none for all
         for_all = drawn.get("provisioning", {})
         return drawn | {"provisioning": {name: value for name, value in for_all.items() if name != "ledger"}}
     return drawn
@@ -293,9 +293,9 @@ LAYOUTS: Final = st.fixed_dictionaries(
 
 
 def written(document: Document, *, flow: bool | None = False, quotes: str | None = None, **layout: Any) -> str:
-    """A document's text: plain wherever gitboot takes that for the same, whatever it is to YAML.
+    """Return the text of a document: plain scalars wherever gitboot reads the same value.
 
-    ``flow`` is for all of it, for none, or (None) for what has only scalars in it.
+    ``flow`` is for all of it, for none, or (None) for collections of scalars only.
     """
     events = (
         yaml.StreamStartEvent(),
@@ -345,7 +345,7 @@ Write: TypeAlias = Callable[[Document], str]
 STREAM: Final = "flatcar"
 IMAGES: Final = ("flatcar-1", "flatcar-2", "flatcar-3", "flatcar-10")
 TOOLS: Final = ("memtest-7", "bios-2")  # images that write no disk
-SPARE: Final = "spare-1"  # nothing names it
+SPARE: Final = "spare-1"  # no document names it
 PROFILES: Final = ("local", "node", "plain", "rescue", "script", "worker")
 
 # All that a template can look at, each mapping in the order in which it comes.
@@ -381,7 +381,7 @@ class GeneratedFleet:
     at: datetime
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """What was drawn, as Hypothesis shows it; images are always the same."""
+        """Print the drawn example for Hypothesis without the images, which are always the same."""
         printer.text(f"at {self.at}, records {dict(self.records)}\n")
         printer.text("".join(in_json(document) for document in self.documents if document["kind"] != "BootImage"))
 
@@ -399,7 +399,7 @@ class GeneratedFleet:
 
     @property
     def bios(self) -> bool:
-        """Whether servers may have BIOS: then no profile needs UEFI."""
+        """Return whether servers may have BIOS; then no profile needs UEFI."""
         return all(profile["spec"]["method"] in ("Pxe", "Disk") for profile in self.of("BootProfile"))
 
     def instants(self, record: Record | None) -> tuple[datetime, ...]:
@@ -407,12 +407,12 @@ class GeneratedFleet:
         told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
         for maintenance in self.of("Maintenance"):
             told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
-        told += _told_by(record) if record else ()
+        told += _list_times(record) if record else ()
         moment = timedelta(microseconds=1)
         return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
 
 
-def _told_by(record: Record) -> Iterator[datetime]:
+def _list_times(record: Record) -> Iterator[datetime]:
     for instant in (record.provisioned_at, record.grace_until, record.consumed_at):
         if instant is not None:
             yield instant
@@ -423,7 +423,7 @@ def _told_by(record: Record) -> Iterator[datetime]:
         yield made.at + timedelta(minutes=1)
 
 
-# What gitboot makes of a fleet
+# The fleet in gitboot
 
 
 def in_json(document: Document) -> str:
@@ -466,7 +466,7 @@ def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: d
 
 
 def installed_record(decision: Decision, instant: datetime) -> Record:
-    """What is known of a server whose wanted key was provisioned at an instant, by a fetch."""
+    """Return the record of a server whose wanted key was provisioned at a time, by a fetch."""
     policy = decision.policy
     return Record(
         provision=policy.provision if policy else 0,
@@ -484,7 +484,7 @@ def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: da
     return files
 
 
-# Selection, told apart from gitboot's own
+# Selection, computed without gitboot
 
 
 def is_selected(select: Any, server: Document) -> bool:
@@ -628,7 +628,7 @@ def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document
     count = draw(st.integers(1, 4))
     priorities = draw(st.permutations(range(-1, count)))
     made: list[Document] = []
-    effective: dict[str, Document] = {}  # by policy, what it says and inherits
+    effective: dict[str, Document] = {}  # by policy, its own and its inherited fields
     childless: list[str] = []
     for number in range(count):
         name, parent = f"pool{number}", draw(st.sampled_from([None, *childless]))
@@ -684,7 +684,7 @@ _MAINTENANCE_FIELDS: Final = _maybe(
 
 @st.composite
 def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document]) -> list[Document]:
-    """None to three maintenances; where two of one priority would overlap, the later has a higher one."""
+    """Draw none to three maintenances; if two with one priority overlap, the later one gets a higher priority."""
     direct = {name_of(profile): _is_direct(profile) for profile in profiles}
     made: list[Document] = []
     for number in range(draw(st.integers(0, 3))):
@@ -703,7 +703,7 @@ def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Docu
 
 
 def bounds(spec: Document) -> tuple[datetime, datetime]:
-    """A maintenance's window as [start, end), an open end as one that nothing reaches."""
+    """Return the window of a maintenance as [start, end), with an unreachable end if it is open."""
     window = spec.get("window", {})
     start, end = window.get("start", "2000-01-01T00:00:00Z"), window.get("end", "2100-01-01T00:00:00Z")
     return datetime.fromisoformat(start), datetime.fromisoformat(end)
@@ -716,7 +716,7 @@ def overlap(one: Document, other: Document) -> bool:
 
 @st.composite
 def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
-    """What may be known of a server: nothing, or a record as the ledger would have come to it."""
+    """Draw a possible record of a server: none, or one that the ledger could reach."""
     if draw(st.integers(0, 5)) == 5:
         return None
     runs = {}

@@ -73,7 +73,7 @@ from gitboot.system_clock import Uptime, read_uptime
 from tests.helpers import fleets
 from tests.helpers.fleets import at, snapshot
 
-# What an instance in this process works with instead of Git, a tree, or a disk that keeps what it is given.
+# Replacements in an instance in this process for Git, a tree, or a disk that loses data.
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 UNLIMITED: Final = Limits(
@@ -106,8 +106,8 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
-        self._decided: Commit | None = None  # the newest, once it was asked for
-        self.ledger: str | None = None  # that a Fleet names which says nothing of it
+        self._decided: Commit | None = None  # the newest, once it was fetched
+        self.ledger: str | None = None  # for a Fleet that does not name one
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
@@ -145,7 +145,7 @@ class Commits:
         return False
 
     def accept(self, revision: Revision) -> None:
-        """It has no clone in which that could be noted."""
+        """Do nothing: there is no clone in which the commit could be recorded."""
 
     def restore(self, accepted: Revision | None) -> None:
         """It has no clone that could be damaged."""
@@ -177,11 +177,11 @@ class Commits:
 
 @dataclass
 class Taking:
-    """A target that takes what it is given."""
+    """A target that stores what it receives."""
 
     full: bool = False  # whether its disk is
     is_unchanged: bool = True
-    servers: dict[str, Files | None] = field(default_factory=dict)  # as they were given last
+    servers: dict[str, Files | None] = field(default_factory=dict)  # the last stored ones
     shared: Files | None = None
 
     def publish(
@@ -219,8 +219,8 @@ class Gate:
     """BMCs that a test can put out of reach for a while."""
 
     bmcs: BmcPool
-    takes: bool = True  # whether jobs are taken
-    gives: bool = True  # whether what came of those that have ended is given
+    takes: bool = True  # whether tasks are accepted
+    gives: bool = True  # whether results of ended tasks are returned
 
     def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
@@ -243,7 +243,7 @@ def published_records(output: Path) -> bytes:
 
 
 def note_fetch(spool: Path, observation: Observation) -> None:
-    """What an endpoint leaves behind that answered it and is no more."""
+    """Write a fetch as an endpoint that served it and ended."""
     spool.mkdir(exist_ok=True)
     with closing(SpoolFile(spool)) as file:
         file.append(encode_line(observation))
@@ -274,7 +274,7 @@ class Here(EvaluatorClient):
 
 
 class Slow(Here):
-    """One that never comes to an end with a commit that is compared with another."""
+    """An evaluator that never finishes a commit that is compared with another."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         return super().evaluate(revision, base) if base is None else None
@@ -282,7 +282,7 @@ class Slow(Here):
 
 @contextmanager
 def evaluated_here() -> Iterator[None]:
-    """What a command that is typed in this process fetches and evaluates is so in it as well."""
+    """Let a command in this process fetch and evaluate in this process."""
 
     def here(
         state: Path,
@@ -340,11 +340,10 @@ def in_process(
     lease_s: float = LEASE_SECONDS,
     list_keys: Path | None = None,
 ) -> Iterator[Parts]:
-    """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
+    """Run the instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
-    One that does not evaluate never comes to an end with more than the commit that was accepted before; one that does
-    so ``apart`` has a process for it, and calls ``wake`` once it has answered. The evaluation of a commit in
-    ``unending`` does not end in time.
+    Without ``evaluates`` it only finishes the commit that was accepted before. With ``apart`` it evaluates in another
+    process and calls ``wake`` after a response. The evaluation of a commit in ``unending`` does not end in time.
     """
     settings = Settings(
         output=folder / "output",
@@ -359,7 +358,7 @@ def in_process(
         listen="by the test itself",
         spool=folder / "spool",
         lease_s=lease_s,
-        accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # where tests may lie, as in containers
+        accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # tests may be on such file systems, as in containers
     )
     events: list[Event] = []
 
@@ -382,7 +381,7 @@ def in_process(
 NOON: Final = at("20T12:00")
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
+def reconcile_once(parts: Parts, seconds: float = 0) -> None:
     """Fetch, and reconcile once, so long after noon."""
     parts.source.fetch()
     parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
@@ -394,18 +393,18 @@ def applied(parts: Parts) -> str | None:
 
 # An instance in this process, without Git and without files: its ledger and its jobs at BMCs are real.
 
-Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with: a word, or the records of a file
+Said = str | Mapping[SystemUuid, Record]  # the beginning of a ledger: a word, or the records of a file
 
 
 def beginning(said: Said) -> dict[str, Any]:
-    """What `gitboot records begin` asks for: a word, or the records of a file."""
+    """Return the request of `gitboot records begin`: a word, or the records of a file."""
     if isinstance(said, str):
         return {"how": said}
     return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in said.items()]}
 
 
 class Bench:
-    """An instance whose commits, fetches and requests a test makes, and whom it tells when to reconcile."""
+    """An instance for which a test makes commits, fetches and requests, and decides when to reconcile."""
 
     def __init__(
         self,
@@ -431,7 +430,7 @@ class Bench:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
         check_tables(self.ledger)
-        if named:  # as by a Fleet that says that this instance acts
+        if named:  # as by a Fleet that names this instance
             self.commits.ledger = self.ledger.progress[0]
         if doubt is not None:
             instance_tables.mark_unverified(self.ledger, doubt)
@@ -458,7 +457,7 @@ class Bench:
         self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
             self.request(BEGIN, **beginning(initial))
-        self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
+        self.job_clock: datetime | None = None  # the clock of tasks at BMCs, if it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 
@@ -499,7 +498,7 @@ class Bench:
         return web01.plan if web01 is not None else None
 
     def plan(self) -> BootPlan | None:
-        """Reconcile while no BMC can be asked; what web01 boots then."""
+        """Reconcile without any response of a BMC; return the plan of web01."""
         self.bmcs.gives = False
         try:
             return self.collect()
@@ -507,7 +506,7 @@ class Bench:
             self.bmcs.gives = True
 
     def collect(self) -> BootPlan | None:
-        """Reconcile once the jobs under way have ended, and begin none."""
+        """Reconcile after the running tasks have ended, and start no task."""
         self.bmcs.takes = False
         try:
             return self.reconcile()
@@ -521,7 +520,7 @@ class Bench:
         path: str = "boot/v1/boot/m/boot.ipxe",
         at: datetime | None = None,
     ) -> None:
-        """A client fetches the entry of a plan, whole, or another of its paths."""
+        """Let a client fetch the boot script of a plan completely, or another of its paths."""
         assert plan is not None
         self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
 
@@ -553,7 +552,7 @@ class Bench:
 
     @property
     def servers(self) -> Mapping[str, ServerState]:
-        """As they were planned last."""
+        """Return the last plans of the servers."""
         return self.instance.reconciler.state.plans.servers
 
     @property

@@ -1,4 +1,4 @@
-"""A rack: servers with BMCs, the instance that drives them, and two hosts of which one stands by."""
+"""A rack: servers with BMCs, the instance that drives them, and two hosts, one of them a standby."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Rack:
     pool: tuple[str, ...] = POOL
     named: bool = True  # whether the Fleet names the ledger of the instance
     blades: dict[str, Blade] = field(default_factory=dict)
-    address: PostgresAddress | None = None  # where the ledger is; None: in STATE
+    address: PostgresAddress | None = None  # the place of the ledger; None: in STATE
     _identity: str = ""  # of the one at an address
     _bmcs: ExitStack = field(default_factory=ExitStack)
 
@@ -141,7 +141,7 @@ class Rack:
         give_credentials(self.credentials, user=USER, password=password)
 
     def bmc(self, name: str, uuid: str | None = None, profile: Profile = GENERIC) -> tuple[Machine, RedfishServer]:
-        """A machine with a BMC of its own, that answers."""
+        """Run a machine with its own BMC."""
         machine = Machine(name, uuid=uuid or uuid_of(name), post_s=1, profile=profile)
         return machine, self._bmcs.enter_context(RedfishServer(Service(machine, credentials={USER: PASSWORD})))
 
@@ -162,7 +162,7 @@ class Rack:
             yield instance
 
     def once(self, *arguments: object, records: str | Path | None = None) -> Done:
-        """Reconcile once; and again, where the ledger is told in between what to begin with."""
+        """Reconcile once, and a second time if the ledger must be begun in between."""
         places = ("--out", self.output, "--state", self.state, "--credentials", self.credentials)
         done = typed("run", self.repository.bare, *places, "--once", *arguments)
         if records is None:
@@ -171,7 +171,7 @@ class Rack:
         return self.once(*arguments)
 
     def age(self, change: str) -> None:
-        """Let time pass, as far as the ledger of an instance that does not run can tell."""
+        """Let time pass in the ledger of an instance that does not run."""
         with closing(sqlite3.connect(self.state / "ledger.sqlite", isolation_level=None)) as ledger:
             assert ledger.execute(change).rowcount > 0
 
@@ -189,7 +189,7 @@ class Rack:
 
     @property
     def spooling(self) -> tuple[object, ...]:
-        """Where fetches would reach an instance that makes one pass and listens nowhere."""
+        """Return the options of an instance that reconciles once and does not listen, with a fetch log."""
         (self.folder / "spool").mkdir(exist_ok=True)
         return ("--spool", self.folder / "spool")
 
@@ -197,7 +197,7 @@ class Rack:
         return typed(*command, "--state", self.state)
 
     def said(self, *command: object) -> str:
-        """What a command about this rack's instance answers; it must have been taken."""
+        """Return the output of a command about the instance of this rack; the command must succeed."""
         done = self.typed(*command)
         assert done.code == 0, done
         return done.out
@@ -224,15 +224,15 @@ def until_condition(instance: Instance, type: str, *, status: bool, reason: str)
 
 
 def boots(instance: Instance, blade: Blade) -> str:
-    """The image that a blade's entry boots at the endpoint, or "disk"."""
+    """Return the image of a server's boot script at the endpoint, or "disk"."""
     script = instance.get(blade.entry).text
     kernels = [line for line in script.splitlines() if line.startswith("kernel ")]
     return kernels[0].split("/assets/")[1].split("/")[0] if kernels else "disk"
 
 
-# Two hosts with one ledger in a PostgreSQL, of which one acts and one stands by; and what may befall them.
+# Two hosts with one ledger in a PostgreSQL, one active and one standby, and their faults.
 
-LEASE_S: Final = 10  # long enough for a host that is slow; who is killed is not waited for so long
+LEASE_S: Final = 10  # long enough for a slow host; a killed one is not awaited so long
 
 
 LARGE: Final = 100  # servers: so many have checkpoints and prepared trees
@@ -258,7 +258,7 @@ class Host:
 
     @property
     def url(self) -> str:
-        """Where it answers machines; empty while it does not act."""
+        """Return its URL for machines, or an empty text while it is not active."""
         told = [event["type"] for event in self.events if event["type"] in ("Listening", "LeaseLost", "Stopped")]
         return self.instance.url if self.instance is not None and told[-1:] == ["Listening"] else ""
 
@@ -268,7 +268,7 @@ class Host:
 
     @property
     def condition(self) -> dict[str, Any]:
-        """The first of what it says of itself; nothing before it has said something."""
+        """Return the first condition, or nothing before the first status."""
         try:
             found: dict[str, Any] = json.loads((self.state / "status.json").read_bytes())["conditions"][0]
         except FileNotFoundError:
@@ -351,7 +351,7 @@ class Pair:
         return int(self.server.sql(f"SELECT epoch FROM {self.schema}.lease"))
 
     def acting(self) -> Host | None:
-        """The host that has the lease and answers machines."""
+        """Return the host that has the lease and serves machines."""
         if (lease := self.lease()) is None:
             return None
         host = self.one if lease[1] == self.one.name else self.two
@@ -381,7 +381,7 @@ def _host_at(place: str) -> str:
 def pair(
     rack: Rack, server: PostgresServer, address: PostgresAddress, other: PostgresAddress | None = None
 ) -> Iterator[Pair]:
-    """Two hosts, none of which runs yet; the second may reach the server by another address."""
+    """Return two hosts that do not run yet; the second one may reach the server by another address."""
     rack.address, hosts = address, (Host(rack, "one", address), Host(rack, "two", other or address))
     try:
         yield Pair(server, address.url.rpartition("%3D")[2], *hosts)
@@ -391,14 +391,14 @@ def pair(
 
 
 def boots_at_host(web: Blade, host: Host) -> str:
-    """What its machine is answered after a reset."""
+    """Return the boot of a machine at a host after a reset."""
     assert host.instance is not None
     web.machine.run_through()
     return host.instance.get(web.entry).text
 
 
 class Links(Protocol):
-    """How both hosts reach the server of their ledger; a link that is cut swallows what is sent, and tells nobody."""
+    """The links of both hosts to the server of their ledger; a cut link drops all packets silently."""
 
     def address(self, schema: str, host: int) -> PostgresAddress:
         """By which the first host, or the second one, reaches it."""
@@ -410,7 +410,7 @@ class Links(Protocol):
 
 @contextmanager
 def apart() -> Iterator[tuple[PostgresServer, Links]]:
-    """A server in a network of its own, with a cable to each host; where none can be made, one by a wire of ours."""
+    """Run a server in its own network with a cable to each host, or with a relay if that is not allowed."""
     with ExitStack() as stack:
         if (cables := Cables.laid(stack)) is not None:
             made = postgresql("listen_addresses=*", network=cables.network, lets_in=("198.18.0.0/15",))
@@ -429,11 +429,11 @@ class Cables:
 
     @classmethod
     def laid(cls, stack: ExitStack) -> Self | None:
-        """None: it takes a right that this process has not."""
+        """Return the links, or None without the right to make them."""
         name = f"gitboot-{os.getpid()}-ledger"
-        if shutil.which("ip") is None or not _done("ip", "netns", "add", name):
+        if shutil.which("ip") is None or not _has_succeeded("ip", "netns", "add", name):
             return None
-        stack.callback(_done, "ip", "netns", "delete", name)
+        stack.callback(_has_succeeded, "ip", "netns", "delete", name)
         found = []
         for number in range(2):
             here, there = f"gb{os.getpid()}-{number}", f"eth{number}"
@@ -445,7 +445,7 @@ class Cables:
                 f"ip -n {name} address add {theirs}/30 dev {there}",
                 f"ip -n {name} link set {there} up",
             ):
-                assert _done(*command.split()), command
+                assert _has_succeeded(*command.split()), command
             found.append(theirs)
         return cls(name, tuple(found))
 
@@ -456,13 +456,13 @@ class Cables:
         return True
 
     def cut(self, host: int) -> None:
-        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "down")
+        assert _has_succeeded("ip", "-n", self.network, "link", "set", f"eth{host}", "down")
 
     def join(self, host: int) -> None:
-        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "up")
+        assert _has_succeeded("ip", "-n", self.network, "link", "set", f"eth{host}", "up")
 
 
-def _done(*command: str) -> bool:
+def _has_succeeded(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

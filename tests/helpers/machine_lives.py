@@ -58,7 +58,7 @@ class Crash(BaseException):
 
 @dataclass
 class Fate:
-    """When the process dies, and whether it has: then it writes nothing any more."""
+    """The time at which the process dies; after that it writes nothing."""
 
     dead: bool = False
     dies_in: tuple[int, str] | None = None  # writes from now, and how: "before", "unmarked", "after"; or "full"
@@ -68,7 +68,7 @@ class Fate:
         raise Crash
 
     def next(self) -> str | None:
-        """How the process dies with the write that is about to be made; None: it lives on."""
+        """Return how the process dies with the next write, or None if it survives."""
         if self.dead:
             raise Crash
         if self.dies_in is None:
@@ -104,13 +104,13 @@ class Mortal(Unsynced):
         super().write_mark(identity, changes)
 
 
-# What Git says of the one server of `tests.helpers.machine_lives`, commit by commit.
+# The commits about the one server of `tests.helpers.machine_lives`.
 
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
 
 class Way(Enum):
-    ENTRY = "entry"  # DHCP's loader asks for it
+    ENTRY = "entry"  # DHCP's loader requests it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
     MEDIA = "media"  # and its user data in another drive
@@ -147,7 +147,7 @@ class Commit:
     often: str = "Once"
     provision: int = 1
     image: int = 1
-    override: str | None = None  # None: what follows from `often`
+    override: str | None = None  # None: it follows from `often`
     lifecycle: str = "Active"
     here: bool = True  # whether it has a document
     name: str = "web01"
@@ -179,7 +179,7 @@ class Commit:
         ]
 
     def boots_once(self, at: datetime) -> str | None:
-        """What the boot that is wanted at an instant would count for by being made once; None: for nothing."""
+        """Return the key that a boot at a time would use up, or None."""
         if self.repair is not None and self.repair.start <= at < self.repair.end:
             return f"repair/{self.repair.run}" if self.repair.often == "Once" else None
         if self.often == "OnImageChange":
@@ -187,7 +187,7 @@ class Commit:
         return f"provision/{self.provision}" if self.often == "Once" else None
 
     def boots_network(self, at: datetime) -> bool:
-        """Whether a boot from the network may be wanted at an instant."""
+        """Return whether a network boot may be wanted at a time."""
         if not self.here or self.lifecycle != "Active":
             return False
         repairing = self.repair is not None and self.repair.start <= at < self.repair.end
@@ -212,7 +212,7 @@ _GRACE = timedelta(seconds=60)
 
 @dataclass
 class Process:
-    """What is lost when it dies."""
+    """The memory of the process, which is lost when it dies."""
 
     ledger: Store
     inbox: Inbox
@@ -233,10 +233,10 @@ class Life:
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     netboots: bool = False  # whether its firmware starts from the network by itself
-    delays: bool = False  # whether what is fetched is told later
+    delays: bool = False  # whether fetches are delivered later
     is_unchanged: bool = True  # of what was published
 
-    # What gitboot has at its disposal after a crash
+    # What gitboot has after a crash
     branch: Branch = field(init=False)
     servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
     shared: Files = field(default_factory=dict)
@@ -245,24 +245,24 @@ class Life:
 
     spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
 
-    # How it ends
+    # The end
     fate: Fate = field(default_factory=Fate)
     instance: Process | None = None
 
-    # What is true
-    nobodys: set[str] = field(default_factory=set)  # media of which a ledger that was put back may know nothing
+    # Facts
+    nobodys: set[str] = field(default_factory=set)  # media that a restored ledger may not have
     intruded_at: datetime | None = None
-    unknown: bool = False  # a ledger that nobody may believe
-    strange: set[str] = field(default_factory=set)  # motherboards of which nothing is known
-    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator opened everything anew
+    unknown: bool = False  # an untrusted ledger
+    strange: set[str] = field(default_factory=set)  # motherboards without a record
+    epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator released everything
     ordered: set[str] = field(default_factory=set)  # UUIDs for which a request waits
     images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
     consumed: set[tuple[Key, int]] = field(default_factory=set)
     delayed: list[Observation] = field(default_factory=list)
-    told: list[Observation] = field(default_factory=list)  # that no pass has come to its end with
-    acknowledged: set[Observation] = field(default_factory=set)  # that a pass has come to its end with
+    told: list[Observation] = field(default_factory=list)  # that no reconcile has ended with
+    acknowledged: set[Observation] = field(default_factory=set)  # that a reconcile has ended with
     made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
-    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # of them, those that gitboot must know of
+    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # those of them that gitboot must know
     offers: dict[str, Offer] = field(default_factory=dict)  # by the digest of a plan
 
     def __post_init__(self) -> None:
@@ -352,7 +352,7 @@ class Life:
             machine.at_patch = None
 
     def reconcile(self) -> bool:
-        """One pass; return whether it came to its end."""
+        """Reconcile; return whether the process survived."""
         if self.instance is None:
             self.start()
         instance, ended = self.instance, False
@@ -424,7 +424,7 @@ class Life:
                 self._open_anew(uuid)
                 self.strange.discard(uuid)
 
-    # What happens
+    # Events
 
     def push(self, **changes: Any) -> None:
         before = self.commit
@@ -432,7 +432,7 @@ class Life:
         if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
             self.strange.add(self.commit.uuid)
         self.images.setdefault(before.uuid, [])
-        self.own.uuid = self.commit.uuid  # its board is replaced as the document says so
+        self.own.uuid = self.commit.uuid  # its board is replaced, as the document declares
         self.branch.write(self._documents())
 
     def wait(self, seconds: float) -> None:
@@ -461,7 +461,7 @@ class Life:
         self.made.clear()
         self.proven.clear()
         for machine in self.machines:
-            machine.standing = None  # nobody knows any more whose it is
+            machine.standing = None  # its owner is unknown
             self.nobodys |= set(machine.media)
 
     def adopt(self) -> None:
@@ -475,7 +475,7 @@ class Life:
                 self.strange.discard(self.commit.uuid)
 
     def request(self, what: str, **facts: Any) -> None:
-        """Leave an operator's request, which opens everything anew when it is carried out."""
+        """Leave a request of an operator, which releases all one-time boots when it is executed."""
         if self.instance is not None:
             instance_tables.add_request(self.instance.ledger, self.now, "an operator", what, facts)
             self.ordered.add(self.commit.uuid)
@@ -523,10 +523,10 @@ class Life:
     def _made(self, uuid: str, key: str) -> tuple[Key, int]:
         return Key(uuid, key), self.epochs[uuid]
 
-    # What is true
+    # Facts
 
     def key(self) -> Key | None:
-        """What the commit wants to be booted once, and is set at most once."""
+        """Return the key of the boot that the commit wants once; it is set at most once."""
         reason = self.commit.boots_once(self.now)
         if reason is None:
             return None
@@ -569,11 +569,11 @@ class Life:
         machine.standing = StandingOverride(key, once, self.epochs[self.commit.uuid])
 
     def switched(self, machine: Watched, kind: str) -> None:
-        """None of its commits wants power."""
+        """Record a violation: no commit of this life wants power."""
         self.violations.append(f"{self.now}: {kind} was asked for of {machine.name}")
 
     def _has_its_media(self, machine: Watched) -> bool:
-        """Whether all lies in its drives that is to be booted, and read by that."""
+        """Return whether its drives have the media of the boot, and the data that the boot reads."""
         return len(set(machine.media) - {RESCUE}) >= (2 if self.way is Way.MEDIA else 1)
 
     def ejected(self, machine: Watched, image: str) -> None:
@@ -609,7 +609,7 @@ class Life:
             self.fetch(ITSELF, boot.at)
 
     def calm_down(self) -> None:
-        """Let every BMC answer and every fetch be told, and some passes run; then nothing may be left to do."""
+        """Let every BMC respond, deliver every fetch, and reconcile some times; then nothing may be left to do."""
         self.fate.dies_in = None
         for server in self.bmcs.values():
             server.heal()
@@ -638,7 +638,7 @@ class Life:
         return state.plan if state is not None else None
 
     def _all_is_known(self, quiet_since: datetime) -> None:
-        """By now gitboot knows of every boot that its machine made of its own BMC's override, or without one."""
+        """Check that gitboot knows every boot by its own override or without one."""
         if self.named is not self.other:
             self.proven |= {
                 made: observation
@@ -666,7 +666,7 @@ class Life:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 
     def _what_is_wanted_stands(self) -> None:
-        """Or somebody is told why it does not."""
+        """Check that the wanted override is set, or that a condition explains why not."""
         plan, named = self.plan, self.named
         if plan is None or plan.override is None or named is None or plan.phase is Phase.MAINTENANCE:
             return

@@ -30,7 +30,7 @@ from tests.helpers.endpoints import Site, eventually, planned
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
 
-# A fleet whose tree has a path of each kind that machines, loaders and other systems ask for.
+# A fleet whose tree has a path of each kind that machines, loaders and other systems request.
 
 BASE_PATH: Final = "/some%20base"  # the path of the base URL
 SITE: Final = "/v1"  # that of a site's, which is the name of a folder of the tree, too
@@ -69,7 +69,7 @@ FLEET_OF_EVERY_PATH: Final = planned(
     keys=TokenKeys(b"a key of this test"),
 )
 
-_ORDER: Final = (Role.DATA, Role.MEDIUM, Role.REPORT)  # each ends that the ones before are given
+_ORDER: Final = (Role.DATA, Role.MEDIUM, Role.REPORT)  # each ends those before it
 
 
 def _rank(path: str) -> int:
@@ -77,7 +77,7 @@ def _rank(path: str) -> int:
     return _ORDER.index(kind.role) + 1 if kind is not None and kind.role in _ORDER else 0
 
 
-# In an order in which an endpoint gives them all. It has no signed list, which is for copies.
+# In an order in which an endpoint serves them all. It has no signed list, which is for copies.
 EVERY_PATH: Final = tuple(
     path for path in sorted(FLEET_OF_EVERY_PATH.boot_files, key=_rank) if not f"boot{path}".startswith(SIGNED)
 )
@@ -87,7 +87,7 @@ EVERY_PATH: Final = tuple(
 
 LOOPBACK = "127.0.0.1"
 
-# What root is not bound by: capabilities(7). A command after this may read what its permissions say, as any user.
+# Capabilities by which root ignores permissions: capabilities(7). A later command has the rights of a normal user.
 BOUND = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
@@ -106,7 +106,7 @@ def nginx(
     ipv6: str | None = None,
     user: str = "root",  # the tree of a test is for its user only
 ) -> Iterator[Mirror]:
-    """Serve ``boot`` by the configuration in ``serve``, with whatever nginx writes in ``folder``; at ``ipv6``, too."""
+    """Serve ``boot`` with the configuration in ``serve``; nginx writes its files to ``folder``; also at ``ipv6``."""
     port, log = port or free_port(), folder / "gitboot.log"
     site = (serve / "nginx.conf").read_text()
     for published, ours in {
@@ -248,9 +248,9 @@ def varnish(upstream: str, folder: Path, rules: str = "") -> Iterator[str]:
 
 @contextmanager
 def squid(upstream: str, folder: Path) -> Iterator[str]:
-    """Run Squid as an accelerator, which stores answers in memory. A HEAD stays a HEAD.
+    """Run Squid as an accelerator that stores responses in memory. A HEAD stays a HEAD.
 
-    Started by root it becomes the user `proxy`, who cannot write into the folders of a test.
+    If root starts it, it becomes the user `proxy`, who cannot write to the folders of a test.
     """
     folder.mkdir()
     port, behind = free_port(), urlsplit(upstream)
@@ -270,8 +270,8 @@ def squid(upstream: str, folder: Path) -> Iterator[str]:
 CACHES: Final[dict[str, Cache]] = {"nginx": nginx_cache, "varnish": varnish, "squid": squid}
 TURN_HEAD_INTO_GET: Final = ("nginx", "varnish")  # by default
 
-# Each answer for ten minutes, whatever its Cache-Control, as many CDNs are set up. Squid cannot be set up like this: it
-# always asks again for an answer with `no-cache`.
+# Each response for ten minutes with any Cache-Control, as many CDNs are set up. Squid cannot be set up like this: it
+# always revalidates a response with `no-cache`.
 KEEP_ANSWERS: Final[dict[str, Cache]] = {
     "nginx": lambda upstream, folder: nginx_cache(
         upstream, folder, "proxy_ignore_headers Cache-Control Expires", "proxy_cache_valid 10m"
@@ -303,12 +303,11 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """moto's server, over HTTP: it honours conditional requests. What is between it and its clients is up to tests.
+    """moto's server over HTTP, which honours conditional requests, with a filter for tests in front.
 
-    ``fails(number, method, path)`` says of each request that writes what becomes of it. ``None``: it passes;
-    ``before``: it is dropped, and ``after``: it passes, and its answer is dropped; a number is the status that is
-    answered in its place. ``cut``: it and all after it never get there. ``seen`` is called when a write has passed, and
-    before the next one does.
+    ``fails(number, method, path)`` decides the fate of each write: ``None`` passes it, ``before`` drops it, ``after``
+    passes it and drops its response, and a number is returned as the status instead. After ``cut`` no request arrives
+    any more. ``seen`` is called after a write has passed and before the next one.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -342,13 +341,13 @@ class Store:
         self._server.server_close()
         _backend().reset()  # which all servers in this process have in common
 
-    # As others see it, past what is between
+    # As others see it, past the filter
 
     def make(self, bucket: str) -> None:
         self._client.create_bucket(Bucket=bucket)
 
     def let_anyone_read(self, bucket: str) -> None:
-        actions = ["s3:GetObject", "s3:HeadObject"]  # which only moto knows
+        actions = ["s3:GetObject", "s3:HeadObject"]  # only moto knows it
         said = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": f"arn:aws:s3:::{bucket}/*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [said]})
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
@@ -378,7 +377,7 @@ class Store:
         with self._lock:
             return {path: self.get(bucket, path).content for path in self.paths(bucket, prefix)}
 
-    # What is between
+    # The filter
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

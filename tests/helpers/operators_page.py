@@ -27,7 +27,7 @@ from gitboot.resolve.provisioning_record import Record
 from tests.helpers.endpoints import Fleet, planned, site
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
 
-# A real Chromium without a window, told what to do by pipes: one process for as many pages as are wanted.
+# A real Chromium without a window, controlled by pipes: one process for any number of pages.
 
 browsers = pytest.mark.skipif(
     shutil.which("chromium") is None and "CI" not in os.environ, reason="needs chromium: scripts/install-packages"
@@ -84,7 +84,7 @@ class Browser:
             self._is_traced = True
 
     def run(self, script: str) -> Any:
-        """What an expression comes to, once it is settled."""
+        """Return the value of an expression after its promise has settled."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -128,7 +128,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=text)
 
     def painted(self) -> None:
-        """Wait until what is there by now is on the screen."""
+        """Wait until the present content is painted on the screen."""
         self.run("new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)))")
 
     @contextmanager
@@ -157,7 +157,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     command = ("chromium", *_OPTIONS, f"--user-data-dir={folder}", "about:blank")
 
     def placed() -> None:
-        """Chromium reads what it is told from descriptor 3, and answers on 4."""
+        """Arrange descriptors: Chromium reads commands from 3 and writes responses to 4."""
         above = [os.dup2(fd, 64 + number) for number, fd in enumerate((asked, answered))]
         os.dup2(above[0], 3)
         os.dup2(above[1], 4)
@@ -182,7 +182,7 @@ HOSTILE: Final = "<img src=x onerror=\"document.title='run'\">"
 SITES: Final = ("ams1", "fra1", "lon1")
 
 
-def shown_fleet(servers: int = 60, **more: Any) -> Fleet:
+def make_shown_fleet(servers: int = 60, **more: Any) -> Fleet:
     """Its servers are web000 and so on, at one site after the other."""
     sites = ", ".join(
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'}}" for site in SITES
@@ -352,7 +352,7 @@ def _image(state: RenderedState) -> str:
 
 
 def _record(place: int, name: str, decided: str) -> Record:
-    """What was installed: of the workers that the rollout has reached most have the new image already."""
+    """Return a record: most workers that the rollout has reached have the new image already."""
     waits = decided == "flatcar-4459.2.0" and (name == SHOWN or place % 4 == 0)
     installed = "flatcar-4230.2.4" if waits else decided
     return Record(provision=0, image=installed, evidence="Reported", provisioned_at=at("18T13:20"))
@@ -370,7 +370,7 @@ def _more_at_night(name: str) -> str:
 
 
 def night_status() -> dict[str, Any]:
-    """What its instance says: a commit is held, two BMCs are silent."""
+    """Return a status in which a commit is held and two BMCs do not respond."""
     bmcs = [
         {
             "type": f"Bmc/{name}",

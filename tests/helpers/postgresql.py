@@ -56,18 +56,18 @@ def _empty_cluster() -> Path:
         shutil.chown(data, _USER, _USER)
     options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}"]
     command = [str(_program("initdb")), "-D", str(data), *options]
-    subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=folder)
+    subprocess.run(command, check=True, capture_output=True, user=_find_user(), cwd=folder)
     return data
 
 
 @dataclass
 class PostgresServer:
-    """A server in a folder; it listens at a socket there, and at a port of this host where it is told to."""
+    """A server in a folder; it listens at a socket there, and optionally at a port of this host."""
 
     folder: Path
     settings: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
-    network: str | None = None  # the namespace that it is in, where it has one of its own
+    network: str | None = None  # the namespace of the server, if it has its own
 
     @property
     def port(self) -> str:
@@ -85,7 +85,7 @@ class PostgresServer:
     def make(self, primary: Path | None = None) -> None:
         """Make its folders, and what is in them: of a server of its own, or of a standby of the one at a socket."""
         self.folder.mkdir()
-        self.folder.chmod(0o755)  # whatever the umask is: another user's server has to come in
+        self.folder.chmod(0o755)  # for any umask: the server of another user must come in
         for each in (data := self.folder / "data", self.folder / "socket"):
             each.mkdir()
             each.chmod(0o700 if each is data else 0o755)
@@ -96,7 +96,7 @@ class PostgresServer:
         else:
             options = ["--no-sync", "--checkpoint=fast", "--write-recovery-conf", f"--username={_USER}"]
             command = [str(_program("pg_basebackup")), "-D", str(data), "-h", str(primary), *options]
-        subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=self.folder)
+        subprocess.run(command, check=True, capture_output=True, user=_find_user(), cwd=self.folder)
 
     def start(self) -> None:
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder / 'socket'}", *self.settings)
@@ -106,7 +106,7 @@ class PostgresServer:
             def begin() -> subprocess.Popen[bytes]:
                 if self.network is not None:
                     join(os.open(f"/run/netns/{self.network}", os.O_RDONLY))  # this thread alone
-                return subprocess.Popen(command, stdout=log, stderr=log, user=_who(), cwd=self.folder)
+                return subprocess.Popen(command, stdout=log, stderr=log, user=_find_user(), cwd=self.folder)
 
             self.process = thread.submit(begin).result()
         self.until_ready()
@@ -129,7 +129,7 @@ class PostgresServer:
         return other
 
     def let_in(self, network: str) -> None:
-        """Believe whoever comes from there, from the next start on."""
+        """Trust clients from this network after the next start."""
         with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
             rules.write(f"host all all {network} trust\n")
 
@@ -181,13 +181,13 @@ class PostgresServer:
         return PostgresAddress(url=f"postgresql://{_USER}@/postgres?host={self.folder / 'socket'}&options={options}")
 
     def ledger(self, folder: Path) -> Path:
-        """Where a ledger would be in ``folder``, which is in a schema of its own instead."""
+        """Return the path of a ledger in ``folder`` that names its own schema of the server."""
         path = folder / "ledger.sqlite"
         write_address(path, self.address())
         return path
 
 
-def _who() -> str | None:
+def _find_user() -> str | None:
     return _USER if os.getuid() == 0 else None
 
 
@@ -218,9 +218,9 @@ def postgresql(
 
 
 class CarriedConnections(ABC):
-    """What comes in at a socket, carried to another; a connection ends once both its ends have, or it is cut.
+    """Connections of a socket that are carried to another one; a connection ends when both ends have, or if it is cut.
 
-    No thread closes a socket in which another may be about to read: its number may be another's by then.
+    A thread never closes a socket that another thread may read: its number may be reused by then.
     """
 
     def __init__(self, listening: socket.socket, connect: Callable[[], socket.socket]) -> None:
@@ -245,11 +245,11 @@ class CarriedConnections(ABC):
 
     @abstractmethod
     def carried(self, data: bytes) -> bytes:
-        """What of ``data`` is carried on; may wait."""
+        """Return the part of ``data`` to carry on; may wait."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing is carried any more, not even an end: until all is hung up, or the client has left."""
+        """Return whether no data and no end is carried any more, until all hang up or the client has left."""
         return False
 
     def _accept(self) -> None:

@@ -21,18 +21,18 @@ from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state_path, state_path
 from gitboot.render.paths import File, Files, parse_request_path
 
-# Trees as they are published: a flat mapping of files, told apart into servers with a state each.
+# Published trees: a flat mapping of files, divided into servers with a state each.
 
 SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
 
 
 def owner(path: str) -> str | None:
-    """Which of four servers has a file; None: it is shared."""
+    """Return the owner of a file among four servers, or None if it is shared."""
     return None if path in SHARED else f"s{sha256(path.encode()).digest()[0] % 4}"
 
 
 def server_files(name: str, files: Files) -> dict[str, File]:
-    """A server's files with its state, which claims what their paths are asked by."""
+    """Return the files of a server with its state, which has the identities for their paths."""
     identities = {asked.identity for path in files for asked in parse_request_path(path.removeprefix("boot/"))}
     published = PublishedServer(
         server=name,
@@ -57,8 +57,8 @@ def split(files: Files) -> tuple[dict[str, Files], Files]:
     return servers, {path: file for path, file in files.items() if names[path] is None}
 
 
-def whole(files: Files) -> dict[str, File]:
-    """All that stands there for these files: the states of their servers, too."""
+def complete_tree(files: Files) -> dict[str, File]:
+    """Return all files in the tree for these files, with the states of their servers."""
     servers, shared = split(files)
     return {**shared, **{path: file for each in servers.values() for path, file in each.items()}}
 

@@ -111,7 +111,7 @@ class Instance:
 
 
 def eventually(look: Callable[[], Any], within_s: float = 300, *, poll_s: float = 0.05) -> Any:
-    """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
+    """Return the value of ``look`` once it is true; an AssertionError names its last value or error."""
     until, last = time.monotonic() + within_s, None
     while time.monotonic() < until:
         try:
@@ -124,7 +124,7 @@ def eventually(look: Callable[[], Any], within_s: float = 300, *, poll_s: float 
 
 
 def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
-    """The identity of the ledger in a state directory, or of the one that it names; it is made where there is none."""
+    """Return the identity of the ledger in a state directory, or of the ledger that it names; create a missing one."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     if address is not None:
         write_address(state / LEDGER, address)
@@ -170,9 +170,9 @@ def running(
     ready: bool = True,
     records: str | Path | None = None,
 ) -> Iterator[Instance]:
-    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly when it is told to.
+    """A running instance with OUTPUT and STATE in ``folder``; it must end cleanly on a signal.
 
-    ``records`` is what its ledger is told to begin with.
+    ``records`` is the value with which its ledger begins.
     """
     places = ("--out", str(folder / "output"), "--state", str(folder / "state"), "--listen", "127.0.0.1:0")
     instance = Instance.start("run", str(repository), *places, *arguments, environment=environment)

@@ -201,7 +201,7 @@ SIGNED = "boot/signed"
 
 
 class FolderFetcher(FetcherInterface):
-    """Fetch what lies in a folder, by URLs that are paths; ``fetched`` has the names."""
+    """Fetch files from a folder by URLs that are paths; ``fetched`` has the names."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -234,7 +234,7 @@ def target(updater: Updater, name: str) -> dict[str, Any] | None:
     return listing
 
 
-def lies(listing: dict[str, Any], at: datetime) -> dict[str, str]:
+def list_current_digests(listing: dict[str, Any], at: datetime) -> dict[str, str]:
     """Return the digest of each file that a listing has at an instant, by its name in the listing."""
     found = {}
     for name, versions in listing["files"].items():
@@ -260,7 +260,7 @@ def files_in(boot: Path) -> dict[str, bytes]:
     return {str(path.relative_to(boot)): path.read_bytes() for path in boot.rglob("*") if path.is_file()}
 
 
-def made_keys(folder: Path, now: datetime) -> Path:
+def make_keys(folder: Path, now: datetime) -> Path:
     make_list_keys(folder, None, now)
     return folder
 
@@ -288,7 +288,7 @@ class SignedSite:
         self.root, self.keys = folder / "output", folder / "keys" if is_signed else None
         self._site = Site(self.root)
         if self.keys is not None:
-            made_keys(self.keys, datetime.now(UTC))  # commands go by the clock of the machine
+            make_keys(self.keys, datetime.now(UTC))  # commands go by the clock of the machine
 
     @property
     def boot(self) -> Path:

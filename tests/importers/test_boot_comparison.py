@@ -1,4 +1,4 @@
-"""`gitboot compare-old-system`: a web server answers as matchbox, BSS, Cobbler and Ironic do, beside a fleet."""
+"""`gitboot compare-old-system`: a web server that responds as matchbox, BSS, Cobbler and Ironic do, and a fleet."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -
     return found
 
 
-def test_a_server_that_boots_the_same_is_equal_also_while_it_is_parked(fleet: Path, old: ArtifactServer) -> None:
+def test_a_server_that_boots_the_same_is_equal_even_while_it_is_parked(fleet: Path, old: ArtifactServer) -> None:
     answers(old)
     assert compared(fleet, old, 0)["verdict"] == "equal"
 
 
-def test_what_differs_is_named_with_both_values_and_the_exit_code_is_2(fleet: Path, old: ArtifactServer) -> None:
+def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Path, old: ArtifactServer) -> None:
     answers(old, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
     item = compared(fleet, old, 2)
     assert item["verdict"] == "differs"
@@ -110,7 +110,7 @@ def test_what_differs_is_named_with_both_values_and_the_exit_code_is_2(fleet: Pa
     ]
 
 
-def test_a_secret_among_the_arguments_is_not_shown(fleet: Path, old: ArtifactServer) -> None:
+def test_a_secret_among_the_arguments_is_not_printed(fleet: Path, old: ArtifactServer) -> None:
     answers(old, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
     for format in ("text", "markdown", "json"):
         done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
@@ -124,7 +124,7 @@ def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old:
     assert sum(old.asked.values()) == 2, "one request for each MAC address that boots"
 
 
-def test_an_old_system_that_is_not_there_says_nothing_of_the_servers(fleet: Path) -> None:
+def test_an_unreachable_old_system_proves_nothing_about_the_servers(fleet: Path) -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         item = compared(fleet, f"http://127.0.0.1:{taken.getsockname()[1]}", 6)
@@ -132,12 +132,12 @@ def test_an_old_system_that_is_not_there_says_nothing_of_the_servers(fleet: Path
 
 
 @pytest.mark.parametrize("status", [500, 302])
-def test_an_error_of_the_old_system_is_no_answer(fleet: Path, old: ArtifactServer, status: int) -> None:
+def test_an_error_of_the_old_system_is_not_a_difference(fleet: Path, old: ArtifactServer, status: int) -> None:
     old.statuses[ASK.replace("12-34-56", "99-99-99")] = status
     assert compared(fleet, old, 6)["verdict"] == "unknown"
 
 
-def test_no_other_host_is_asked_wherever_a_script_leads(fleet: Path, old: ArtifactServer) -> None:
+def test_no_other_host_is_contacted_for_any_script(fleet: Path, old: ArtifactServer) -> None:
     with artifact_server() as other:
         old.put(ASK, f"#!ipxe\nchain {other.url}/next\n".encode())
         old.put(ASK.replace("12-34-56", "99-99-99"), f"#!ipxe\nkernel /k ks={other.url}/ks\nboot\n".encode())
@@ -145,14 +145,14 @@ def test_no_other_host_is_asked_wherever_a_script_leads(fleet: Path, old: Artifa
         assert not other.asked
 
 
-def test_an_old_system_is_asked_by_tls_only_where_its_authority_is_trusted(fleet: Path, tmp_path: Path) -> None:
+def test_an_old_system_with_tls_must_have_a_trusted_certificate(fleet: Path, tmp_path: Path) -> None:
     with artifact_server(Authority(tmp_path).server_context()) as old:
         answers(old)
         assert compared(fleet, old, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
         assert compared(fleet, old, 6)["verdict"] == "unknown"
 
 
-def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old: ArtifactServer) -> None:
+def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old: ArtifactServer) -> None:
     text = (fleet / "web01.yaml").read_text()
     for number in range(2, 40):
         other = text.replace("web01", f"web{number:02}").replace("3732", f"{number:04}")
@@ -176,9 +176,9 @@ def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old
         (b"another", ["--contents"], {"kernel"}),
         (None, ["--contents"], {"kernel"}),
     ],
-    ids=["the same", "nobody looks", "another", "not there"],
+    ids=["the same", "no caller waits", "another", "not there"],
 )
-def test_files_at_other_paths_are_compared_by_what_is_in_them(
+def test_files_at_other_paths_are_compared_by_content(
     fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
 ) -> None:
     # As Ironic serves them: a copy for each node.
@@ -195,7 +195,7 @@ def test_files_at_other_paths_are_compared_by_what_is_in_them(
     assert {each["field"] for each in compared(fleet, old, 2 if differs else 0, *more)["differences"]} == differs
 
 
-def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:
+def test_an_endless_response_is_cut_off(fleet: Path, old: ArtifactServer) -> None:
     old.put(ASK.replace("12-34-56", "99-99-99"), b"#" * ((1 << 20) + 1))
     assert "more than" in compared(fleet, old, 6)["message"]
 
@@ -230,7 +230,7 @@ WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
             "http://old/osie/vmlinuz-x86_64",
             ("http://old/osie/initramfs",),
             (f"worker={MAC}", "console=tty0"),
-            id="variables and a line that goes on",
+            id="variables and a continued line",
         ),
         pytest.param(
             ":web01\nkernel /images/d/vmlinuz   initrd=initrd.magic\ninitrd /images/d/initrd\nboot\n",
@@ -242,7 +242,7 @@ WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
         pytest.param("#!ipxe\nexit\n", None, (), (), id="the disk"),
     ],
 )
-def test_a_script_is_read_as_ipxe_does(
+def test_a_script_is_parsed_as_ipxe_does(
     script: str, kernel: str | None, initrds: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
     boot = parse_boot_script(script, "http://old/x/y", WEB01.list_variables(MAC))
@@ -260,11 +260,11 @@ def test_a_script_is_read_as_ipxe_does(
         ("boot-operator", f"ipxe/{UUID}"),
     ],
 )
-def test_each_system_is_asked_by_its_own_path(shape: str, url: str) -> None:
+def test_each_system_has_its_own_paths(shape: str, url: str) -> None:
     assert WEB01.list_script_urls("http://old/", shape) == (f"http://old/{url}",)
 
 
-# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without what is never come to.
+# As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without unreachable parts.
 IRONIC = """\
 #!ipxe
 set i:int32 0
@@ -288,7 +288,7 @@ sanboot --no-describe || exit 0
 """
 
 
-def test_a_script_is_read_from_where_it_goes_to() -> None:
+def test_a_script_is_parsed_from_the_label_that_it_goes_to() -> None:
     found = parse_boot_script(IRONIC, "http://old/pxelinux.cfg/x", {})
     assert (found.kernel, found.initrds) == ("http://old/NODE/kernel", ("http://old/NODE/ramdisk",))
     assert found.arguments == ("root=/dev/ram0", "text", "quiet", "ipa-global-request-id=req-1")
@@ -300,7 +300,7 @@ def test_a_script_is_read_from_where_it_goes_to() -> None:
     )
 
 
-def test_a_script_that_goes_round_in_circles_ends() -> None:
+def test_a_script_with_a_loop_ends() -> None:
     assert (
         parse_boot_script("#!ipxe\n:a\ngoto b\n:b\ngoto a\nkernel /k\nboot\n", "http://old/", {}).kernel
         == "http://old/k"

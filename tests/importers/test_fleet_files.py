@@ -307,7 +307,7 @@ def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] |
     return tmp_path / "fleet"
 
 
-def known(tmp_path: Path) -> tuple[object, ...]:
+def make_known_options(tmp_path: Path) -> tuple[object, ...]:
     (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
     (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
@@ -330,13 +330,13 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def of(system: str) -> Path:
         folder = tmp_path_factory.mktemp(system)
-        return imported(folder, system, *known(folder))
+        return imported(folder, system, *make_known_options(folder))
 
     return of
 
 
 @pytest.mark.parametrize("system", SOURCES)
-def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
+def test_each_system_becomes_a_fleet_that_is_valid_and_installs_nothing(
     tmp_path: Path, system: str, fleets: Callable[[str], Path]
 ) -> None:
     fleet = shutil.copytree(fleets(system), tmp_path / "fleet")
@@ -359,9 +359,9 @@ def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_other_forms_of_a_source_say_the_same(tmp_path: Path, form: str) -> None:
+def test_other_forms_of_a_source_give_the_same_documents(tmp_path: Path, form: str) -> None:
     system, files = FORMS[form]
-    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     spec = server_of(fleet, system)
     assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
     assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
@@ -373,7 +373,7 @@ def test_other_forms_of_a_source_say_the_same(tmp_path: Path, form: str) -> None
         assert profile["kernelArguments"] == ["console=ttyS2"]
 
 
-def test_the_sources_hold_secrets_where_they_can() -> None:
+def test_the_sources_contain_secrets_if_their_system_supports_them() -> None:
     with_none = {system for system, files in SOURCES.items() if PASSWORD not in "".join(files.values())}
     assert with_none == {"boot-operator", "netbox", "dnsmasq", "isc", "kea"}
 
@@ -408,7 +408,7 @@ BMCS = {
 )
 def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, old: str, new: str) -> None:
     files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
-    fleet = imported(tmp_path, system, *known(tmp_path), files=files)
+    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
     assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
     assert typed("validate", fleet).code == 0
@@ -424,7 +424,7 @@ FIRMWARES = {"metal3": "BIOS", "ironic": "BIOS", "tinkerbell": "UEFI"}
 
 
 @pytest.mark.parametrize("system", SOURCES)
-def test_what_a_system_knows_of_a_machine_is_kept_but_no_secret(system: str, fleets: Callable[[str], Path]) -> None:
+def test_all_facts_of_a_machine_are_imported_except_secrets(system: str, fleets: Callable[[str], Path]) -> None:
     fleet = fleets(system)
     spec = server_of(fleet, system)
     (nic,) = (each for each in spec["interfaces"] if each["mac"] == MAC)
@@ -434,25 +434,25 @@ def test_what_a_system_knows_of_a_machine_is_kept_but_no_secret(system: str, fle
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 
 
-def test_ironics_ramdisks_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
+def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
     files = {
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
         for name, text in SOURCES["ironic"].items()
     }
-    fleet = imported(tmp_path, "ironic", *known(tmp_path), files=files)
+    fleet = imported(tmp_path, "ironic", *make_known_options(tmp_path), files=files)
     assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
         *("root=/dev/ram0", "text", "quiet")
     ]
 
 
-def test_ironics_own_number_of_a_node_is_not_taken_for_its_boards(tmp_path: Path) -> None:
+def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "ironic")
     assert not (fleet / "servers").exists()
     assert "missing: its UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
 
 
-def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "matchbox", *known(tmp_path))
+def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "matchbox", *make_known_options(tmp_path))
     server = fleet / "servers" / "web01.yaml"
     server.write_text(server.read_text().replace("  lifecycle: Parked\n", ""))
     (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
@@ -469,7 +469,7 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_pa
         assert word in report
 
 
-def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) -> None:
+def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "matchbox")
     assert {path.relative_to(fleet).as_posix() for path in fleet.glob("pending/**/*") if path.is_file()} == {
         *(f"pending/{kind}/flatcar.yaml" for kind in ("images", "policies", "profiles")),
@@ -481,55 +481,55 @@ def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) 
     assert "### web01 (pending)" in report and f"the sha256 of {KERNEL}" in report
 
 
-def test_importing_again_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
-    before = written(imported(tmp_path, "cobbler", *known(tmp_path)))
-    assert written(imported(tmp_path, "cobbler", *known(tmp_path))) == before
+def test_a_repeated_import_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
+    before = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path)))
+    assert written(imported(tmp_path, "cobbler", *make_known_options(tmp_path))) == before
     files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
-    after = written(imported(tmp_path, "cobbler", *known(tmp_path), files=files))
+    after = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files))
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {"profiles/base.yaml", "profiles/web.yaml", ".gitboot/import.json"}
 
 
-def test_what_is_supplied_later_moves_a_document_out_of_pending(tmp_path: Path) -> None:
+def test_a_document_leaves_pending_when_its_missing_value_is_supplied(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "cobbler")
     assert (fleet / "pending" / "servers" / "web01.yaml").exists()
-    imported(tmp_path, "cobbler", *known(tmp_path))
+    imported(tmp_path, "cobbler", *make_known_options(tmp_path))
     assert not any(path.is_file() for path in fleet.glob("pending/**/*"))
     assert (fleet / "servers" / "web01.yaml").exists()
 
 
-def test_what_people_have_changed_stays_and_is_reported(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
+def test_edited_files_stay_and_are_reported(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path))
     for name in ("servers/web01.yaml", "fleet.yaml"):
         (fleet / name).write_text((fleet / name).read_text() + "# mine\n")
     (tmp_path / "source" / "systems" / "web01.json").unlink()
     files = {name: text for name, text in SOURCES["cobbler"].items() if "systems" not in name}
     for _ in range(2):
-        imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+        imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
         for name in ("servers/web01.yaml", "fleet.yaml"):
             assert (fleet / name).read_text().endswith("# mine\n")
         assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
 
 
-def test_a_machine_that_is_gone_from_the_source_goes(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "isc", *known(tmp_path))
+def test_a_machine_that_was_removed_from_the_source_is_removed(tmp_path: Path) -> None:
+    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path))
     (tmp_path / "source" / "dhcpd.conf").unlink()
     imported(tmp_path, "isc", files={"other": "host web02 { hardware ethernet 52:54:00:00:00:02; }"})
     assert not (fleet / "servers" / "web01.yaml").exists()
 
 
-def test_two_machines_never_share_what_tells_them_apart(tmp_path: Path) -> None:
+def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     text = "".join(
         f"host {name} {{ hardware ethernet {MAC}; fixed-address 10.0.0.13; }}\n" for name in ("web01", "Web01")
     )
-    fleet = imported(tmp_path, "isc", *known(tmp_path), files={"dhcpd.conf": text})
+    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
     assert "its MAC address 52-54-00-12-34-56, which web01 has too" in report
     assert "### web01-2 (pending)" in report
 
 
-def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) -> None:
+def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(tmp_path: Path) -> None:
     hosts = [f"host {name} {{ hardware ethernet 52:54:00:00:00:0{n}; }}\n" for n, name in enumerate(("Web01", "web01"))]
     report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
     of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
@@ -537,10 +537,10 @@ def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) 
     assert "its name: the name Web01 in the source is not a valid document name" in of_the_other
 
 
-def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
+def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) -> None:
     other = SOURCES["cobbler"]["systems/web01.json"].replace('"web01"', '"WEB01"').replace(MAC, "52:54:00:00:00:02")
     files = SOURCES["cobbler"] | {"systems/other.json": other.replace("10.9.0.13", "10.9.0.14")}
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
     documents = (yaml.safe_load(path.read_text()) for path in fleet.rglob("servers/*.yaml"))
     assert {each["spec"]["bmc"]["address"]: each["spec"]["bmc"]["credentials"] for each in documents} == {
         "https://10.9.0.13": "web01-bmc",
@@ -548,7 +548,7 @@ def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
     }
 
 
-def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
     done = typed("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
@@ -556,7 +556,7 @@ def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["matchbox", "kea", "metal3"])
-def test_a_source_that_cannot_be_read_is_named_without_what_it_says(tmp_path: Path, system: str) -> None:
+def test_an_unreadable_source_is_named_without_its_content(tmp_path: Path, system: str) -> None:
     source = lay(tmp_path, {"groups/x.json": f"{{{PASSWORD}: [", "x.yaml": f"a: [{PASSWORD}"})
     file = source / ("x.yaml" if system == "metal3" else "groups")
     done = typed("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
@@ -570,7 +570,7 @@ def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
-def test_a_line_of_uuids_that_is_none_is_named(tmp_path: Path, line: str, word: str) -> None:
+def test_an_invalid_line_in_the_file_of_uuids_is_named(tmp_path: Path, line: str, word: str) -> None:
     (tmp_path / "uuids").write_text(f"{line}\n")
     source = lay(tmp_path / "source", SOURCES["isc"])
     done = typed("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
@@ -592,7 +592,7 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
-def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
+def test_any_content_of_a_source_is_read_without_an_error(system: str) -> None:
     # A file of another version may have a list instead of a text. Only this value is lost.
     read, files = SYSTEMS[system].read, SOURCES[system]
     for name, text in files.items():
@@ -624,7 +624,7 @@ TWO = {
 
 
 @pytest.mark.parametrize("system", TWO)
-def test_each_interface_goes_to_its_own_machine(system: str) -> None:
+def test_each_interface_belongs_to_its_own_machine(system: str) -> None:
     machines = SYSTEMS[system].read(TWO[system]).machines
     found = {machine.name: [nic.mac.replace("-", ":") for nic in machine.nics] for machine in machines}
     assert found == {"a": [A], "b": [B]}

@@ -115,7 +115,7 @@ def run_out(path: Path, server: PostgresServer) -> None:
 
 
 @contextmanager
-def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
+def hold_lease(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.take_lease(holder)
         yield ledger, present(ledger.database.lease)
@@ -130,8 +130,8 @@ def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
     server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
 
 
-def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (one, first):
+def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duration(path: Path, clock: Time) -> None:
+    with hold_lease(path, ONE) as (one, first):
         with open_ledger(path) as two:
             for _ in range(2):
                 with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
@@ -150,26 +150,26 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
             first.check()
 
 
-def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
-    with held(path, ONE):
-        with held(path, ONE) as (_, again):
+def test_the_same_instance_gets_its_own_lease_at_once_and_a_clean_end_releases_it(path: Path) -> None:
+    with hold_lease(path, ONE):
+        with hold_lease(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
             assert again.previous_place is None, "nobody else had it"
         assert present(summarize_ledger(path).lease)[:4] == (1, "host-a:/state", "one", False)
-    with held(path, TWO) as (_, lease):
+    with hold_lease(path, TWO) as (_, lease):
         assert (lease.lease.epoch, lease.previous_place) == (2, "host-a:/state")
 
 
-def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
+def test_artifact_checks_of_one_host_do_not_count_on_another(path: Path) -> None:
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
-    with held(path, ONE) as (one, _):
+    with hold_lease(path, ONE) as (one, _):
         learnt = apply_batch(Knowledge(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
         write_updates(one, [learnt.update])
         assert instance_tables.read_sightings(one, ONE.place) == seen
         assert instance_tables.read_sightings(one, TWO.place) == {}
 
 
-def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
+def test_only_one_of_many_simultaneous_requests_gets_the_lease(path: Path) -> None:
     with open_ledger(path):
         pass
     barrier = threading.Barrier(6)
@@ -177,7 +177,7 @@ def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
     def take(number: int) -> bool:
         with open_ledger(path) as ledger:
             barrier.wait()
-            is_taken = taken_by(ledger, Holder(str(number), "", 3600))
+            is_taken = try_lease(ledger, Holder(str(number), "", 3600))
             barrier.wait()
             return is_taken
 
@@ -185,12 +185,12 @@ def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
         assert sum(pool.map(take, range(6))) == 1
 
 
-def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
+def test_a_thread_renews_the_lease_and_reports_when_it_is_lost(
     path: Path, clock: Time, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
     lost = threading.Event()
-    with held(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
+    with hold_lease(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
         for _ in range(3):
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
@@ -202,7 +202,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
             renewed.check()
 
 
-def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_machine_or_of_its_state_is_another_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
     ours = Holder.load(state)
@@ -214,11 +214,11 @@ def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypa
     assert Holder.load(state).id != ours.id, "a machine that was restored beside itself has started, too"
 
 
-def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
+def test_an_instance_paused_together_with_its_clock_learns_from_the_server_that_the_lease_is_lost(
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine was paused because its host's disk was full. Its own clock stood still."""
-    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         give_to_two(path, postgres_server, lease)
         lease.check()
@@ -235,15 +235,15 @@ def refuse_writes(path: Path, server: PostgresServer) -> None:
     server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
 
 
-def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(
+def test_an_action_that_only_ends_something_needs_the_last_confirmed_lease(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """A successful read in the meantime does not matter."""
-    with held(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
+    with hold_lease(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
-        for _ in range(2):  # the second time the keeper knows that the server does not answer
+        for _ in range(2):  # the second time the keeper knows that the server does not respond
             keeper.check_ending()
             with pytest.raises(LeaseLost, match="the database does not confirm"):
                 keeper.check()
@@ -253,7 +253,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
             keeper.check_ending()
 
 
-def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread_asks(
+def test_an_action_that_only_ends_something_does_not_wait_for_a_renewal_that_another_thread_awaits(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     asks, answer = threading.Event(), threading.Event()
@@ -264,7 +264,7 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
             assert answer.wait(60)
             super().renew(held)
 
-    with held(path, ONE) as (_, lease), closing(Waiting(address(path))) as renewing:
+    with hold_lease(path, ONE) as (_, lease), closing(Waiting(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         other = threading.Thread(target=keeper.check)
         other.start()
@@ -278,8 +278,8 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
             keeper.check_ending()
 
 
-def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
-    """A database that answers only reads refuses a write after most of the lease's duration."""
+def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
+    """A database that only answers reads rejects a write after most of the duration of the lease."""
     uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
     note = tmp_path / "withdrawals.json"
     record = OverrideRecord(
@@ -291,7 +291,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         at=NOON,
         clears_from=NOON,
     )
-    with held(path, ONE) as (ledger, lease):
+    with hold_lease(path, ONE) as (ledger, lease):
         inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
         with psycopg.connect(address(path).url) as another:
             another.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -305,19 +305,19 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
 
-def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
+def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
-    with held(path, ONE) as (_, lease):
+    with hold_lease(path, ONE) as (_, lease):
         keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
         with pytest.raises(LeaseLost, match="the database does not confirm"):
             keeper.check()
 
 
-def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
+def test_a_lease_is_renewed_even_if_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
-    """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
-    with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    """After a restart of the server, a recorded override is set, and no operator has to decide."""
+    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
         postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
@@ -330,8 +330,8 @@ def change(ledger: Store, revision: str) -> None:
         tx.mark()
 
 
-def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
-    with held(path, ONE) as (ledger, _):
+def test_a_restored_backup_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
+    with hold_lease(path, ONE) as (ledger, _):
         for revision in ("c0ffee", "decade"):
             change(ledger, revision)
         schema = schema_of(path)
@@ -344,19 +344,19 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
             ledger.read_back()
 
 
-def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (ledger, lease):
+def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(path: Path, clock: Time) -> None:
+    with hold_lease(path, ONE) as (ledger, lease):
         for _ in range(2):
             lease.check()
             clock.passes(ONE.seconds / 2)
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
-        with ledger.writing() as tx:  # the lease was not taken in the meantime
+        with ledger.writing() as tx:  # the lease was not taken meanwhile
             instance_tables.write_facts(tx, accepted="c0ffee")
         lease.check()
 
 
-def test_a_renewal_counts_from_before_it_was_sent() -> None:
+def test_a_renewal_counts_from_before_its_request() -> None:
     renewed = HeldLease(lease=Lease("one", 1), seconds=60, name="the ledger")
     renewed.extend(now_s() - 60)
     with pytest.raises(LeaseLost, match="could not be renewed for 60 s"):
@@ -373,7 +373,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
             store.database.take_lease(TWO)
         took.append("asked")
 
-    with held(path, ONE) as (one, lease), open_ledger(path) as two:
+    with hold_lease(path, ONE) as (one, lease), open_ledger(path) as two:
         one.database.execute("SET idle_in_transaction_session_timeout = 0")
         two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
@@ -388,8 +388,8 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
         lease.check()
 
 
-def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (one, lease):
+def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: Time) -> None:
+    with hold_lease(path, ONE) as (one, lease):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
             instance_tables.write_facts(tx, accepted="c0ffee")
@@ -411,14 +411,14 @@ def shared(path: Path) -> Iterator[SharedFetchLog]:
         yield made
 
 
-def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path, clock: Time) -> None:
-    with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
+def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(path: Path, clock: Time) -> None:
+    with hold_lease(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
         assert here.find_served_boot("web01", OFFER, None) is None
         assert here.serving_identity == str(first.lease)
         here.record(GIVEN, str(first.lease))
         assert present(there.find_served_boot("web01", OFFER, None)).first == GIVEN
         clock.passes(ONE.seconds)
-        with held(path, TWO) as (_, second):
+        with hold_lease(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
                 with pytest.raises(FetchLogUnavailable):
                     here.record(replace(GIVEN, server="web02"), giver)
@@ -426,7 +426,7 @@ def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: 
             here.record(replace(GIVEN, server="web02"), str(second.lease))
 
 
-def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
+def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded: RecordedFetches) -> None:
     lines = [encode_line(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
     taken_back = b'{"not":%d}\n' % len(lines[0])
     with open_ledger(path), shared(path) as fetches:
@@ -448,7 +448,7 @@ def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Pat
         )
 
 
-def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
+def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
     with open_ledger(path), shared(path) as fetches:
         batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN))
         assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
@@ -459,9 +459,9 @@ def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
         assert fetches.receive_batch(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
 
 
-def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
+def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
     """The order of ids differs from the order in which transactions end."""
-    with held(path, ONE) as (_, lease):
+    with hold_lease(path, ONE) as (_, lease):
         count, read = 40, list[Observation]()
 
         def record(first: int) -> None:
@@ -479,11 +479,11 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
         assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
 
 
-def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
+def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_the_lease(
     path: Path, recorded: RecordedFetches
 ) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         taken = recorded.read({}).offsets
         assert recorded.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
@@ -499,7 +499,7 @@ def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
         assert len(recorded.read({}).observations) == 1, "no new number"
 
 
-def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path) -> None:
+def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path) -> None:
     nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
     with closing(SharedFetchLog(nowhere)) as fetches:
         with pytest.raises(FetchLogUnavailable):
@@ -517,17 +517,17 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
         fetches.ping()
 
 
-def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_given_by_it(
+def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_boot(
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.find_served_boot("web01", OFFER, None)
         fetches.record(GIVEN, str(lease.lease))
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
     assert "has 1 fetches that no instance has read yet" in str(refused.exception)
-    with held(path, ONE) as (ledger, _), ledger.writing() as tx:
+    with hold_lease(path, ONE) as (ledger, _), ledger.writing() as tx:
         server_tables.write_spool_positions(tx, last)
     nowhere = address(path)
     assert CliRunner().invoke(cli, copy).exit_code == 0
@@ -542,7 +542,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
 
 
-def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
+def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_rights(tmp_path: Path) -> None:
     """Run the statements and the command of the documentation, with another host."""
     page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
     makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
@@ -553,7 +553,7 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
         for each in makes.split(";")[:-1]:
             server.sql(each)
         write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
-        with held(path, ONE) as (_, lease):
+        with hold_lease(path, ONE) as (_, lease):
             server.sql(grants, database="gitboot")
             with closing(SharedFetchLog(its)) as fetches:
                 assert fetches.find_served_boot("web01", OFFER, None) is None
@@ -572,7 +572,7 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
 
 
 class Line(CarriedConnections):
-    """Connections to the server's socket, which carry so many bytes, there and back, and then nothing more."""
+    """Connections to the socket of the server that carry so many bytes in both directions, and then nothing more."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         listening = socket.socket(socket.AF_UNIX)
@@ -625,10 +625,10 @@ def written(ledger: Store, many: int = 1200) -> None:
         instance_tables.write_facts(tx, accepted="c0ffee")
 
 
-def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
+def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_of_the_server(
     path: Path, line: Line, tmp_path: Path, postgres_server: PostgresServer, lives: int
 ) -> None:
-    """Of what it sends, and of what it gets: the server waits for each in another way."""
+    """The server waits in different ways for bytes that it receives and for bytes that it sends."""
     chance, count = random.Random(2026), 8 + 4 * lives
     (state := tmp_path / "paused").mkdir()
     write_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="400"))
@@ -636,11 +636,11 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
     write_address(patient / "ledger.sqlite", line.address(path))
 
     def write(state: Path = state) -> None:
-        with suppress(LedgerError), held(state / "ledger.sqlite", PAUSED) as (ledger, _):
+        with suppress(LedgerError), hold_lease(state / "ledger.sqlite", PAUSED) as (ledger, _):
             written(ledger)
 
     def paused_at(byte: int) -> threading.Thread | None:
-        """Who writes until it has carried so many bytes; None: it has ended before, for it takes some bytes less."""
+        """Return a writer that is paused after so many bytes, or None if it ended before."""
         line.begin(byte)
         thread = threading.Thread(target=write, daemon=True)
         thread.start()
@@ -655,7 +655,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
         total = line.count
         for number in range(count):
             thread = eventually(lambda: paused_at(int(total * (number + chance.random()) / count)))  # noqa: B023
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: try_lease(two, NEXT))
             two.database.lease = None
             line.begin(math.inf)
             line.hang_up()
@@ -664,7 +664,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
             run_out(path, postgres_server)
 
 
-def taken_by(ledger: Store, holder: Holder) -> bool:
+def try_lease(ledger: Store, holder: Holder) -> bool:
     try:
         ledger.database.take_lease(holder)
     except HeldByAnother:
@@ -677,9 +677,9 @@ def read(fetches: RecordedFetches) -> None:
         fetches.read({})
 
 
-def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: Path, line: Line) -> None:
+def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others(path: Path, line: Line) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
-    with held(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         with closing(RecordedFetches(line.address(path))) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
@@ -707,7 +707,7 @@ with open_ledger(Path(sys.argv[1])) as ledger:
 """
 
 
-def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
+def test_if_a_process_is_stopped_at_any_point_of_a_write_another_takes_over(
     path: Path, postgres_server: PostgresServer, lives: int, tmp_path: Path
 ) -> None:
     """Pause a real process with SIGSTOP."""
@@ -722,7 +722,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
             process.stdout.readline()
             time.sleep(chance.uniform(0, 1))
             process.send_signal(signal.SIGSTOP)
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: try_lease(two, NEXT))
             two.database.lease = None
             process.kill()
             process.wait()
@@ -730,7 +730,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
             run_out(path, postgres_server)
 
 
-def test_the_server_waits_seconds_for_who_writes_and_hangs(path: Path) -> None:
+def test_the_server_waits_only_seconds_for_a_writer_that_hangs(path: Path) -> None:
     """This is the longest time that another instance waits after the end of the lease."""
     with open_ledger(path) as ledger:
         (waits,) = ledger.database.execute(

@@ -59,7 +59,7 @@ def own() -> Iterator[PostgresServer]:
 # Opening
 
 
-def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
+def test_two_instances_that_open_an_empty_database_at_once_get_one_ledger(path: Path) -> None:
     def look(path: Path) -> str:
         with open_ledger(path) as ledger:
             return instance_tables.read_facts(ledger).identity
@@ -70,7 +70,7 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
     assert not path.exists(), "there is no file"
 
 
-def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
+def test_the_ledger_of_a_newer_gitboot_is_rejected(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
     postgres_server.sql(f"UPDATE {schema_of(path)}.ledger_version SET number = 99")
     with pytest.raises(LedgerError, match=r"has version 99, this gitboot supports \d+; use a newer"):
@@ -78,7 +78,7 @@ def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: P
 
 
 @pytest.mark.parametrize("version", sorted(POSTGRESQL_MIGRATIONS))
-def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_with(
+def test_a_ledger_of_an_earlier_version_can_be_read_and_is_then_upgraded(
     path: Path, postgres_server: PostgresServer, version: int
 ) -> None:
     written(path)
@@ -104,7 +104,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
             assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
 
 
-def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(
+def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
@@ -130,7 +130,7 @@ def test_without_psycopg_the_package_to_install_is_named(monkeypatch: pytest.Mon
         importlib.import_module("gitboot.ledger.postgresql")
 
 
-def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:
+def test_rows_that_gitboot_would_not_have_written_are_rejected(path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
         ledger.rows("UPDATE overrides SET state = 'Nonsense'")
@@ -138,7 +138,7 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> Non
         open_ledger(path)
 
 
-def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -> None:
+def test_a_database_that_does_not_sync_its_disk_is_rejected(tmp_path: Path) -> None:
     with (
         postgresql("fsync=off") as server,
         pytest.raises(LedgerError, match=r"has fsync = off"),
@@ -155,19 +155,19 @@ def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -
         ("postgresql://gitboot@db", "needs the name of a database"),
     ],
 )
-def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: str, why: str) -> None:
+def test_an_invalid_address_is_rejected_without_its_password(url: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         PostgresAddress.parse(url, None)
     assert "secret" not in str(refused.value)
 
 
-def test_an_address_that_nobody_answers_at_says_so_in_time(tmp_path: Path) -> None:
+def test_an_unreachable_address_is_reported_in_time(tmp_path: Path) -> None:
     write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@127.0.0.1:1/db"))
     with pytest.raises(LedgerError, match=r"postgresql://u@127\.0\.0\.1:1/db: the ledger cannot be read .*refused"):
         open_ledger(path)
 
 
-def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_that_helps(
+def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_it(
     own: PostgresServer, tmp_path: Path
 ) -> None:
     own.sql("CREATE ROLE ops LOGIN")
@@ -212,7 +212,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServ
         ("?sslmode=disable", "a secret", "no pg_hba.conf entry|no encryption"),
     ],
 )
-def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file(
+def test_over_a_network_the_connection_is_encrypted_and_verified_and_the_password_is_in_a_file(
     far: tuple[PostgresServer, str, Path], tmp_path: Path, query: str, password: str, said: str | None
 ) -> None:
     _, url, ca = far
@@ -277,7 +277,7 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
         ("?options=--search-path%3Dham1%20-cstatement_timeout%3D5s", "postgresql://u@db/gitboot (schema ham1)"),
     ],
 )
-def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> None:
+def test_two_ledgers_in_one_database_have_different_names(options: str, name: str) -> None:
     assert PostgresAddress.parse(f"postgresql://u@db/gitboot{options}", None).name == name
 
 
@@ -294,7 +294,7 @@ def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> 
         ("postgresql:///gitboot?host=db.example.net", False),
     ],
 )
-def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) -> None:
+def test_a_server_on_another_host_must_show_a_verified_certificate(url: str, is_here: bool) -> None:
     assert build_arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
 
 
@@ -308,7 +308,7 @@ def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer)
     server_tables.write_records(tx, [(WEB02, "web02", Record())])
 
 
-def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
+def test_a_transaction_whose_connection_is_lost_is_written_completely_or_not_at_all(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     with open_ledger(path) as ledger:
@@ -323,7 +323,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
         assert server_tables.read_records(ledger) == {WEB01: Record()}
 
 
-def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
+def test_a_long_computation_between_two_writes_does_not_lose_the_transaction(
     tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     """For 100,000 servers this takes longer than the server's limit for idle transactions."""
@@ -363,7 +363,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
             put(ledger, idle)
 
 
-def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) -> None:
+def test_finding_c2_a_call_without_a_response_ends_at_its_deadline(path: Path) -> None:
     """The server works at it for an hour, and its own `statement_timeout` is another setting."""
     with open_ledger(path) as ledger:
         database = ledger.database
@@ -375,7 +375,7 @@ def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) 
         assert not ledger.is_failing
 
 
-def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: Path) -> None:
+def test_all_calls_of_a_transaction_share_one_deadline_and_rows_extend_it(path: Path) -> None:
     with open_ledger(path) as ledger:
         database = ledger.database
         assert isinstance(database, PostgresDatabase)
@@ -390,10 +390,10 @@ def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: 
         assert database._connection.closed, "what it came to is unknown"
 
 
-def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_depends_on_it(
+def test_finding_c2_a_commit_without_a_response_is_read_back_before_anything_depends_on_it(
     own: PostgresServer, tmp_path: Path
 ) -> None:
-    """The server waits for a standby that there is not, and commits once nobody asks for that standby any more."""
+    """The server waits for a standby that does not exist, and commits when the setting no longer requires it."""
 
     def write(tx: Transaction) -> None:
         instance_tables.write_facts(tx, accepted="one")
@@ -418,7 +418,7 @@ def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_dep
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
-def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
+def test_a_restarted_server_has_all_acknowledged_writes(
     own: PostgresServer, tmp_path: Path, how: signal.Signals
 ) -> None:
     """SIGQUIT: at once, as when its machine fails; what it had acknowledged comes back from its log."""
@@ -438,7 +438,7 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
         assert not instance_tables.is_behind(ledger)
 
 
-def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
+def test_a_writer_waits_for_another_writer(path: Path, postgres_server: PostgresServer) -> None:
     with open_ledger(path) as one, open_ledger(path) as other:
         wrote = threading.Event()
         one.database.execute("SET idle_in_transaction_session_timeout = 0")
@@ -459,7 +459,7 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
         assert instance_tables.read_facts(one).accepted == "other"
 
 
-def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
+def test_characters_that_postgresql_cannot_store_are_replaced(path: Path) -> None:
     with open_ledger(path) as ledger:
         put(ledger, instance_tables.write_events, [Event(at=NOON, type="t", message="a\0b")])
         assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
@@ -468,7 +468,7 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
 # Summaries, copies and moves
 
 
-def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
+def test_read_only_commands_see_the_ledger(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
         put(ledger, instance_tables.write_facts, output="/srv/boot")
@@ -485,8 +485,8 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
         assert not instance_tables.is_behind(theirs)
 
 
-def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> None:
-    """And is held up by nobody: what is being written is not there yet."""
+def test_a_reader_does_not_block_a_writer(path: Path, tmp_path: Path) -> None:
+    """The reader does not wait either: it does not see what is being written."""
     written(path)
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
@@ -498,7 +498,7 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
         assert instance_tables.read_facts(copy).accepted == "c0ffee"
 
 
-def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
+def test_a_ledger_whose_lease_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))
@@ -518,7 +518,7 @@ def moved(state: Path, to: str) -> str:
     return done.output
 
 
-def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
+def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger.sqlite"
@@ -542,7 +542,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
         assert not instance_tables.is_behind(ledger)
 
 
-def refused(state: Path, to: str) -> str:
+def copy_fails(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
     assert isinstance(done.exception, OperatorError), done.output
     assert find_exit_code(done.exception) is Exit.USAGE
@@ -556,7 +556,7 @@ def two(path: Path, tmp_path: Path) -> Path:
     return state
 
 
-def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
+def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
     written(path)
     assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
@@ -567,11 +567,11 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
         assert find_exit_code(done.exception) is Exit.USAGE
-    assert "was moved to" in refused(two, "file")
+    assert "was moved to" in copy_fails(two, "file")
     assert not (two / "ledger.sqlite").exists()
 
 
-def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at_its_start(
+def test_an_endpoint_reports_at_its_start_that_the_ledger_was_moved_or_is_unreachable(
     path: Path, tmp_path: Path
 ) -> None:
     written(path)
@@ -597,7 +597,9 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
             serve.errors.close()
 
 
-def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_a_file_that_was_moved_to_a_database_is_rejected_if_it_is_restored(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
     written(path := tmp_path / "ledger.sqlite")
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
@@ -609,7 +611,7 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
         open_ledger(other / "ledger.sqlite")
 
 
-def test_another_host_is_told_the_new_place_by_the_same_line(
+def test_the_same_command_moves_the_configuration_of_another_host(
     path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
@@ -617,17 +619,17 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     moved(tmp_path, url)
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
-    assert "was moved to" in refused(two, postgres_server.address().url), "another place"
+    assert "was moved to" in copy_fails(two, postgres_server.address().url), "another place"
     assert "An earlier command copied the ledger" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read_facts(other).accepted == "by one"
 
 
-def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
+def test_a_former_holder_of_the_lease_of_a_moved_ledger_can_do_nothing_more(
     path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
-    """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
+    """An instance that was paused during the copy cannot renew its lease, write, or take another lease."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
     address = present(read_address(path))
@@ -651,7 +653,7 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
 
 
-def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
+def test_the_copy_of_a_ledger_in_a_file_is_never_readable_by_others(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(path)
@@ -673,8 +675,8 @@ def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
     assert len(seen) > 1
 
 
-def test_a_copy_is_not_ended_by_what_wakes_an_instance(postgres_server: PostgresServer, tmp_path: Path) -> None:
-    """Another command takes who has the state directory for an instance, and tells it so by a signal."""
+def test_a_wakeup_signal_does_not_end_a_copy(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """Another command takes the holder of the state directory for an instance, and sends it a signal."""
     written(tmp_path / "ledger.sqlite")
     code = f"""
 import os, signal
@@ -705,7 +707,7 @@ class Killed(BaseException):
     ("at", "is_used", "is_copy_used"),
     [("note_left", True, False), ("_finish", False, False), ("_switch_address", False, True)],
 )
-def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_same_line(
+def test_a_killed_copy_leaves_one_ledger_or_none_and_the_same_command_completes_it(
     postgres_server: PostgresServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -753,13 +755,13 @@ def is_opened(path: Path) -> bool:
     return True
 
 
-def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
+def test_a_ledger_can_be_moved_back_to_a_former_place_that_was_emptied(
     path: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
     address = present(read_address(path))
     moved(tmp_path, "file")
-    assert "already has a ledger that was moved" in refused(tmp_path, address.url)
+    assert "already has a ledger that was moved" in copy_fails(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
@@ -768,7 +770,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
-def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in_doubt(
+def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverified(
     tmp_path: Path, postgres_server: PostgresServer, from_file: bool
 ) -> None:
     path, address = tmp_path / "ledger.sqlite", postgres_server.address()
@@ -809,20 +811,20 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 
 
-def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
+def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
     address = present(read_address(path))
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "has another ledger, or a newer state of it" in refused(other, address.url)
+    assert "has another ledger, or a newer state of it" in copy_fails(other, address.url)
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))
         put(ledger, instance_tables.write_facts, accepted="back")
 
 
-def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_an_existing_ledger_is_not_overwritten(postgres_server: PostgresServer, tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         written(tmp_path / name / "ledger.sqlite")

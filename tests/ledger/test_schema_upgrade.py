@@ -57,7 +57,7 @@ def documents() -> tuple[str, ...]:
     )
 
 
-def test_everything_is_in_it(ledger: Path) -> None:
+def test_an_upgraded_ledger_has_all_rows(ledger: Path) -> None:
     with open_ledger(ledger) as opened:
         about, known, set_ = (
             instance_tables.read_facts(opened),
@@ -110,7 +110,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert (happened["Provisioned"], happened["MaintenanceBooted"], happened["Held"]) == (1, 1, 2)
 
 
-def test_an_instance_goes_on_with_it(ledger: Path) -> None:
+def test_an_instance_continues_with_an_upgraded_ledger(ledger: Path) -> None:
     with Bench(ledger.parent, initial=None) as bench:
         bench.now = at("22T12:00")
         bench.decide(*documents())
@@ -134,7 +134,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
-def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, version: int) -> None:
+def test_a_ledger_of_every_version_in_between_is_upgraded(tmp_path: Path, version: int) -> None:
     """Ledgers of unreleased versions exist too, because some users follow `main`."""
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as connection:
@@ -152,7 +152,7 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         )
 
 
-def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(tmp_path: Path) -> None:
+def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(tmp_path: Path) -> None:
     path, gone, standing = tmp_path / "ledger.sqlite", UUIDS["old01"], UUIDS["web01"]
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("".join(MIGRATIONS[:9]))
@@ -168,7 +168,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
         assert server_tables.read_lost_identities(opened) == {LostIdentity(*mark, gone) for mark in marks}
 
 
-def test_what_other_tests_make_at_once_is_what_migrations_come_to(tmp_path: Path) -> None:
+def test_the_shortcut_schema_of_tests_equals_the_result_of_all_migrations(tmp_path: Path) -> None:
     schemas = []
     for migrate in (by_migrations, sqlite._migrate):
         with closing(sqlite3.connect(tmp_path / migrate.__name__)) as connection:

@@ -130,7 +130,7 @@ def opened(path: Path) -> Iterator[Store]:
 # Opening
 
 
-def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+def test_each_new_ledger_has_its_own_identity_and_keeps_it(tmp_path: Path) -> None:
     identities = []
     for name in ("one", "other", "one"):
         with open_ledger(tmp_path / name) as ledger:
@@ -140,7 +140,7 @@ def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damaged", [slice(None), slice(16), slice(100, 4096)], ids=["all", "header", "schema"])
-def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, damaged: slice) -> None:
+def test_a_damaged_file_is_rejected_with_its_name_and_a_hint(path: Path, damaged: slice) -> None:
     written(path)
     found = bytearray(path.read_bytes())
     found[damaged] = b"\xff" * len(found[damaged])
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, dama
         "DROP TABLE overrides",
     ],
 )
-def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change: str) -> None:
+def test_rows_that_gitboot_would_not_have_written_are_rejected(path: Path, change: str) -> None:
     written(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(change)
@@ -175,7 +175,7 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path, change
         open_ledger(path)
 
 
-def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> None:
+def test_the_ledger_of_a_newer_gitboot_is_rejected_and_not_changed(path: Path) -> None:
     written(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -222,7 +222,7 @@ _FIRST_VERSION = """
 """
 
 
-def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path: Path) -> None:
+def test_a_ledger_of_the_first_version_is_upgraded_without_loss(path: Path) -> None:
     digest = Digest("d" * 64)
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
@@ -315,7 +315,7 @@ _SECOND_VERSION = """
 """
 
 
-def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -> None:
+def test_a_ledger_of_the_second_version_has_the_same_facts_in_new_words(path: Path) -> None:
     digest = Digest("d" * 64)
     with closing(sqlite3.connect(path)) as connection:
         for script in (_FIRST_VERSION, _SECOND_VERSION):
@@ -356,12 +356,12 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
         assert connection.execute("SELECT value FROM facts WHERE name = 'told'").fetchall() == []
 
 
-def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="unable to open"):
         open_ledger(tmp_path / "missing" / "ledger.sqlite")
 
 
-def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(path: Path) -> None:
+def test_a_write_error_of_the_disk_is_a_ledger_error_and_changes_nothing(path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
         ledger.rows("PRAGMA query_only = ON")
@@ -510,8 +510,8 @@ TABLES: dict[str, tuple[st.SearchStrategy[Any], Callable[..., None], Callable[[S
 @pytest.mark.parametrize("table", TABLES)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_was_written_last_of_each_server_comes_back(table: str, data: st.DataObject) -> None:
-    """Of overrides and switches, one a reason."""
+def test_the_last_written_value_of_each_server_is_read_back(table: str, data: st.DataObject) -> None:
+    """Overrides and power changes have one row for each reason."""
     values, write, read = TABLES[table]
     last: dict[SystemUuid, Any] = {}
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
@@ -524,12 +524,12 @@ def test_what_was_written_last_of_each_server_comes_back(table: str, data: st.Da
 
 
 @given(OFFERS)
-def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
+def test_an_offer_is_read_back_from_its_row(offer: Offer) -> None:
     assert server_tables.parse_offer(offer.plan, server_tables.format_offer(offer)) == offer
 
 
 @given(client=TEXTS, path=TEXTS, marks=st.none() | MARKS)
-def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
+def test_an_observation_is_read_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
     row = (format_instant(NOON), PLAN, server_tables.format_observation(observation, marks))
     assert server_tables.parse_observation(*row) == (observation, marks)
@@ -537,7 +537,7 @@ def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: M
 
 @settings(max_examples=15)
 @given(st.lists(MACHINES, max_size=4))
-def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
+def test_machines_are_read_as_last_described_and_those_that_left_stay(described: list[Machine]) -> None:
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
             put(ledger, server_tables.write_machines, [machine])
@@ -571,7 +571,7 @@ FACTS: dict[str, Any] = {
 
 
 @BOTH
-def test_facts_are_as_they_were_written_last(path: Path) -> None:
+def test_facts_are_read_as_last_written(path: Path) -> None:
     with open_ledger(path) as ledger:
         new = instance_tables.read_facts(ledger)
         put(ledger, instance_tables.write_facts, **{**FACTS, "accepted": "bad"})
@@ -584,7 +584,7 @@ def test_facts_are_as_they_were_written_last(path: Path) -> None:
 
 
 @BOTH
-def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
+def test_a_list_of_records_is_written_completely_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, server_tables.write_records, [(WEB01, "web01", Record()), (WEB02, None, Record())])
@@ -594,7 +594,7 @@ def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
 
 
 @BOTH
-def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock_said(path: Path) -> None:
+def test_events_are_read_in_the_order_in_which_they_happened_for_any_clock(path: Path) -> None:
     with open_ledger(path) as ledger:
         for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Rejected")):
             instant = NOON.replace(hour=hour)
@@ -619,7 +619,7 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
 
 
 @BOTH
-def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
+def test_an_offer_keeps_its_first_time(path: Path) -> None:
     with open_ledger(path) as ledger:
         put(ledger, server_tables.offer_evidence, [OFFER], NOON)
         put(ledger, server_tables.offer_evidence, [OFFER], NOON + timedelta(days=1))
@@ -628,7 +628,7 @@ def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
 
 
 @BOTH
-def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
+def test_each_version_of_a_boot_script_identifies_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
         versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
         put(ledger, server_tables.write_versions, versions, 7)
@@ -639,7 +639,7 @@ def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
 
 
 @BOTH
-def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path) -> None:
+def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
     pending = Pending(1, OBSERVATION, OFFER)
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
@@ -658,11 +658,11 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
         )
         put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
         assert server_tables.read_pending(ledger) == [other]
-        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a spool may be read twice
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a fetch log may be read twice
 
 
 @BOTH
-def test_what_is_current_is_never_pruned(path: Path) -> None:
+def test_current_rows_are_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
@@ -690,7 +690,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
 
 
 @BOTH
-def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
+def test_the_positions_in_the_fetch_log_are_read_back(path: Path) -> None:
     with open_ledger(path) as ledger:
         put(ledger, server_tables.write_spool_positions, {"a.jsonl": 7, "b.jsonl": 0})
         put(ledger, server_tables.write_spool_positions, {"a.jsonl": 9})
@@ -699,7 +699,7 @@ def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
 
 
 @BOTH
-def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: Path) -> None:
+def test_a_transaction_over_several_tables_is_written_completely_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with suppress(ZeroDivisionError), ledger.writing() as tx:
             server_tables.write_records(tx, [(WEB01, "web01", Record())])
@@ -718,7 +718,7 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
 
 
 @BOTH
-def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
+def test_requests_wait_for_the_instance_and_are_executed_once(path: Path) -> None:
     with open_ledger(path) as ledger:
         numbers = [
             instance_tables.add_request(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)
@@ -758,7 +758,7 @@ def is_behind(path: Path) -> bool:
         return instance_tables.is_behind(ledger)
 
 
-def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
+def test_a_backup_of_the_current_state_equals_the_ledger(path: Path) -> None:
     written(path)
     put_back(backup(path), path)
     assert not is_behind(path)
@@ -774,7 +774,7 @@ CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> None:
+def test_a_backup_from_before_a_change_is_detected(path: Path, change: str) -> None:
     write, given, is_change = CHANGES[change]
     written(path)
     copy = backup(path)
@@ -786,7 +786,7 @@ def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> No
     assert is_behind(path) is is_change
 
 
-def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
+def test_another_ledger_in_its_place_is_detected(path: Path) -> None:
     other = path.with_name("other.sqlite")
     written(path)
     with open_ledger(other) as ledger:
@@ -798,7 +798,7 @@ def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
     assert is_behind(path)
 
 
-def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> None:
+def test_a_crash_between_a_change_and_its_mark_does_not_count_as_an_older_copy(path: Path) -> None:
     written(path)
     mark = path.with_suffix(".mark").read_bytes()
     with open_ledger(path) as ledger:
@@ -808,7 +808,7 @@ def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> N
 
 
 @pytest.mark.parametrize("mark", [b"", b"garbage", b"\xff\xfe 7", None])
-def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: Path, mark: bytes | None) -> None:
+def test_e9_a_ledger_with_writes_and_without_a_mark_is_an_older_copy(path: Path, mark: bytes | None) -> None:
     """Restore the documented backup on a new host."""
     written(path)
     if mark is None:
@@ -830,8 +830,8 @@ def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
         assert ledger.mark == (instance_tables.read_facts(ledger).identity, 0)
 
 
-def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:
-    """The wrong backup was put back, and told, and then the right one, which had come further than it."""
+def test_the_second_of_two_older_copies_is_detected_like_the_first(path: Path) -> None:
+    """The wrong backup was restored and begun, and then the right one, which is newer."""
     written(path)
     copies = []
     for number in (1, 2):
@@ -849,7 +849,7 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
         assert instance_tables.read_facts(ledger).doubt is None
 
 
-def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
+def test_a_damaged_ledger_is_set_aside_completely_and_the_new_one_is_unverified(path: Path) -> None:
     for number in (1, 2):
         written(path)
         garbage = b"this was never a database\n" * 99
@@ -865,7 +865,7 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         path.with_suffix(".mark").unlink()
 
 
-def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doubt(path: Path) -> None:
+def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_unverified(path: Path) -> None:
     written(path)
     path.write_bytes(b"garbage" * 99)
     with pytest.raises(DamagedLedger):
@@ -912,7 +912,7 @@ def killed_writer(path: Path) -> None:
 
 
 @BOTH
-def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
+def test_a_killed_process_leaves_every_completed_write_and_no_partial_one(path: Path) -> None:
     killed_writer(path)
     with open_ledger(path) as ledger:
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
@@ -920,13 +920,13 @@ def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_o
         assert [each.state for each in overrides_of(ledger, WEB01)] == [OverrideState.RECORDED]
 
 
-def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
+def test_every_write_is_synced_to_the_disk(path: Path) -> None:
     with open_ledger(path) as ledger:
         assert ledger.rows("PRAGMA synchronous") == [(2,)]  # FULL: each commit is synced
 
 
 @BOTH
-def test_two_threads_write_without_losing_anything(path: Path) -> None:
+def test_two_threads_write_without_loss(path: Path) -> None:
     with Unsynced.open(path) as unsynced:
 
         def write(uuid: SystemUuid) -> None:
@@ -944,7 +944,7 @@ def test_two_threads_write_without_losing_anything(path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["closed", "killed", "in use"])
-def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) -> None:
+def test_a_copy_is_complete_and_leaves_no_temporary_files(tmp_path: Path, left: str) -> None:
     folder, copy = tmp_path / "state", tmp_path / "copy.sqlite"
     folder.mkdir()
     path = folder / "ledger.sqlite"

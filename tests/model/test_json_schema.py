@@ -68,18 +68,18 @@ def test_there_is_a_schema_for_each_kind_and_one_for_any() -> None:
 
 
 @for_each("path", EXAMPLE, ids=lambda path: path.stem)
-def test_the_example_is_what_its_schemas_say(path: Path) -> None:
+def test_the_example_is_valid_by_its_schemas(path: Path) -> None:
     kind = str(yaml.load(path.read_text(), Core)["kind"])
     assert (faults(path.read_text()), faults(path.read_text(), kind)) == ([], [])
 
 
-def test_the_example_passes_what_users_check_it_with() -> None:
+def test_the_example_passes_the_checker_that_users_run() -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--schemafile", str(ROOT / "schemas" / "any.json")]
     checked = subprocess.run([*check, *map(str, EXAMPLE)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
-def _shown() -> list[tuple[str, str]]:
+def _list_documents() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         for block in re.findall(r"^```ya?ml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -91,21 +91,21 @@ def _shown() -> list[tuple[str, str]]:
     return found
 
 
-SHOWN: Final = _shown()
+SHOWN: Final = _list_documents()
 
 
-def test_pages_show_documents() -> None:
+def test_pages_contain_documents() -> None:
     assert [page for page, _ in SHOWN].count("README.md") >= 3
 
 
 @for_each(("page", "text"), SHOWN, ids=[f"{page} {number}" for number, (page, _) in enumerate(SHOWN)])
-def test_what_pages_show_is_valid(page: str, text: str) -> None:
+def test_documents_on_pages_are_valid(page: str, text: str) -> None:
     assert (parse_blob(text.encode(), page).problems, faults(text)) == ((), [])
 
 
 @settings(max_examples=examples(60))
 @given(documents())
-def test_what_gitboot_takes_the_schemas_take(drawn: Document) -> None:
+def test_a_document_that_gitboot_accepts_is_valid_by_the_schemas(drawn: Document) -> None:
     for name in ("any", drawn["kind"]):
         assert [error.message for error in VALIDATORS[name].iter_errors(drawn)] == []
 
@@ -136,7 +136,7 @@ IMAGE: Final = f"kernel: {{url: 'assets:a', sha256: {'a' * 64}}}"
         ),
     ],
 )
-def test_what_yaml_types_otherwise_is_valid_for_both(case: str, text: str) -> None:
+def test_a_value_that_yaml_types_differently_is_valid_for_both(case: str, text: str) -> None:
     assert (parse_blob(text.encode(), "").problems, faults(text)) == ((), [])
 
 
@@ -194,14 +194,14 @@ def test_what_yaml_types_otherwise_is_valid_for_both(case: str, text: str) -> No
         ),
     ],
 )
-def test_a_mistake_is_refused_by_both(case: str, text: str, expected: str) -> None:
+def test_a_mistake_is_rejected_by_both(case: str, text: str, expected: str) -> None:
     assert parse_blob(text.encode(), "").problems
     found = faults(text)
     assert found
     assert [place for place in found if not place.startswith(expected)] == []
 
 
-def test_a_schema_that_differs_from_the_models_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schema_that_differs_from_the_models_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", str(ROOT / "schemas")]) == 0
     assert main([str(tmp_path)]) == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {

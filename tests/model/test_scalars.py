@@ -80,7 +80,7 @@ UNCHANGED: list[tuple[Callable[[object], Any], list[str]]] = [
     ("parse", "found"),
     [pytest.param(parse, each, id=f"{parse.__name__} {each!r:.30}") for parse, values in UNCHANGED for each in values],
 )
-def test_a_value_in_its_normal_form_stays_as_it_is(parse: Callable[[object], Any], found: str) -> None:
+def test_a_value_in_its_normal_form_stays_unchanged(parse: Callable[[object], Any], found: str) -> None:
     assert parse(found) == found
     assert type(parse(Quoted(found))) is str
 
@@ -131,7 +131,7 @@ def test_a_value_in_its_normal_form_stays_as_it_is(parse: Callable[[object], Any
         (parse_instant, "2028-02-29T00:00:00-00:00", datetime(2028, 2, 29, tzinfo=UTC)),
     ],
 )
-def test_a_value_is_brought_into_its_normal_form(parse: Callable[[object], Any], found: str, expected: object) -> None:
+def test_a_value_is_normalized(parse: Callable[[object], Any], found: str, expected: object) -> None:
     assert parse(found) == expected
     assert type(parse(found)) is type(expected)
 
@@ -220,7 +220,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
         for each in all
     ],
 )
-def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], code: Code, found: str) -> None:
+def test_any_other_value_is_rejected_with_a_code(parse: Callable[[object], Any], code: Code, found: str) -> None:
     with pytest.raises(Malformed) as refused:
         parse(found)
     assert refused.value.code is code
@@ -228,7 +228,7 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
 
 
 @pytest.mark.parametrize("found", ["2026-11-20T22:00:00.5Z", "2026-11-20t22:00:00,123456+01:00"])
-def test_a_fraction_of_a_second_is_what_an_instant_has_too_much(found: str) -> None:
+def test_a_time_with_a_fraction_of_a_second_is_rejected_with_that_reason(found: str) -> None:
     with pytest.raises(Malformed) as refused:
         parse_instant(found)
     assert refused.value.message == f'expected a time in whole seconds, found "{found}"'
@@ -239,7 +239,7 @@ PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, ke
 
 
 @for_each("parse", PARSERS)
-def test_a_long_value_takes_as_long_as_it_is_long(parse: Callable[[object], Any]) -> None:
+def test_the_time_for_a_value_grows_linearly_with_its_length(parse: Callable[[object], Any]) -> None:
     for beginning in ("", "oci://", "http://", "assets:"):
         for piece in ("a", "1", "-", "a-", ".", "a.", "/", "a/", ":", "0:", " ", "=", "@", "[", "\\", "é"):
 
@@ -252,7 +252,7 @@ def test_a_long_value_takes_as_long_as_it_is_long(parse: Callable[[object], Any]
 
 @for_each("parse", PARSERS)
 @for_each("value", [None, [], ["a"], {}, {"a": "b"}], ids=repr)
-def test_what_is_no_single_value_is_refused_as_such(parse: Callable[[object], Any], value: object) -> None:
+def test_a_value_that_is_not_a_scalar_is_rejected_as_one(parse: Callable[[object], Any], value: object) -> None:
     with pytest.raises(Malformed) as refused:
         parse(value)
     assert refused.value.code is Code.SHAPE
@@ -262,7 +262,7 @@ def test_what_is_no_single_value_is_refused_as_such(parse: Callable[[object], An
     st.sampled_from(PARSERS),
     st.sampled_from(AWKWARD) | st.text(max_size=30) | st.text("0123456789abcf:./-%", max_size=40),
 )
-def test_any_text_has_one_normal_form_or_is_refused(parse: Callable[[object], Any], found: str) -> None:
+def test_any_text_has_one_normal_form_or_is_rejected(parse: Callable[[object], Any], found: str) -> None:
     with suppress(Malformed):
         parsed = parse(found)
         assert not isinstance(parsed, str) or parse(parsed) == parsed
@@ -322,7 +322,7 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
         (1, "another value"),
     ],
 )
-def test_a_value_is_shown_on_one_line_and_short(value: object, expected: str) -> None:
+def test_a_value_is_quoted_on_one_line_and_shortened(value: object, expected: str) -> None:
     assert quote_value(value) == expected
 
 
@@ -331,7 +331,7 @@ BYTES = ("0", "9", "10", "99", "100", "199", "200", "249", "250", "255", "256", 
 
 @for_each("byte", BYTES)
 @for_each("form", ["{}.1.2.3", "10.{}.2.3", "10.1.2.{}", "10.1.{}", "10.1.2.3.{}", "10.1.2.{}\n"])
-def test_an_ipv4_address_is_what_the_standard_library_takes_for_one(form: str, byte: str) -> None:
+def test_an_ipv4_address_is_valid_if_the_standard_library_accepts_it(form: str, byte: str) -> None:
     address = form.format(byte)
     expected = found = None
     with suppress(ValueError):
@@ -345,7 +345,7 @@ _GROUPS: Final = st.lists(st.sampled_from(("0", "1", "a", "db8", "ffff", "00", "
 
 
 @given(_GROUPS, st.sampled_from(("::", ":", "")), _GROUPS)
-def test_ipv6_addresses_are_read_as_ipaddress_reads_them(before: list[str], between: str, after: list[str]) -> None:
+def test_ipv6_addresses_are_parsed_as_ipaddress_parses_them(before: list[str], between: str, after: list[str]) -> None:
     text = ":".join(before) + between + ":".join(after)
     try:
         expected = str(IPv6Address(text))
@@ -370,7 +370,7 @@ def openssl_says(certificate: Path) -> datetime:
 
 # From 2050 on a certificate writes its years in full.
 @pytest.mark.parametrize("days", [1, 30, 365 * 60])
-def test_an_end_is_the_one_that_openssl_says(authority: Authority, days: int) -> None:
+def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(authority: Authority, days: int) -> None:
     issued = authority.issue(days=days)
     (end,) = read_certificate_ends(issued.certificate.read_bytes())
     assert end == openssl_says(issued.certificate)
@@ -386,11 +386,11 @@ def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
-def test_what_is_no_certificate_has_no_end(content: bytes) -> None:
+def test_content_that_is_not_a_certificate_has_no_end(content: bytes) -> None:
     assert read_certificate_ends(content) == ()
 
 
-def test_half_a_certificate_has_its_end_or_none(authority: Authority) -> None:
+def test_a_truncated_certificate_has_its_end_or_none(authority: Authority) -> None:
     certificate = authority.issue().certificate
     whole, end = certificate.read_bytes(), openssl_says(certificate)
     cut = (whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26))

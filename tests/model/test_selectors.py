@@ -31,7 +31,7 @@ def selected(select: Any) -> bool:
         ({"matchLabels": {"gpu": ""}}, True),
     ],
 )
-def test_servers_are_selected_by_word_name_or_label(select: Any, expected: bool) -> None:
+def test_servers_are_selected_by_all_or_none_name_or_label(select: Any, expected: bool) -> None:
     assert selected(select) is expected
 
 
@@ -51,11 +51,11 @@ def test_servers_are_selected_by_word_name_or_label(select: Any, expected: bool)
         ("gpu", "DoesNotExist", [], False),
     ],
 )
-def test_an_expression_looks_at_one_label(key: str, operator: str, values: list[str], expected: bool) -> None:
+def test_an_expression_tests_one_label(key: str, operator: str, values: list[str], expected: bool) -> None:
     assert selected({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}) is expected
 
 
-def test_all_conditions_hold() -> None:
+def test_all_conditions_must_be_met() -> None:
     holds = {"key": "gpu", "operator": "Exists"}
     fails = {"key": "role", "operator": "In", "values": ["db"]}
     assert selected({"matchLabels": {"role": "web"}, "matchExpressions": [holds]})

@@ -1,5 +1,5 @@
-"""gitboot as it is installed: built, put on a Debian on which nothing else is, and used there.
+"""gitboot as a package: built, installed on a minimal Debian, and used there.
 
-It needs `packaging/packages.txt`, root, and Debian's packages from a mirror; `make test` leaves it out without
-`--packages`, as CI gives it.
+It needs `packaging/packages.txt`, root, and Debian's packages from a mirror. `make test` omits these tests without
+`--packages`, which CI passes.
 """

@@ -1,4 +1,4 @@
-"""A Debian of its own, below a folder: what runs there sees nothing else, but for this machine's network."""
+"""A separate Debian below a folder: its programs see nothing else except the network of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from tests.helpers.git_repositories import program
 
 RELEASE: Final = "bookworm"
-# All of it in a namespace: nothing is left mounted.
+# All of it runs in a namespace: no mount is left.
 _ENTER: Final = """
 set -eu
 root=$1 mode=$2; shift 2
@@ -35,11 +35,10 @@ class Debian:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *command: str, user: str | None = None, volumes: Mapping[str, Path] | None = None) -> list[str]:
-        """What to start for a command in there: as root, or as a user without any capability.
+        """Return the command that runs a command in the Debian, as root or as a user without capabilities.
 
-        A user is named, or is ``UID:GID``, or ``UID:GID:GROUP`` with another group.
-
-        With ``volumes``, folders there and what of this machine they are, nothing else but /tmp can be written.
+        A user is a name, ``UID:GID``, or ``UID:GID:GROUP`` with another group. With ``volumes``, a map from folders
+        there to folders of this machine, only these and /tmp can be written.
         """
         mode = "rw" if volumes is None else "ro"
         binds = [str(path) for inside, outside in (volumes or {}).items() for path in (outside, inside)]
@@ -49,7 +48,7 @@ class Debian:
     def run(
         self, *command: str, user: str | None = None, volumes: Mapping[str, Path] | None = None, ends: int = 0
     ) -> str:
-        """What a command printed, which has to end so."""
+        """Run a command, check its exit code, and return its output."""
         started = self.command(*command, user=user, volumes=volumes)
         done = subprocess.run(started, capture_output=True, text=True, check=False, env=self._environment())
         assert done.returncode == ends, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -77,7 +76,7 @@ def _become(user: str | None) -> list[str]:
 
 
 def fresh(archive: Path) -> None:
-    """Write a Debian with nothing but what `apt` needs, as an archive."""
+    """Write a minimal Debian with only what `apt` needs, as an archive."""
     make = [program("mmdebstrap", "mmdebstrap"), "--quiet", "--variant=apt", RELEASE, str(archive)]
     done = subprocess.run(make, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

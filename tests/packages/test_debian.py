@@ -1,4 +1,4 @@
-"""The Debian package and the image that is made of it, each from nothing to a machine that is answered."""
+"""The Debian package and the image that is built from it, each from nothing to a machine that boots."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Debian:
-    """With gitboot installed, and nothing else asked for."""
+    """A Debian with gitboot and its dependencies."""
     made = unpacked(archive, tmp_path_factory.mktemp("installed") / "root")
     (made.root / "root" / package.name).write_bytes(package.read_bytes())
     made.run("apt-get", "update", "--quiet=2")
@@ -69,7 +69,7 @@ def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def image(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """What the Containerfile makes, of the fresh Debian instead of one from a registry."""
+    """The image of the Containerfile, built on the fresh Debian instead of one from a registry."""
     context = tmp_path_factory.mktemp("context")
     (context / "dist").mkdir()
     (context / "dist" / package.name).write_bytes(package.read_bytes())
@@ -93,20 +93,20 @@ def podman(*arguments: str) -> str:
     return done.stdout
 
 
-def answered(url: str) -> str | None:
+def fetch_script(url: str) -> str | None:
     found = httpx.get(url, headers={"User-Agent": IPXE})
     return found.text if found.status_code == httpx.codes.OK else None
 
 
 def started_by(debian: Debian, unit: str) -> tuple[list[str], str]:
-    """What systemd would start and as whom, from the unit that the package installed."""
+    """Return the command and the user of a unit that the package installed."""
     text = (debian.root / "lib" / "systemd" / "system" / unit).read_text()
     settings = dict(re.findall(r"^(\w+)=(.+)$", text, re.MULTILINE))
     more = f":{settings['SupplementaryGroups']}" if "SupplementaryGroups" in settings else ""
     return shlex.split(settings["ExecStart"]), f"{settings['User']}:{settings['Group']}{more}"
 
 
-def test_lintian_finds_nothing(package: Path) -> None:
+def test_lintian_finds_no_problem(package: Path) -> None:
     command = [program("lintian", "lintian"), "--allow-root", "--fail-on=error,warning", str(package)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
@@ -119,7 +119,7 @@ def test_each_command_has_a_manual_page(package: Path) -> None:
     assert {f"gitboot-{name}" for name in cli.list_commands(click.Context(cli))} <= pages
 
 
-def test_what_is_installed_is_for_root_alone_to_change(debian: Debian) -> None:
+def test_only_root_can_change_installed_files(debian: Debian) -> None:
     assert debian.run("gitboot", "--version").startswith(f"gitboot {__version__} (Python ")
     others = ("(", "!", "-user", "root", "-o", "-perm", "/022", ")", "!", "-type", "l")
     assert debian.run("find", "/usr/lib/gitboot", "/etc/gitboot", *others) == ""
@@ -129,8 +129,8 @@ def test_what_is_installed_is_for_root_alone_to_change(debian: Debian) -> None:
     assert "gitboot" in (shared / "bash-completion" / "completions" / "gitboot").read_text()
 
 
-def test_from_a_package_to_a_machine_that_is_answered(debian: Debian) -> None:
-    """A first hour, as the units do it: init, commit, run, tell the ledger, serve."""
+def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
+    """A first hour with the units: init, commit, run, begin the records, serve."""
     debian.run("gitboot", "init", "/srv/fleet")
     Work(debian.root / "srv" / "fleet").commit(message="Begin")
     debian.run("chown", "--recursive", "gitboot:", "/srv/fleet")
@@ -147,12 +147,12 @@ def test_from_a_package_to_a_machine_that_is_answered(debian: Debian) -> None:
     (debian.root / "etc" / "gitboot" / "serve.toml").write_text(f'listen = "127.0.0.1:{port}"\n')
     serve, user = started_by(debian, "gitboot-serve.service")
     with debian.running(*serve, *HERE, user=user, volumes=spool):
-        answer = eventually(lambda: answered(f"http://127.0.0.1:{port}/{ENTRY}"))
+        answer = eventually(lambda: fetch_script(f"http://127.0.0.1:{port}/{ENTRY}"))
     assert KERNEL in answer
 
 
-def test_the_image_answers_machines_with_a_root_that_nobody_may_write(image: Image, tmp_path: Path) -> None:
-    """As its user, without any capability; a container's volumes are all that can be written."""
+def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path: Path) -> None:
+    """The image runs as its user, without any capability; only the volumes of the container can be written."""
     inside = {place: tmp_path / place.replace("/", "-") for place in (*image.settings["Volumes"], "/mnt")}
     for path in inside.values():
         path.mkdir()
@@ -160,7 +160,7 @@ def test_the_image_answers_machines_with_a_root_that_nobody_may_write(image: Ima
     image.debian.run("gitboot", "init", "/mnt", user=image.user, volumes=inside)
     fleet = inside["/mnt"]
     for path in (fleet, *fleet.rglob("*")):
-        os.chown(path, 0, 0)  # git commits nothing in folders of others
+        os.chown(path, 0, 0)  # git rejects folders of other users
     Work(fleet).commit(message="Begin")
     image.debian.run("chown", "--recursive", image.user, "/mnt", volumes=inside)
     run = (*image.settings["Entrypoint"], "run", "/mnt", *HERE)
@@ -168,10 +168,10 @@ def test_the_image_answers_machines_with_a_root_that_nobody_may_write(image: Ima
     image.debian.run("gitboot", "records", "begin", "fresh", "--yes", user=image.user, volumes=inside)
     port = free_port()
     with image.debian.running(*run, f"--listen=127.0.0.1:{port}", user=image.user, volumes=inside):
-        eventually(lambda: KERNEL in (answered(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
+        eventually(lambda: KERNEL in (fetch_script(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
 
 
-def test_the_image_has_what_other_commands_need(image: Image, tmp_path: Path) -> None:
+def test_the_image_has_the_programs_that_other_commands_need(image: Image, tmp_path: Path) -> None:
     volumes = {"/mnt": tmp_path}
     tmp_path.chmod(0o777)
     image.debian.run("gitboot", "init", "/mnt/fleet", user=image.user, volumes=volumes)

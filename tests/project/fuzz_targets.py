@@ -1,7 +1,7 @@
-"""What is done with bytes that a stranger chose, and what must never come of it: a function for each place.
+"""Functions that process bytes of a stranger, each with the defects that must never occur.
 
-Each takes bytes and ends without an exception, or finds a defect. The suite gives them some by Hypothesis and all
-seeds in ``fuzz/seeds``; ``fuzz/`` gives them others for as long as one likes.
+Each function takes bytes and ends without an exception, or finds a defect. The suite runs them with Hypothesis and all
+seeds in ``fuzz/seeds``; ``fuzz/`` runs them for as long as needed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CANARY: Final = b"canary-in-a-coal-mine"  # in a file beside the tree
 _SOUND: Final = "---\n".join(SEED).encode()
 
 
-# What is pushed
+# Commits
 
 
 def document(data: bytes) -> None:
@@ -121,7 +121,7 @@ def _keys() -> AgeKeys:
     return keys
 
 
-# What is written down by others
+# Files of others
 
 
 def access_log(data: bytes) -> None:
@@ -135,7 +135,7 @@ def access_log(data: bytes) -> None:
 
 
 def spooled(data: bytes) -> None:
-    """A file of a spool, and a report beside it: read by the instance, and by the endpoints."""
+    """Read a file of a fetch log and a report, as the instance and the endpoints do."""
     with TemporaryDirectory() as folder:
         for name in ("1-a.jsonl", "1-a.report"):
             (Path(folder) / name).write_bytes(data)
@@ -164,11 +164,11 @@ def published(data: bytes) -> None:
             parse(data)
 
 
-# What answers, and what asks
+# Servers and clients
 
 
 def redfish(data: bytes) -> None:
-    """A BMC: the real client, which reads, writes and reads, and is answered with these bytes, one part a request."""
+    """Run the real client against a BMC that responds with these bytes, one part for each request."""
     bmc = _bmc()
     bmc.answers = iter(data.split(b"\n~~\n"))
     wanted = Override(
@@ -198,7 +198,7 @@ class _Bmc(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_: object) -> None:
-        """Nothing: who asks may leave at any time."""
+        """Ignore the error: a client may leave at any time."""
 
 
 class _Answering(BaseHTTPRequestHandler):
@@ -220,7 +220,7 @@ class _Answering(BaseHTTPRequestHandler):
     do_PATCH = do_GET  # noqa: N815 - http.server calls it so
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 @cache
@@ -231,7 +231,7 @@ def _bmc() -> _Bmc:
 
 
 def head(data: bytes) -> None:
-    """What a client sends to a real endpoint: an answer of HTTP or none, nothing beside the tree, and no fault."""
+    """Send these bytes to a real endpoint: it never serves a file outside the tree, and has no fault."""
     url = _endpoint()
     with closing(connect(url)) as client:
         with suppress(OSError):  # it may have been refused before it was whole
@@ -266,7 +266,7 @@ def _assets(folder: Path) -> Path:
     return assets
 
 
-# What a registry answers
+# Responses of a registry
 
 
 def manifest(data: bytes) -> None:
@@ -280,7 +280,7 @@ def manifest(data: bytes) -> None:
 
 
 def followed(data: bytes) -> None:
-    """What a branch or a bucket says that it holds: it is what gitboot wrote, or a ValueError."""
+    """Parse the record in a branch or a bucket: it is valid, or a ValueError is raised."""
     with suppress(ValueError):
         assert all(isinstance(digest, str) for digest in sync_steps.parse_head(data).shards.values())
     with suppress(ValueError):
@@ -310,7 +310,7 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     )
 }
 
-# What edits are made of: words on which the readers of these bytes turn.
+# Parts of edits: words that the readers of these bytes treat specially.
 WORDS: Final[tuple[bytes, ...]] = tuple(
     word.encode()
     for word in (

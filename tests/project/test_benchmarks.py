@@ -59,7 +59,7 @@ def test_a_fleet_is_the_same_for_a_seed_and_another_for_another() -> None:
     assert any(FLEET.server(number) != replace(FLEET, seed=2).server(number) for number in range(RACK))
 
 
-def test_a_fleet_says_the_same_in_a_file_a_server_and_a_file_a_rack() -> None:
+def test_a_fleet_is_equal_with_a_file_for_each_server_and_with_a_file_for_each_rack() -> None:
     by_rack = replace(FLEET, rack_files=True)
     assert len(dict(by_rack.files())) == len(FLEET.shared()) + 3
     assert loaded(by_rack).servers == loaded(FLEET).servers
@@ -120,7 +120,7 @@ def test_fetched_boot_scripts_are_of_servers_that_always_boot_from_the_network()
         assert mac_of(number).replace("-", ":") in FLEET.server(number).decode()
 
 
-def test_a_repository_holds_what_was_committed(tmp_path: Path) -> None:
+def test_a_repository_contains_what_was_committed(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "fleet.git")
     repository.commit([("a/b.yaml", b"one\n"), ("c.yaml", b"two\n")])
     revision = repository.commit([("a/b.yaml", None), ("c.yaml", b"three")])
@@ -240,7 +240,7 @@ def test_a_run_is_read_as_it_was_written_and_another_file_is_rejected(tmp_path: 
         read_run(path)
 
 
-def test_the_page_shows_factors_other_versions_and_what_could_not_be_measured() -> None:
+def test_the_page_shows_factors_other_versions_and_rows_without_a_measurement() -> None:
     page = render_page(_RUN)
     assert (
         "a processor, 2 cores. Files were in memory. Each figure is the median of 5 rounds, at 100,000 servers of one."
@@ -320,7 +320,7 @@ def test_a_store_counts_requests_and_a_relay_connections_and_both_count_bytes() 
         assert relay.size_bytes > 4
 
 
-def test_a_row_of_copies_has_what_was_counted_and_no_times_where_none_were_measured() -> None:
+def test_a_row_of_copies_has_its_counts_and_no_times_if_none_were_measured() -> None:
     cost = Cost(cpu_s=1.7, wall_s=5.734, memory_mib=(45, 3))
     copied = Figures("folder", "first copy", Traffic(8678, 5_912_345), "file", cost)
     assert line(1000, copied) == "| folder | first copy | 1,000 | 8,678 files | 5.9 MB | 5.73 s | 1.70 s | 45 MiB |"
@@ -328,12 +328,12 @@ def test_a_row_of_copies_has_what_was_counted_and_no_times_where_none_were_measu
     assert line(40, renewed) == "| signed list | renewal | 40 | 1 file | 680 B |  |  |  |"
 
 
-def test_a_program_that_fails_says_why() -> None:
+def test_a_failed_program_reports_the_reason() -> None:
     with pytest.raises(AssertionError, match=r"exited with 3: no disk\Z"):
         measure_command(["sh", "-c", "echo no disk >&2; exit 3"], rounds=1)
 
 
-def test_the_peak_of_a_command_is_not_what_its_measurer_holds() -> None:
+def test_the_peak_of_a_command_does_not_include_the_memory_of_its_measurer() -> None:
     held = b"x" * (100 << 20)
     (cost,) = measure_command(["true"], rounds=1)
     peak = cost.peak_mib

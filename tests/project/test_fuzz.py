@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from tests.helpers.cases import for_each
 from tests.project.fuzz_targets import TARGETS, WORDS, seeds
 
-# Those that ask over a socket are slower.
+# Those that use a socket are slower.
 _EXAMPLES = {"redfish": 15, "head": 30, "document": 30, "fleet": 20, "ignored": 20}
 
 ALL = [pytest.param(name, seed, id=f"{name}-{seed.name}") for name in TARGETS for seed in seeds(name)]
 
 
 @for_each(("target", "seed"), ALL)
-def test_what_once_found_a_defect_finds_none(target: str, seed: Path) -> None:
+def test_no_former_defect_is_found_again(target: str, seed: Path) -> None:
     TARGETS[target](seed.read_bytes())
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nothing_that_a_stranger_sends_finds_a_defect(target: str) -> None:
+def test_no_input_of_a_stranger_finds_a_defect(target: str) -> None:
     begun = [seed.read_bytes() for seed in seeds(target)]
     places = st.integers(0, max(map(len, begun)))
     edits = st.lists(st.tuples(places, st.integers(0, 12), st.sampled_from(WORDS) | st.binary(max_size=6)), max_size=4)

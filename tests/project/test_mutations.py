@@ -58,7 +58,7 @@ def test_each_fault_names_a_test_that_exists() -> None:
     assert missing == [], "name in tests/mutations.yaml a test that notices the fault"
 
 
-def test_a_fault_whose_text_is_gone_or_not_alone_is_not_put_in(tmp_path: Path) -> None:
+def test_a_fault_whose_text_is_missing_or_occurs_twice_is_not_applied(tmp_path: Path) -> None:
     path = tmp_path / "code.py"
     path.write_text("one = 1\ntwo = 2\nanother = 2\n")
     fault = Mutation(package="p", fault="F.", file="code.py", old="= 1", new="= 3", test="t")
@@ -74,9 +74,7 @@ def test_a_fault_whose_text_is_gone_or_not_alone_is_not_put_in(tmp_path: Path) -
     assert path.read_text() == "one = 3\ntwo = 2\nanother = 2\n"
 
 
-def test_a_fault_that_its_test_does_not_notice_is_reported_as_that(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_that_its_test_does_not_notice_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "counts.py").write_text("ONE = 1\nTWO = 2\n")
     (tmp_path / "test_counts.py").write_text("import counts\n\ndef test_one():\n    assert counts.ONE == 1\n")

@@ -1,4 +1,4 @@
-"""What is in packaging/ and the release's workflow, as far as it is told without building anything."""
+"""The files in packaging/ and the release workflow, as far as they can be checked without a build."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_takes_each_resource(version: str) -> None:
+def test_kubernetes_accepts_each_resource(version: str) -> None:
     for each in resources():
         kubernetes_validate.validate(each, version, strict=True)
     wrong = {**resources()[-1], "spec": {"podSelector": "all"}}
@@ -49,7 +49,7 @@ def test_kubernetes_takes_each_resource(version: str) -> None:
         kubernetes_validate.validate(wrong, version, strict=True)
 
 
-def test_kustomize_makes_one_stream_of_them() -> None:
+def test_kustomize_combines_them_into_one_stream() -> None:
     made = subprocess.run(
         [program("kubectl", "kubernetes-client"), "kustomize", KUBERNETES], capture_output=True, text=True, check=True
     )
@@ -59,8 +59,8 @@ def test_kustomize_makes_one_stream_of_them() -> None:
     assert {each["metadata"].get("namespace", "gitboot") for each in found} == {"gitboot"}
 
 
-def test_pods_may_do_nothing_that_they_do_not_need() -> None:
-    """What Kubernetes' `restricted` level asks for, and a root that is read-only."""
+def test_pods_have_no_privilege_that_they_do_not_need() -> None:
+    """Pods meet the `restricted` level of Kubernetes, and their root is read-only."""
     (pod,) = pods()
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] == 65532
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -72,7 +72,7 @@ def test_pods_may_do_nothing_that_they_do_not_need() -> None:
         }
 
 
-def test_containers_are_started_with_options_that_there_are() -> None:
+def test_containers_start_with_existing_options() -> None:
     (pod,) = pods()
     for container in pod["containers"]:
         command, *arguments = container["args"]
@@ -86,14 +86,14 @@ def test_containers_are_started_with_options_that_there_are() -> None:
 
 @pytest.mark.parametrize("name", ["run", "serve"])
 @pytest.mark.parametrize("folder", ["packaging/etc", "packaging/kubernetes"])
-def test_a_configuration_sets_what_there_is(name: str, folder: str) -> None:
+def test_a_configuration_has_only_existing_settings(name: str, folder: str) -> None:
     text = re.sub(r"^# (?=[\w-]+ = )", "", (ROOT / folder / f"{name}.toml").read_text(), flags=re.MULTILINE)
     found = tomllib.loads(text).keys()
     assert found and found <= {option.removeprefix("--") for option in options(name)}
 
 
 @pytest.mark.parametrize("path", ["gitboot/cli/commands/requirements.txt", "packaging/python/build.txt"])
-def test_each_library_that_is_packed_is_named_with_its_digests(path: str) -> None:
+def test_each_locked_library_has_its_digests(path: str) -> None:
     """`scripts/lock` writes these files; what gitboot requires of each library is what is locked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = {
@@ -108,7 +108,7 @@ def test_each_library_that_is_packed_is_named_with_its_digests(path: str) -> Non
     assert blocks and all("--hash=sha256:" in block for block in blocks)
 
 
-def test_the_release_workflow_is_one_that_github_takes() -> None:
+def test_the_release_workflow_is_valid_for_github() -> None:
     workflow = ROOT / ".github" / "workflows" / "release.yml"
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
     done = subprocess.run([*check, str(workflow)], capture_output=True, text=True, check=False)

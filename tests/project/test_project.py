@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: its architecture, its first pages, what stands in Git."""
+"""Rules for the repository as a whole: its architecture, its first pages, the files in Git."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.cases import for_each
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))
 
-# Where home directories and CI checkouts lie. Paths that are the same everywhere, like /var/lib, are fine.
+# Folders of home directories and CI checkouts. Paths that are the same everywhere, like /var/lib, are fine.
 BUILD_MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace|builds)/\w")
 
 
@@ -68,7 +68,7 @@ def _is_one_sentence(docstring: str) -> bool:
     return first.endswith(".") and not re.search(r"[.!?] ", first)
 
 
-def test_each_module_says_its_job_in_one_sentence() -> None:
+def test_each_module_has_a_docstring_of_one_sentence() -> None:
     said = {str(path): ast.get_docstring(_parsed(path)) or "" for path in MODULES}
     assert {path: text for path, text in said.items() if not _is_one_sentence(text)} == {}
 
@@ -97,7 +97,7 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
         ),
     ],
 )
-def test_a_program_starts_without_what_it_may_never_need(modules: tuple[str, ...], without: set[str]) -> None:
+def test_a_program_starts_without_modules_that_it_may_never_need(modules: tuple[str, ...], without: set[str]) -> None:
     """Each of them takes a good part of a start."""
     script = f"import sys; {'; '.join(f'import gitboot.{each}' for each in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -146,7 +146,7 @@ def test_each_fault_that_was_found_and_fixed_has_a_test_of_its_own(letter: str) 
     assert found == rows
 
 
-def test_the_licence_of_others_rules_is_shipped_with_them() -> None:
+def test_the_licence_of_the_copied_rules_is_shipped_with_them() -> None:
     """In the wheel, and so in the Debian package, and in the image that is made of that."""
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
     notice = (ROOT / "NOTICE").read_text()
@@ -205,7 +205,7 @@ SKIPPED = {"name": "click", "version": "8.5.1", "skip_reason": "not found"}
         ([], 0, 1, "nothing was audited"),
     ],
 )
-def test_an_audit_fails_for_what_is_known_and_calls_nothing_fine_that_nobody_looked_at(
+def test_an_audit_fails_for_known_vulnerabilities_and_for_packages_that_were_not_checked(
     tmp_path: Path, packages: list[object], code: int, required_code: int, word: str
 ) -> None:
     report = tmp_path / "report.json"

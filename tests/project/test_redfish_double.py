@@ -96,7 +96,7 @@ def _etag(client: httpx.Client, path: str | None) -> str:
     return str(client.get(path).json()["@odata.etag"])
 
 
-def test_a_reset_consumes_a_once_override_and_boots_what_it_says(serve: Serve) -> None:
+def test_a_reset_consumes_a_once_override_and_boots_its_target(serve: Serve) -> None:
     boots: list[Boot] = []
     machine = Machine(on_boot=boots.append)
     client = serve(machine)
@@ -125,7 +125,7 @@ def test_a_continuous_override_stays(serve: Serve) -> None:
     assert _boot(client, machine)["BootSourceOverrideEnabled"] == "Continuous"
 
 
-def test_a_reset_walks_through_post_and_takes_its_time(serve: Serve) -> None:
+def test_a_reset_takes_the_time_of_post(serve: Serve) -> None:
     machine = Machine()
     client = serve(machine)
     client.post(machine.reset_path, json={"ResetType": "ForceRestart"}).raise_for_status()
@@ -168,7 +168,7 @@ def test_a_machine_that_is_off_boots_nothing_until_it_is_switched_on() -> None:
     assert (machine.power, len(machine.boots)) == ("On", 1)
 
 
-def test_what_supermicro_lists_as_cd_boots_nothing() -> None:
+def test_the_target_that_supermicro_lists_as_cd_boots_nothing() -> None:
     targets = []
     for target in ("Cd", "UsbCd"):
         machine = Machine(profile=SUPERMICRO_X11)
@@ -178,7 +178,7 @@ def test_what_supermicro_lists_as_cd_boots_nothing() -> None:
     assert targets == ["None", "UsbCd"]
 
 
-# profile, where it is written (the system or its Settings), what, the answer
+# profile, the resource that is written (the system or its Settings), the content, the response
 REFUSALS = [
     pytest.param(GENERIC, "system", {"BootSourceOverrideTarget": "Tape"}, "400 PropertyValueNotInList"),
     pytest.param(GENERIC, "system", {"Color": "red"}, "400 PropertyValueNotInList"),
@@ -198,7 +198,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("profile", "where", "boot", "answer"), REFUSALS)
-def test_each_vendor_refuses_whole_what_it_does_not_take(
+def test_each_vendor_rejects_a_write_as_a_whole_if_it_rejects_a_part(
     serve: Serve, profile: Profile, where: str, boot: dict[str, str], answer: str
 ) -> None:
     machine = Machine(profile=profile)
@@ -209,7 +209,7 @@ def test_each_vendor_refuses_whole_what_it_does_not_take(
     assert machine.override == before
 
 
-def test_an_etag_guards_what_was_read(serve: Serve) -> None:
+def test_an_etag_protects_what_was_read(serve: Serve) -> None:
     machine = Machine(profile=XCC)
     client = serve(machine)
     response = client.get(machine.path)
@@ -221,7 +221,7 @@ def test_an_etag_guards_what_was_read(serve: Serve) -> None:
     assert _write(client, machine.path, ONCE_PXE, _etag(client, machine.path)) == "200 Success"
 
 
-def test_ami_gives_weak_etags_and_takes_strong_ones(serve: Serve) -> None:
+def test_ami_sends_weak_etags_and_accepts_strong_ones(serve: Serve) -> None:
     machine = Machine(profile=AMI)
     client = serve(machine)
     etag = _etag(client, machine.settings_path)
@@ -232,7 +232,7 @@ def test_ami_gives_weak_etags_and_takes_strong_ones(serve: Serve) -> None:
     assert _write(client, machine.settings_path, boot, etag.removeprefix("W/")) == "200 Success"
 
 
-def test_ami_shows_in_the_system_what_the_last_boot_found(serve: Serve) -> None:
+def test_ami_shows_in_the_system_the_result_of_the_last_boot(serve: Serve) -> None:
     machine = Machine(profile=AMI)
     client = serve(machine)
     etag = _etag(client, machine.settings_path).removeprefix("W/")
@@ -252,11 +252,13 @@ def test_ami_shows_in_the_system_what_the_last_boot_found(serve: Serve) -> None:
     [
         pytest.param(GENERIC, "200 Success", True, id="generic takes it"),
         pytest.param(IDRAC9, "200 Success", False, id="iDRAC 9 loses it"),
-        pytest.param(ILO6, "400 UnableToModifyDuringSystemPOST", False, id="iLO refuses it"),
+        pytest.param(ILO6, "400 UnableToModifyDuringSystemPOST", False, id="iLO rejects it"),
         pytest.param(AMI, "503 ServiceTemporarilyUnavailable", False, id="AMI has no time"),
     ],
 )
-def test_a_write_during_post(serve: Serve, profile: Profile, answer: str, kept: bool) -> None:
+def test_a_write_during_post_is_handled_as_the_vendor_does(
+    serve: Serve, profile: Profile, answer: str, kept: bool
+) -> None:
     machine = Machine(profile=profile)
     client = serve(machine)
     machine.reset()
@@ -290,7 +292,7 @@ def test_continuous_http_changes_the_boot_order_of_idrac(serve: Serve) -> None:
     assert machine.boot_order_changed
 
 
-def test_only_the_switch_moves_openbmcs_last_reset_time() -> None:
+def test_only_a_power_switch_changes_the_last_reset_time_of_openbmc() -> None:
     machine = Machine(profile=OPENBMC)
     shown = [machine.system()["LastResetTime"]]
     for kind in ("ForceRestart", "ForceOff", "On"):
@@ -326,7 +328,7 @@ def test_one_service_holds_many_systems(serve: Serve) -> None:
     assert client.get("/redfish/v1/Systems/c").status_code == 404
 
 
-def test_credentials_and_sessions(serve: Serve) -> None:
+def test_requests_need_credentials_or_a_session(serve: Serve) -> None:
     machine = Machine()
     service = Service(machine, credentials={"admin": "secret"})
     with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
@@ -354,7 +356,7 @@ def test_credentials_and_sessions(serve: Serve) -> None:
     assert all("Authorization" not in request.headers for request in service.requests)
 
 
-def test_a_session_ends_when_it_is_not_used(serve: Serve) -> None:
+def test_an_idle_session_ends(serve: Serve) -> None:
     machine = Machine()
     service = Service(machine, credentials={"admin": "secret"}, session_timeout_s=30)
     with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
@@ -375,7 +377,7 @@ def test_a_session_ends_when_it_is_not_used(serve: Serve) -> None:
         assert client.get(SESSIONS, auth=("admin", "secret")).json()["Members"] == []
 
 
-def test_a_bmc_has_room_for_so_many_sessions(serve: Serve) -> None:
+def test_the_number_of_sessions_is_limited(serve: Serve) -> None:
     service = Service(Machine(), credentials={"admin": "secret"}, most_sessions=2)
     with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
         answers = [client.post(SESSIONS, json={"UserName": "admin", "Password": "secret"}) for _ in range(3)]
@@ -384,7 +386,7 @@ def test_a_bmc_has_room_for_so_many_sessions(serve: Serve) -> None:
 
 
 @for_each("profile", PROFILES.values(), ids=PROFILES)
-def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
+def test_a_system_has_the_form_of_the_samples_of_sushy(profile: Profile) -> None:
     machine = Machine(profile=profile)
     system, real = machine.system(), sample(profile.sample)
     elsewhere = set() if profile.drives is Drives.SYSTEM else {"VirtualMedia"}
@@ -400,7 +402,7 @@ def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
         )
 
 
-def test_every_answer_takes_its_time() -> None:
+def test_every_response_takes_its_latency() -> None:
     machine = Machine()
     with RedfishServer(Service(machine), latency_s=0.2) as server, http_peers.Client(base_url=server.url) as client:
         for method, content in (("GET", None), ("PATCH", {"Boot": ONCE_PXE})):
@@ -409,7 +411,7 @@ def test_every_answer_takes_its_time() -> None:
             assert time.monotonic() - begun >= 0.2
 
 
-def test_a_slow_answer_comes_byte_by_byte() -> None:
+def test_a_slow_response_comes_byte_by_byte() -> None:
     machine = Machine()
     with RedfishServer(Service(machine)) as server, socket.create_connection(server.address) as client:
         server.fault(Slow(every_s=0.05))
@@ -438,7 +440,7 @@ def test_a_slow_answer_comes_byte_by_byte() -> None:
         pytest.param(Drop(applied=False), "RemoteProtocolError", id="dropped"),
     ],
 )
-def test_each_fault_strikes_once(fault: Fault, outcome: str) -> None:
+def test_each_fault_happens_once(fault: Fault, outcome: str) -> None:
     machine = Machine()
     with (
         RedfishServer(Service(machine)) as server,
@@ -468,7 +470,7 @@ def test_each_fault_strikes_once(fault: Fault, outcome: str) -> None:
         pytest.param(Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}), 412, "Disabled", id="intrusion"),
     ],
 )
-def test_what_a_fault_leaves_of_a_write(fault: Fault, status: int | None, enabled: str) -> None:
+def test_each_fault_applies_or_drops_the_write(fault: Fault, status: int | None, enabled: str) -> None:
     machine = Machine()
     with (
         RedfishServer(Service(machine)) as server,
@@ -484,7 +486,7 @@ def test_what_a_fault_leaves_of_a_write(fault: Fault, status: int | None, enable
     assert machine.writes == [{"Boot": ONCE_PXE}]
 
 
-def test_a_write_can_be_undone_later_without_a_word(serve: Serve) -> None:
+def test_a_write_can_be_undone_later_without_an_error(serve: Serve) -> None:
     machine = Machine()
     with (
         RedfishServer(Service(machine)) as server,
@@ -504,7 +506,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-def test_a_bad_certificate_strikes_one_connection(authority: Authority, tmp_path: Path, serve: Serve) -> None:
+def test_a_bad_certificate_affects_one_connection(authority: Authority, tmp_path: Path, serve: Serve) -> None:
     bad = {
         "not valid for": authority.server_context("DNS:bmc.example.net"),
         "certificate has expired": authority.server_context(days=-1),
@@ -565,7 +567,7 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
     ]
 
 
-# Who the machine is, and the Manager's clock
+# The identity of the machine, and the Manager's clock
 
 
 def _manager(client: httpx.Client, machine: Machine) -> Any:
@@ -573,7 +575,7 @@ def _manager(client: httpx.Client, machine: Machine) -> Any:
     return client.get(manager["@odata.id"]).raise_for_status().json()
 
 
-def test_a_system_shows_the_identity_that_it_is_told(serve: Serve) -> None:
+def test_a_system_shows_its_configured_identity(serve: Serve) -> None:
     machine = Machine(uuid="4c4c4544-0058-3610-8044-c2c04f503933", serial="X6DCP93", sku="0B2D")
     client = serve(machine)
     shown = client.get(machine.path).json()
@@ -595,7 +597,7 @@ def test_a_manager_shows_its_clock_and_its_own_restarts(serve: Serve) -> None:
     assert client.get(machine.path).json()["PowerState"] == "On"
 
 
-def test_a_clock_that_is_set_counts_for_marks_from_then_on(serve: Serve) -> None:
+def test_a_clock_that_is_set_applies_to_later_marks(serve: Serve) -> None:
     machine = Machine()
     client = serve(machine)
     machine.set_clock(datetime(1970, 1, 1, tzinfo=UTC))
@@ -605,7 +607,7 @@ def test_a_clock_that_is_set_counts_for_marks_from_then_on(serve: Serve) -> None
     assert client.get(machine.path).json()["LastResetTime"] == "1970-01-01T00:00:00+00:00"
 
 
-def test_a_reset_to_the_state_of_the_factory_forgets_the_override_and_the_last_reset(serve: Serve) -> None:
+def test_a_factory_reset_forgets_the_override_and_the_last_reset(serve: Serve) -> None:
     machine = Machine()
     client = serve(machine)
     _write(client, machine.path, ONCE_PXE)
@@ -615,7 +617,7 @@ def test_a_reset_to_the_state_of_the_factory_forgets_the_override_and_the_last_r
     assert (machine.resets, machine.boots) == (0, [])
 
 
-def test_marks_that_never_move(serve: Serve) -> None:
+def test_marks_of_a_stuck_profile_never_move(serve: Serve) -> None:
     machine = Machine(profile=STUCK)
     client = serve(machine)
     before = client.get(machine.path).json()
@@ -627,6 +629,6 @@ def test_marks_that_never_move(serve: Serve) -> None:
     assert (after["LastResetTime"], "LastStateTime" in after["BootProgress"]) == (before["LastResetTime"], False)
 
 
-def test_a_role_may_not_read_the_manager(serve: Serve) -> None:
+def test_an_account_may_lack_the_right_to_read_the_manager(serve: Serve) -> None:
     machine = Machine(profile=replace(GENERIC, manager=False))
     assert serve(machine).get(machine.manager_path).status_code == 403

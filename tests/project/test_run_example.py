@@ -26,7 +26,7 @@ from tests.helpers.running_instance import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter
-_PATIENCE_S = 300  # until a wait for an event is given up
+_PATIENCE_S = 300  # until a wait for an event ends
 _LAST_LINE = "Ctrl-C ends it. The page: "
 _COLUMNS = 80
 
@@ -45,7 +45,7 @@ class Run:
             try:
                 if self.mark.encode() in path.read_bytes():
                     found.append(int(path.parent.name))
-            except OSError:  # it has ended meanwhile, or is somebody else's
+            except OSError:  # it has ended meanwhile, or belongs to somebody else
                 continue
         return sorted(found)
 
@@ -90,7 +90,7 @@ Start = Callable[..., Run]
 
 @pytest.fixture(autouse=True)
 def signals_of_a_new_session() -> Iterator[None]:
-    """What a run inherits: nohup has its children ignore SIGHUP, and a shell has its background jobs ignore SIGINT."""
+    """Set the signals as a run inherits them: nohup ignores SIGHUP, and a shell ignores SIGINT in background jobs."""
     ignored = [each for each in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(each) is signal.SIG_IGN]
     for each in ignored:
         signal.signal(each, signal.SIG_DFL)
@@ -136,11 +136,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield lambda *command: stack.enter_context(running(tmp_path, *command))
 
 
-# What the banner promises
+# Promises of the banner
 
 
 class Shell:
-    """The second terminal of a visitor: a shell that knows nothing of this checkout."""
+    """The second terminal of a visitor: a shell without the paths of this checkout."""
 
     def __init__(self, home: Path) -> None:
         environment = {"PATH": os.defpath, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": str(_COLUMNS)}
@@ -177,7 +177,7 @@ class Shell:
 
 @dataclass
 class Visit:
-    """What a visitor has seen who did all that the banner says."""
+    """The results of a visitor who did everything on the banner."""
 
     printed: dict[str, str] = field(default_factory=dict)  # by what the commands are for
     links: dict[str, httpx.Response] = field(default_factory=dict)  # by the line above each link
@@ -194,7 +194,7 @@ _BLOCKS: Final = ("begin", "install", "history", "change", "hold", "approve", "i
 
 
 def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
-    """Do what the banner says, in its order, and wait only for what it says to wait for."""
+    """Follow the banner in its order, and wait only for what it names."""
     run.wait_until_ready()
     banner, found = run.banner(), Visit(said_first=run.said.read_text(), processes=len(run.started()))
     typed = re.findall(r"(?:^  .*\n)+", "\n".join(banner) + "\n", re.MULTILINE)
@@ -209,7 +209,7 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
             found.on_page.append(what)
 
     def row(server: str, *words: str) -> str:
-        """Whether the row of a server has these words."""
+        """Return whether the row of a server has these words."""
         cells = (
             f"[...document.querySelectorAll('#fleet tbody tr')].find((each) => each.innerText.startsWith('{server}'))"
         )
@@ -224,7 +224,7 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     does("begin")
     sees("who will be installed", row("fra1-w09", "Network", "at its next boot"))
     (hold,) = (each / "hold" for each in run.scratch.iterdir())
-    hold.touch()  # so that the installation cannot end before the page was looked at
+    hold.touch()  # so that the installation cannot end before the page was read
     does("install")
     run.wait_for_line(r"^\S+ Started +fra1-w09: ")
     sees("an installation", row("fra1-w09", "Installing since", "installer started"))
@@ -280,7 +280,7 @@ def end_impatiently(run: Run) -> tuple[int, list[str], list[Path]]:
 
 
 def _links(banner: list[str]) -> list[tuple[str, str]]:
-    """Each link of the banner, and the line that says what it shows."""
+    """Return each link of the banner, and the line that describes it."""
     written = [line for line in banner if line]
     return [(written[number - 1], line) for number, line in enumerate(written) if line.startswith("http")]
 
@@ -300,7 +300,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
         yield found
 
 
-def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
+def test_finding_r5_each_action_of_the_banner_has_its_described_effect(visited: Visit) -> None:
     printed = visited.printed
     steps = ("OverrideConfirmed", "Attempted", "OverrideConsumed", "Started", "Provisioned")
     assert {line.split()[1] for line in printed["history"].splitlines()} >= set(steps)
@@ -323,7 +323,7 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     assert "unknown" not in printed["maintain"]  # whether the server is provisioned
 
 
-def test_finding_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(visited: Visit) -> None:
+def test_finding_r5_each_link_of_the_banner_shows_curl_what_its_label_states(visited: Visit) -> None:
     page, script, servers, status = visited.links.values()
     assert "<title>gitboot</title>" in page.text
     label, *_ = [each for each in visited.links if "iPXE" in each]
@@ -334,14 +334,14 @@ def test_finding_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(vi
 
 
 @browsers
-def test_finding_r5_the_page_shows_each_act_in_a_browser(visited: Visit) -> None:
+def test_finding_r5_the_page_shows_each_action_in_a_browser(visited: Visit) -> None:
     assert visited.on_page == [
         *("who will be installed", "an installation", "an installed machine", "the changed boot", "the held commit"),
         *("the approved commit", "the open window", "the closed window"),
     ]
 
 
-def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(visited: Visit) -> None:
+def test_the_banner_comes_last_and_repeated_interrupts_do_no_harm(visited: Visit) -> None:
     lines = visited.said_first.splitlines()
     assert lines[-1] == "" and re.fullmatch(rf"{_LAST_LINE}http://127\.0\.0\.1:\d+/", lines[-2])
     assert [line for line in lines if len(line) > _COLUMNS and "/.venv/bin" not in line] == []
@@ -351,11 +351,11 @@ def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(visited: 
     assert visited.end == (0, [], [])
 
 
-# How it ends
+# Ends
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_nothing_is_left_whenever_it_is_ended(start: Start, end: str) -> None:
+def test_nothing_is_left_at_whatever_time_it_is_ended(start: Start, end: str) -> None:
     run = start()
     after_s = random.uniform(0.05, _SEARCHED_S / 2)
     time.sleep(after_s)
@@ -366,7 +366,7 @@ def test_nothing_is_left_whenever_it_is_ended(start: Start, end: str) -> None:
         assert list(run.scratch.iterdir()) == []
 
 
-def test_nothing_is_left_when_what_started_it_is_killed(start: Start) -> None:
+def test_nothing_is_left_when_its_parent_is_killed(start: Start) -> None:
     run = start("sh", "-c", '"$@" & wait', "sh")
     assert eventually(lambda: list(run.scratch.iterdir())), "it has asked the kernel for a signal by then"
     time.sleep(random.uniform(0, _SEARCHED_S))
@@ -375,7 +375,7 @@ def test_nothing_is_left_when_what_started_it_is_killed(start: Start) -> None:
 
 
 def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
-    """As make does, what leads the session keeps SIGHUP to itself and waits."""
+    """As with make, the leader of the session ignores SIGHUP and waits."""
     terminal, own = os.openpty()
     with running(tmp_path, "setsid", "--ctty", "sh", "-c", 'trap "" HUP; "$@" & wait', "sh", terminal=own) as run:
         os.close(own)
@@ -384,7 +384,7 @@ def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
         assert run.left() == []
 
 
-def test_what_does_not_end_by_itself_is_killed(start: Start) -> None:
+def test_a_process_that_does_not_end_by_itself_is_killed(start: Start) -> None:
     run = start()
     os.kill(run.wait_for(b"-m", b"gitboot", b"run"), signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)

@@ -24,7 +24,7 @@ FOLDER: Final = Path(__file__).parents[2] / "packaging" / "systemd"
 UNITS: Final = ("gitboot.service", "gitboot-serve.service")
 MOST_EXPOSED: Final = 20  # 2.0, of 10
 
-# What MemoryDenyWriteExecute= asks of the kernel, for a program and all that it starts: prctl(2), since Linux 6.3.
+# The settings of MemoryDenyWriteExecute= for a program and its children: prctl(2), since Linux 6.3.
 RESTRICTED: Final = """
 import ctypes, os, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0:
@@ -41,7 +41,7 @@ def settings(unit: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_is_hardly_exposed(unit: str) -> None:
+def test_a_unit_has_a_low_exposure_score(unit: str) -> None:
     analyze = program("systemd-analyze", "systemd")
     command = (analyze, "security", "--offline=true", f"--threshold={MOST_EXPOSED}", FOLDER / unit)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -60,7 +60,7 @@ def test_systemd_knows_every_setting(unit: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_starts_a_command_with_options_that_it_has(unit: str) -> None:
+def test_a_unit_starts_a_command_with_existing_options(unit: str) -> None:
     (line,) = settings(unit)["ExecStart"]
     started, name, *given = shlex.split(line)
     assert started == "/usr/bin/gitboot"
@@ -70,7 +70,7 @@ def test_a_unit_starts_a_command_with_options_that_it_has(unit: str) -> None:
     assert {word for word in given if word.startswith("--")} <= known
 
 
-def test_both_are_restricted_alike_and_write_where_they_must() -> None:
+def test_both_units_have_the_same_restrictions_and_write_only_where_they_must() -> None:
     own = {"ExecStart", "Description", "User", "Group", "SupplementaryGroups", "EnvironmentFile", "LimitNOFILE"}
     own |= {"StateDirectory", "StateDirectoryMode", "ReadWritePaths", "RestartSec", "TimeoutStopSec"}
     run, serve = ({key: value for key, value in settings(unit).items() if key not in own} for unit in UNITS)
@@ -81,13 +81,13 @@ def test_both_are_restricted_alike_and_write_where_they_must() -> None:
 
 
 def test_the_clock_may_be_read() -> None:
-    """An instance that cannot ask whether its clock is kept right sets nothing."""
+    """An instance that cannot read whether its clock is synchronised sets nothing."""
     for unit in UNITS:
         assert "ProtectClock" not in settings(unit)
         assert settings(unit)["SystemCallFilter"][-1] == "adjtimex clock_adjtime"  # after what takes them away
 
 
-def test_an_instance_runs_where_no_memory_is_written_and_executed(tmp_path: Path) -> None:
+def test_an_instance_runs_without_memory_that_is_writable_and_executable(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     command = (sys.executable, "-m", "gitboot", "run", repository.bare, "--once")
@@ -102,7 +102,7 @@ def test_an_instance_runs_where_no_memory_is_written_and_executed(tmp_path: Path
     assert (tmp_path / "output" / "ops" / "status.json").exists()
 
 
-def test_what_the_page_sets_is_a_setting() -> None:
+def test_every_setting_on_the_page_exists() -> None:
     page = (FOLDER.parent.parent / "docs" / "running.md").read_text()
     files = re.findall(r"^```toml\n# /etc/gitboot/(run|serve)\.toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in files] == ["run", "serve"]
@@ -113,7 +113,7 @@ def test_what_the_page_sets_is_a_setting() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="folders are given to others by root alone")
-def test_the_users_and_folders_are_made(tmp_path: Path) -> None:
+def test_the_users_and_folders_are_created(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for tool, file in (("systemd-sysusers", "gitboot.sysusers.conf"), ("systemd-tmpfiles", "gitboot.tmpfiles.conf")):
         create = ("--create",) if tool == "systemd-tmpfiles" else ()

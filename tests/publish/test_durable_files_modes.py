@@ -1,4 +1,4 @@
-"""Who may read a published tree: permissions and groups of what is written, and of what stood there before."""
+"""Permissions and groups of a published tree: of new files and of existing ones."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def publish(root: Path, given: TreeModes, fleet: Fleet = FLEET, commit: str = "c
         directory.write_status(b"{}", AT)
 
 
-def found(root: Path) -> dict[str, tuple[int, int]]:
+def list_modes(root: Path) -> dict[str, tuple[int, int]]:
     every = [root, *sorted(root.rglob("*"))]
     looked = {path.relative_to(root).as_posix(): path.lstat() for path in every if path.name != "lock"}
     return {path: (stat.S_IMODE(each.st_mode), each.st_gid) for path, each in looked.items()}
 
 
 def of_kind(root: Path, given: TreeModes) -> bool:
-    folders = {path: each[0] == given.folder for path, each in found(root).items() if (root / path).is_dir()}
-    files = {path: each[0] == given.file for path, each in found(root).items() if not (root / path).is_dir()}
+    folders = {path: each[0] == given.folder for path, each in list_modes(root).items() if (root / path).is_dir()}
+    files = {path: each[0] == given.file for path, each in list_modes(root).items() if not (root / path).is_dir()}
     assert folders and files
     return all((folders | files).values())
 
@@ -73,7 +73,7 @@ def test_a_new_tree_and_its_changes_have_the_configured_permissions(root: Path, 
 def test_every_file_and_folder_has_the_group(root: Path) -> None:
     publish(root, build_restricted_modes(GROUP))
     publish(root, build_restricted_modes(GROUP), planned(*ALWAYS), commit="other")
-    assert {group for _, group in found(root).values()} == {GROUP}
+    assert {group for _, group in list_modes(root).values()} == {GROUP}
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_an_existing_open_tree_is_restricted_except_for_files_of_operators(root:
     assets = root / "boot/assets"
     assets.mkdir()
     (assets / "linux").write_text("a kernel")
-    before = found(assets)
+    before = list_modes(assets)
     publish(root, given)
-    assert found(assets) == before
-    ours = {path: each for path, each in found(root).items() if not path.startswith("boot/assets")}
+    assert list_modes(assets) == before
+    ours = {path: each for path, each in list_modes(root).items() if not path.startswith("boot/assets")}
     assert {mode for mode, _ in ours.values()} == CLOSED
     assert {group for _, group in ours.values()} == {given.group if given.group is not None else os.getegid()}
     assert (root / "ops/.gitboot/lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_interrupted_changes_of_permissions_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topmost folders say that all below them is done: they come last."""
+    """The topmost folders come last, because they show that all below them are done."""
     publish(root, OPEN_MODES)
     left, give = 5, TreeModes.apply_to
 
@@ -117,9 +117,9 @@ def test_interrupted_changes_of_permissions_continue(root: Path, monkeypatch: py
 
 def test_open_modes_do_not_change_existing_files(root: Path) -> None:
     publish(root, build_restricted_modes())
-    before = found(root)
+    before = list_modes(root)
     publish(root, OPEN_MODES)
-    after = found(root)
+    after = list_modes(root)
     assert {path: after[path] for path in before if (root / path).is_dir()} == {
         path: each for path, each in before.items() if (root / path).is_dir()
     }
@@ -156,7 +156,7 @@ def test_is_readable_by_others_checks_the_published_files(root: Path) -> None:
     assert not is_readable_by_others(root), "nobody comes to what lies below"
 
 
-# Which group
+# Groups
 
 
 def test_a_group_is_named_or_numbered() -> None:

@@ -71,7 +71,7 @@ def copy(output: Path, tmp_path: Path) -> Path:
 
 @dataclass
 class CopyServer:
-    """A web server over a copy, which does what it is told with some paths; None: a header is not sent."""
+    """A web server over a copy with faults for some paths; None means that a header is not sent."""
 
     folder: Path
     url: str = ""
@@ -117,7 +117,7 @@ def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[Cop
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                with suppress(OSError):  # whoever asked does not want the rest
+                with suppress(OSError):  # the client does not want the rest
                     self.wfile.write(content)
             self.close_connection = "Content-Length" not in headers
 
@@ -181,7 +181,9 @@ def test_a_copy_matches_the_tree_and_the_comparison_makes_no_fetch_of_a_machine(
     assert mirror.connections <= 16 * 2, "connections are kept"
 
 
-def test_all_files_of_a_mirror_without_a_read_log_may_be_read(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+def test_all_files_of_a_mirror_without_a_log_of_reads_may_be_read(
+    mirror: CopyServer, copy: Path, verify: Verify
+) -> None:
     entry = copy / ENTRY[1:]
     before = entry.stat()
     entry.write_bytes(entry.read_bytes()[::-1])
@@ -212,12 +214,12 @@ def test_a_file_that_was_not_copied_is_missing(mirror: CopyServer, copy: Path, v
 @pytest.mark.parametrize(
     ("path", "content", "seconds", "fault"),
     [
-        pytest.param(ENTRY, BEFORE_TEXT, -(10**9), "Stale", id="an entry of before"),
-        pytest.param(ENTRY, None, -60, "Undated", id="an entry with an earlier time"),
-        pytest.param(FIRST, BEFORE_TEXT, -(10**9), "Stale", id="a script of before"),
-        pytest.param(ENTRY, OTHER_TEXT, 0, "Wrong", id="another entry"),
+        pytest.param(ENTRY, BEFORE_TEXT, -(10**9), "Stale", id="an earlier boot script"),
+        pytest.param(ENTRY, None, -60, "Undated", id="a boot script with an earlier time"),
+        pytest.param(FIRST, BEFORE_TEXT, -(10**9), "Stale", id="an earlier script"),
+        pytest.param(ENTRY, OTHER_TEXT, 0, "Wrong", id="another boot script"),
         pytest.param(FIRST, OTHER_TEXT, 0, "Wrong", id="another script"),
-        pytest.param(ENTRY, None, 60, "Undated", id="an entry without its time"),
+        pytest.param(ENTRY, None, 60, "Undated", id="a boot script without its time"),
         pytest.param(FIRST, None, 60, None, id="a script without its time, which proves nothing anyway"),
         pytest.param(FIRST, None, -60, None, id="a script that was the same before"),
     ],
@@ -243,14 +245,14 @@ def test_each_fault_of_a_file_has_its_own_name(
         pytest.param(FIRST, {"Content-Type": "TEXT/plain"}, None, id="without a charset"),
         pytest.param(FIRST, {"Content-Length": None}, "Unsized", id="no size"),
         pytest.param(FIRST, {"Content-Encoding": "gzip"}, "Wrong", id="compressed"),
-        pytest.param(FIRST, {"Cache-Control": None}, "Cacheable", id="a script that may be kept"),
-        pytest.param(FIRST, {"Cache-Control": "max-age=300"}, "Cacheable", id="a script that is kept"),
-        pytest.param(FIRST, {"Cache-Control": "no-cache"}, None, id="a script that is asked for again"),
-        pytest.param(NOBODY, {"Cache-Control": None}, "Cacheable", id="an absence that may be kept"),
-        pytest.param(ENTRY, {"Cache-Control": None}, "Cacheable", id="an entry that may be kept"),
-        pytest.param(ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable", id="an entry that is kept"),
-        pytest.param(ENTRY, {"Cache-Control": "No-Cache, private"}, None, id="an entry that is asked for again"),
-        pytest.param(ENTRY, {"Last-Modified": None}, "Undated", id="an entry without a time"),
+        pytest.param(FIRST, {"Cache-Control": None}, "Cacheable", id="a script that may be cached"),
+        pytest.param(FIRST, {"Cache-Control": "max-age=300"}, "Cacheable", id="a script that is cached"),
+        pytest.param(FIRST, {"Cache-Control": "no-cache"}, None, id="a script that is revalidated"),
+        pytest.param(NOBODY, {"Cache-Control": None}, "Cacheable", id="an absence that may be cached"),
+        pytest.param(ENTRY, {"Cache-Control": None}, "Cacheable", id="a boot script that may be cached"),
+        pytest.param(ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable", id="a boot script that is cached"),
+        pytest.param(ENTRY, {"Cache-Control": "No-Cache, private"}, None, id="a boot script that is revalidated"),
+        pytest.param(ENTRY, {"Last-Modified": None}, "Undated", id="a boot script without a time"),
     ],
 )
 def test_headers_for_firmware_loaders_and_proxies_are_checked(
@@ -268,7 +270,7 @@ def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
     assert not [path for _, path in mirror.asked if path == "/elsewhere"]
 
 
-def test_a_server_that_answers_every_path_is_a_finding(mirror: CopyServer, verify: Verify) -> None:
+def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer, verify: Verify) -> None:
     shutil.rmtree(mirror.folder)
     mirror.otherwise = (200, b"<html>Welcome!</html>")
     code, found = verify(mirror.url, "--read-entries")
@@ -276,25 +278,25 @@ def test_a_server_that_answers_every_path_is_a_finding(mirror: CopyServer, verif
     assert (found[FIRST], found[ENTRY]) == ("Wrong", "Wrong")
 
 
-def test_a_404_with_a_body_is_no_404_for_grub(mirror: CopyServer, verify: Verify) -> None:
+def test_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, verify: Verify) -> None:
     mirror.otherwise = (404, b"<h1>Not found</h1>")
     code, found = verify(mirror.url)
     assert (code, found[NOBODY]) == (8, "Wrong")
 
 
-def test_withdrawn_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+def test_removed_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:
     (copy / "pxelinux.cfg").mkdir(exist_ok=True)
     (copy / f"pxelinux.cfg/01-{MAC}").write_text("DEFAULT install\n")
     assert verify(mirror.url) == (8, {f"/pxelinux.cfg/01-{MAC}": "Extra"})
 
 
-def test_a_missing_answer_is_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
+def test_a_missing_response_is_unknown_and_not_a_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
     for path, status in ((FIRST, 503), (ENTRY, 429)):
         mirror.answers[path] = (status, b"")
     assert verify(mirror.url, "--read-entries") == (6, {FIRST: "Unknown", ENTRY: "Unknown"})
 
 
-def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
+def test_a_file_that_is_sent_slowly_without_end_is_unknown(output: Path) -> None:
     file = min(read_expected_files(output).values(), key=lambda each: each.path)
     size = file.versions[0].size_bytes
 
@@ -343,7 +345,7 @@ def test_the_table_has_each_finding_with_its_reason_and_a_summary(mirror: CopySe
     assert out.splitlines()[-1].endswith("files: 1 missing, 1 stale")
 
 
-# As a folder
+# Folders
 
 
 def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Verify) -> None:
@@ -423,23 +425,23 @@ def test_a_folder_without_a_tree_is_rejected(tmp_path: Path) -> None:
     assert (code, "expected an output tree" in err) == (8, True)
 
 
-# What is judged
+# Findings
 
 
-def test_an_absent_path_is_absent_by_any_refusal() -> None:
+def test_an_absent_path_is_absent_with_any_error_status() -> None:
     assert check_absence("x", MirrorAnswer(status=403), "why") is None
     found = check_absence("x", MirrorAnswer(status=502), "why")
     assert found is not None and found.fault is MirrorFault.UNKNOWN
 
 
-def test_content_that_is_named_by_its_digest_was_never_another() -> None:
+def test_content_at_a_digest_path_was_never_different() -> None:
     version = FileVersion(None, "b" * 64, 3)
     file = MirrorFile(path=f"o/{'a' * 64}/user-data", right=(version,), versions=(version,), modified=1000)
     found = check_answer(file, MirrorAnswer(status=200, size=4, modified=1)).finding
     assert found is not None and found.fault is MirrorFault.WRONG
 
 
-def test_paths_of_a_kind_that_no_server_has_are_checked_for_a_sample_of_machines() -> None:
+def test_paths_of_a_kind_without_servers_are_checked_for_a_sample_of_machines() -> None:
     macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE_SIZE)]
     found = find_leftover_paths([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
     by_kind = Counter(find_path_kind(f"boot/{path}") for path in found)

@@ -1,4 +1,4 @@
-"""The program of a mirror without gitboot: it copies, verifies, and ends windows, whatever happens to the publisher."""
+"""The program of a mirror without gitboot: it copies, verifies, and ends windows, even without the publisher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import free_port, listening
 from tests.helpers.git_repositories import program as program_of
 from tests.helpers.mirrors import nginx
-from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, made_keys, sign_tree
+from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, make_keys, sign_tree
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
@@ -189,7 +189,7 @@ def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost
 # The end of a window
 
 
-def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
+def test_finding_m1_a_mirror_ends_a_window_after_the_publisher_died_in_it(
     publisher: SignedSite, host: MirrorHost, tmp_path: Path
 ) -> None:
     """With a real rsync daemon, and nginx: the tree and its list stay as the publisher left them."""
@@ -242,7 +242,7 @@ MINORS = range(6, 15)  # of Python 3
 
 
 def _interpreters() -> list[str]:
-    """Each Python 3 that lies on the PATH or that pyenv has installed, and the one of the tests."""
+    """Return each Python 3 on the PATH or from pyenv, and the one of the tests."""
     folders = [Path(folder) for folder in os.get_exec_path() if "shims" not in folder]
     folders += sorted((Path.home() / ".pyenv/versions").glob("3.*/bin"))
     found = {str((folder / f"python3.{minor}").resolve()) for folder in folders for minor in MINORS}
@@ -250,7 +250,7 @@ def _interpreters() -> list[str]:
 
 
 @for_each("interpreter", _interpreters())
-def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp_path: Path) -> None:
+def test_each_installed_python_copies_and_ends_a_window(interpreter: str, tmp_path: Path) -> None:
     folder = tmp_path / interpreter.replace("/", "-")
     folder.mkdir()
     publisher = SignedSite(folder / "publisher")
@@ -282,7 +282,7 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
     [
         pytest.param(
             [Step(INSIDE, True), Step(ENDS), Step(INSIDE), Step(ENDS - SECOND), Step(EPOCH)],
-            id="a window that has ended stays ended though the clock goes back",
+            id="a window that has ended stays ended even if the clock goes back",
         ),
         pytest.param(
             [
@@ -292,12 +292,12 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
             ],
             id="also if the publisher is gone",
         ),
-        # A mirror cannot know what was decided since.
+        # A mirror cannot have later decisions.
         pytest.param([Step(BEFORE, fleet=window(BEFORE)), Step(INSIDE)], id="only the publisher opens windows"),
         pytest.param([Step(ENDS + timedelta(days=30))], id="an expired list still ends windows"),
         pytest.param(
             [Step(INSIDE, True), Step(ENDS), Step(ENDS + timedelta(hours=1), fleet=window())],
-            id="the window of a list has ended, whoever has published the list",
+            id="the window of a list has ended, for any publisher",
         ),
         pytest.param(
             [
@@ -356,7 +356,7 @@ def test_no_step_of_a_copy_opens_a_window_that_has_ended(
     assert (seen, host.boots("/added")) == ({ENDED}, b"#!ipxe\n")
 
 
-def test_a_window_that_a_commit_took_back_ends_though_its_copy_was_broken_off(
+def test_a_window_that_a_commit_removed_ends_even_if_its_copy_was_interrupted(
     publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full before the boot script of the new commit is in its place, and the publisher dies."""
@@ -375,7 +375,7 @@ def test_a_window_that_a_commit_took_back_ends_though_its_copy_was_broken_off(
     assert host.boots() == ENDED
 
 
-def test_a_folder_of_other_files_is_left_alone(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_other_files_is_not_changed(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
     other = host.served / "index.html"
     other.write_text("another site")
     assert host.run(INSIDE) == 1
@@ -383,7 +383,7 @@ def test_a_folder_of_other_files_is_left_alone(host: MirrorHost, capsys: pytest.
     assert {path.name for path in host.served.iterdir()} == {"index.html"}
 
 
-# What a state file may have become.
+# Possible contents of a state file.
 DAMAGED_STATES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "no JSON": lambda _: "{",
     "nested without end": lambda _: "[" * 100_000,
@@ -402,7 +402,7 @@ DAMAGED_STATES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED_STATES)
-def test_a_window_ends_though_the_state_is_damaged(
+def test_a_window_ends_even_if_the_state_is_damaged(
     publisher: SignedSite, host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The list that is served names the end, too."""
@@ -417,7 +417,7 @@ def test_a_window_ends_though_the_state_is_damaged(
 
 @pytest.mark.parametrize("what", ["state", "state.digests", "root.pub"])
 @pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
-def test_a_window_ends_though_a_file_was_lost(
+def test_a_window_ends_even_if_a_file_was_lost(
     publisher: SignedSite, host: MirrorHost, what: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The ends that are remembered were verified when they came."""
@@ -435,7 +435,7 @@ def test_a_window_ends_though_a_file_was_lost(
     assert shown.startswith("gitboot-mirror: ") and (what != "root.pub" or str(host.key) in shown)
 
 
-def test_a_window_ends_though_another_file_cannot_be_replaced(
+def test_a_window_ends_even_if_another_file_cannot_be_replaced(
     publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.run(INSIDE)
@@ -470,10 +470,10 @@ def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHos
                 connection.close()
 
 
-# What is not served
+# Files that are not served
 
 
-def test_an_artifact_that_is_not_what_its_path_names_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
+def test_an_artifact_that_does_not_match_its_path_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
     """The list does not name what `gitboot artifacts` brings to the tree."""
     kernel = publisher.boot / f"o/{sha256(b'kernel').hexdigest()}/kernel"
     kernel.parent.mkdir(parents=True)
@@ -514,7 +514,7 @@ TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_a_tree_that_the_publisher_did_not_sign_is_not_served_and_windows_still_end(
+def test_a_tree_without_a_valid_signature_is_not_served_and_windows_still_end(
     publisher: SignedSite, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     change, words = TAMPERED[case]
@@ -549,7 +549,7 @@ def test_an_earlier_tree_is_not_served(
     assert host.boots("/added") == b"#!ipxe\n"
 
 
-def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_needs(
+def test_after_the_loss_of_the_root_key_a_mirror_only_needs_a_new_public_key(
     publisher: SignedSite, host: MirrorHost, tmp_path: Path
 ) -> None:
     """Versions of the new root begin with 1, and the mirror has seen the second root of the lost key."""
@@ -557,7 +557,7 @@ def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_ne
     replace_list_keys(publisher.keys, None, None, INSIDE)
     publisher.publish(window(), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
-    publisher.keys = made_keys(tmp_path / "new", INSIDE)
+    publisher.keys = make_keys(tmp_path / "new", INSIDE)
     publisher.publish(window(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
     assert host.run(INSIDE + 2 * SECOND) == 1
     assert (host.run(ENDS), host.boots()) == (1, ENDED), "windows end meanwhile"
@@ -566,7 +566,7 @@ def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_ne
     assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED), "what has ended stays ended"
 
 
-def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
     (host.folder / "linked").symlink_to(host.served)
     for key, state in (("k", host.served / "state"), (host.folder / "linked/root.pub", host.state)):
         with pytest.raises(SystemExit) as ended:
@@ -606,12 +606,12 @@ def run_killed(host: MirrorHost, left: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
+def test_a_program_that_is_killed_at_any_step_leaves_complete_chains_and_continues(
     publisher: SignedSite, host: MirrorHost
 ) -> None:
-    """Each entry of the tree names a content; at each step the content of what is served is there.
+    """Each boot script of the tree names content, which exists in the served files at each step.
 
-    The lists have few bins, so that each process has few signatures to verify.
+    The lists have few bins, so that each process verifies few signatures.
     """
     entries, signer = [ENTRY, BY_MAC], ListSigner()
     host.key.write_text(f"{signer.keys[0].hex()}\n")

@@ -150,17 +150,17 @@ def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not
     assert [*(tmp_path / "folder").iterdir()] == []
 
 
-def test_files_get_the_permissions_and_the_group_of_the_mirrors_folder(copy: Path, output: Path) -> None:
+def test_files_get_the_permissions_and_the_group_of_the_folder_of_the_mirror(copy: Path, output: Path) -> None:
     copy.chmod(0o750)
     (copy / FIRST[1:]).unlink()
     repaired(copy, output, FIRST)
     assert (copy / FIRST[1:]).stat().st_mode & 0o777 == 0o640
 
 
-def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
+def test_content_comes_first_then_boot_scripts_then_first_scripts_then_the_list(
     copy: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever stops a repair, no machine is told a name that leads nowhere."""
+    """An interruption of a repair at any time leaves no name of missing content."""
     for path in sorted(copy.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     written: list[str] = []
@@ -189,7 +189,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
     edit(copy / FIRST[1:])
     for arguments, words in (
         ((copy, "--repair", ALL), "--tree"),
@@ -203,7 +203,7 @@ def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith("files: 1 repaired")
 
 
-# What happens during a repair
+# Events during a repair
 
 
 class WatchedStore(FolderStore):
@@ -259,7 +259,7 @@ def assert_refused(mirror: Path, words: str, publisher: SignedSite, *how: Any, *
     assert store.written == {}
 
 
-def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(
+def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_restored(
     empty: Path, publisher: SignedSite
 ) -> None:
     windows = (publisher.boot / ENTRY[1:]).read_bytes()
@@ -296,7 +296,7 @@ def test_finding_m6_a_window_that_ends_after_any_stage_of_a_repair_is_not_served
     assert paths >= {ENTRY[1:], FIRST[1:], "signed/timestamp.json"}, "what an earlier try wrote is reported"
 
 
-def test_finding_m6_a_version_whose_time_passes_during_a_repair_is_not_written(
+def test_finding_m6_a_version_that_becomes_outdated_during_a_repair_is_not_written(
     empty: Path, publisher: SignedSite
 ) -> None:
     """The publisher is dead, so the tree stays as it is."""
@@ -310,7 +310,7 @@ def test_finding_m6_a_version_whose_time_passes_during_a_repair_is_not_written(
     assert (windows in store.written[ENTRY[1:]], ENTRY[1:] in store.written) == (False, True)
 
 
-def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_message(
+def test_a_tree_that_is_published_to_repeatedly_ends_a_repair_with_a_message(
     empty: Path, publisher: SignedSite
 ) -> None:
     fleets = cycle((planned(*ALWAYS, now=INSIDE), planned(*ALWAYS, REPAIR, now=INSIDE)))
@@ -321,7 +321,7 @@ def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_messag
     assert_refused(empty, r"another process published meanwhile; run the command", publisher, begun=publish)
 
 
-def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
+def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
@@ -335,7 +335,7 @@ def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
     assert as_published(copy, publisher.root)
 
 
-def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Path, tmp_path: Path) -> None:
+def test_a_repair_writes_nothing_with_a_list_of_an_earlier_publication(output: Path, tmp_path: Path) -> None:
     """The publisher has ended before it wrote the list, or has no keys for it."""
     tree = shutil.copytree(output, tmp_path / "tree")
     copy = shutil.copytree(output / "boot", tmp_path / "boot")
@@ -352,7 +352,7 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
 def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_list(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
-    """As after a restore, or if --tree names the OUTPUT of a host that has been replaced."""
+    """This happens after a restore, or if --tree names the OUTPUT of a host that was replaced."""
     older = shutil.copytree(publisher.root, tmp_path / "older")
     without_window(publisher)
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
@@ -371,7 +371,7 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
     assert_refused(copy, "correct the clock", publisher, lambda: behind)
 
 
-# Who publishes to a mirror
+# Publishers of a mirror
 
 
 def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTarget:
@@ -379,7 +379,7 @@ def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTar
     return followed(TargetFolder(folder), root, name=str(folder), ledger=ledger)
 
 
-def test_finding_m6_a_folder_that_another_ledger_publishes_to_is_left_as_it_is(output: Path, tmp_path: Path) -> None:
+def test_finding_m6_a_folder_of_another_ledger_is_not_changed(output: Path, tmp_path: Path) -> None:
     target = folder_target(tmp_path / "target", output, ledger="theirs")
     edit(tmp_path / f"target/boot{ENTRY}")
     before = files_of(tmp_path / "target")
@@ -389,7 +389,7 @@ def test_finding_m6_a_folder_that_another_ledger_publishes_to_is_left_as_it_is(o
     target.load()  # it is still the writer
 
 
-def test_a_copy_of_a_whole_output_of_another_ledger_is_left_as_it_is(output: Path, tmp_path: Path) -> None:
+def test_a_copy_of_a_complete_output_of_another_ledger_is_not_changed(output: Path, tmp_path: Path) -> None:
     theirs = shutil.copytree(output, tmp_path / "theirs")
     rename_ledger(theirs)
     edit(theirs / f"boot{ENTRY}")
@@ -449,7 +449,7 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
     assert (boot / FIRST[1:]).read_bytes() == spoiled
 
 
-def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(
+def test_finding_m6_a_target_is_repaired_only_if_it_has_the_version_of_the_tree(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
     """A file that the target's records do not list would be in the way of the instance."""
@@ -464,7 +464,7 @@ def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(
 # Files that turn
 
 
-def test_after_the_end_of_a_window_repair_writes_the_version_of_now_though_the_publisher_is_dead(
+def test_after_the_end_of_a_window_repair_writes_the_current_version_even_without_the_publisher(
     tmp_path: Path,
 ) -> None:
     """The tree itself still has the window, as a dead publisher left it."""
@@ -543,9 +543,7 @@ def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(stor
     assert ENTRY[1:] in {each.path for each in done.repairs}
 
 
-def test_finding_m6_a_bucket_that_another_ledger_publishes_to_is_left_as_it_is(
-    store: Store, output: Path, tmp_path: Path
-) -> None:
+def test_finding_m6_a_bucket_of_another_ledger_is_not_changed(store: Store, output: Path, tmp_path: Path) -> None:
     store.make("theirs")
     give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://theirs/site?endpoint={store.url}&credentials={tmp_path}/keys"

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
-    """A tree whose entries name the user data of their own version."""
+    """Return a tree whose boot scripts name the user data of their own version."""
     files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
     for server in range(servers):
         data = f"user data {version} of {server}\n".encode()
@@ -59,7 +59,7 @@ STATE = state_path(OWNER)
 
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was waited for; nothing is, for here no power is cut."""
+    """Record the syncs, without syncing, because no power is cut here."""
     calls: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
     monkeypatch.setattr(durable_files, "syncfs", lambda fd: calls.append("syncfs"))
@@ -117,10 +117,10 @@ def folders(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
 
 
-# What is published
+# Published files
 
 
-def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: Path) -> None:
+def test_the_manifest_is_json_and_digests_in_its_head_lead_to_every_file(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_bytes())
     assert sorted(head) == ["commit", "gitboot", "ledger", "nodes", "shared", "version"]
@@ -149,7 +149,7 @@ def read_digests(path: Path, expected: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"sha256":'])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shared: bool) -> None:
+def test_any_name_is_in_the_manifest_unchanged(root: Path, path: str, is_shared: bool) -> None:
     files = {path: File(b"x")}
     servers, shared = ({}, files) if is_shared else ({"s": server_files("s", files)}, {})
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shar
     assert path in manifest.files
 
 
-def test_the_same_files_give_the_same_bytes_whatever_was_there_before(root: Path, tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_bytes_after_any_earlier_state(root: Path, tmp_path: Path) -> None:
     publish(root, tree(1), at=AT, commit="one")
     publish(root, tree(2, servers=5), at=AT + DAY, commit="two")
     publish(root, tree(3), at=AT + 2 * DAY, commit="three")
@@ -183,7 +183,7 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
     assert all((mode == 0o755) == path.is_dir() for path, mode in modes.items())
 
 
-# What a pass costs
+# Cost
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -211,7 +211,7 @@ NODE, LEAF = locate_server(OWNER)
         pytest.param({}, set(), id="the commit alone"),
     ],
 )
-def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
+def test_a_change_rewrites_only_its_files_and_their_part_of_the_manifest(
     root: Path, changed: Files, parts: set[str]
 ) -> None:
     publish(root, tree(), commit="one")
@@ -267,7 +267,7 @@ def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last
 @pytest.mark.parametrize(
     ("at", "expected"),
     [
-        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the pass's instant"),
+        pytest.param(AT + timedelta(hours=1), AT + timedelta(hours=1), id="the time of the reconcile"),
         pytest.param(AT + timedelta(seconds=5, microseconds=900_000), AT + timedelta(seconds=5), id="whole seconds"),
         pytest.param(AT, AT + SECOND, id="the next second, within the same"),
         pytest.param(AT - DAY, AT + SECOND, id="the next second, when the clock jumped back"),
@@ -318,7 +318,7 @@ def test_a_boot_script_always_refers_to_existing_content_through_200_commits(
     assert complaints == ""
 
 
-# What leaves the tree
+# Removed files
 
 
 def test_files_that_are_no_longer_planned_are_removed_with_empty_folders(root: Path) -> None:
@@ -349,8 +349,8 @@ UNNAMED: Files = {ENTRY: File(b"entry")}
         pytest.param([(0, NAMED), (9, UNNAMED)], True, id="however old it is"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (30, NAMED)], True, id="named again"),
         pytest.param([(0, NAMED), (1, UNNAMED), (8, NAMED)], True, id="named again at the last instant"),
-        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted anew"),
-        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted anew, the old time over"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (8, UNNAMED)], True, id="counted again"),
+        pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (9, UNNAMED)], True, id="counted again, the old time over"),
         pytest.param([(0, NAMED), (1, UNNAMED), (5, NAMED), (6, UNNAMED), (13, UNNAMED)], False, id="and then gone"),
         pytest.param([(0, NAMED), (1, UNNAMED), (1, NAMED), (1, UNNAMED), (8, UNNAMED)], False, id="in one second"),
         pytest.param([(9, NAMED), (9, UNNAMED), (1, UNNAMED), (15, UNNAMED)], True, id="the clock jumped back"),
@@ -395,10 +395,10 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
     assert on_disk(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
 
 
-# What is not gitboot's
+# Foreign files
 
 
-def test_files_that_gitboot_did_not_write_are_left_alone(root: Path) -> None:
+def test_files_that_gitboot_did_not_write_are_not_changed(root: Path) -> None:
     foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
     place(root, dict.fromkeys(foreign, File(b"mine")))
     before = states(root)
@@ -438,13 +438,15 @@ def a_symlink_to_the_same_content(path: Path) -> None:
         pytest.param(Path.mkdir, ENTRY, id="a folder where a file is planned"),
         pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
         pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
-        pytest.param(a_file, "boot/v1", id="a file where a folder has to be"),
-        pytest.param(a_symlink, "boot/v1/boot", id="a symlink to nothing where a folder has to be"),
-        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder has to be"),
-        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder has to be"),
+        pytest.param(a_file, "boot/v1", id="a file where a folder must be"),
+        pytest.param(a_symlink, "boot/v1/boot", id="a dangling symlink where a folder must be"),
+        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder must be"),
+        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder must be"),
     ],
 )
-@pytest.mark.parametrize("before", [pytest.param({}, id="first pass"), pytest.param(tree(1), id="later pass")])
+@pytest.mark.parametrize(
+    "before", [pytest.param({}, id="first reconcile"), pytest.param(tree(1), id="later reconcile")]
+)
 def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
     root: Path, put: Callable[[Path], None], path: str, before: Files
 ) -> None:
@@ -477,7 +479,7 @@ def test_all_foreign_files_are_named_in_one_error(root: Path) -> None:
     assert "and 1 more" in str(raised.value)
 
 
-def test_a_foreign_folder_at_a_withdrawn_path_is_not_removed(root: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_at_a_removed_path_is_not_removed(root: Path, tmp_path: Path) -> None:
     publish(root, tree())
     (root / ENTRY).unlink()
     (root / ENTRY).symlink_to("/etc/hostname")
@@ -488,7 +490,7 @@ def test_a_foreign_folder_at_a_withdrawn_path_is_not_removed(root: Path, tmp_pat
     assert len(list((tmp_path / "plans").iterdir())) == 3
 
 
-def test_an_existing_file_with_the_planned_content_becomes_gitboots(root: Path) -> None:
+def test_an_existing_file_with_the_planned_content_is_adopted(root: Path) -> None:
     place(root, tree())
     assert publish(root, tree()) == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     publish(root, tree(2))
@@ -502,7 +504,7 @@ def test_an_existing_file_with_the_planned_content_becomes_gitboots(root: Path) 
         *("etc/passwd", "/boot/x", "boot", "boot/", "boot//x", "boot/./x", "boot/..", "boot/../../../etc/passwd"),
     ],
 )
-def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_own(root: Path, path: str) -> None:
+def test_no_file_can_be_planned_outside_the_tree_or_at_a_path_of_the_publisher(root: Path, path: str) -> None:
     publish(root, {})
     before = states(root.parent)
     with pytest.raises(ValueError, match=re.escape(path)):
@@ -524,10 +526,10 @@ def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
     assert (root.parent / "outside").read_text() == "mine"
 
 
-# Whose it is
+# Owners of a tree
 
 
-def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
+def test_a_tree_of_another_ledger_is_not_changed(root: Path) -> None:
     publish(root, tree(1), ledger="theirs")
     before = everything(root)
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
@@ -538,7 +540,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     assert everything(root).items() >= before.items()
 
 
-def test_a_tree_can_be_taken_over(root: Path) -> None:
+def test_a_tree_can_be_adopted(root: Path) -> None:
     publish(root, tree(1, servers=5), ledger="theirs")
     with OutputDirectory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
         assert directory.stamp is not None
@@ -559,7 +561,7 @@ def test_one_process_publishes_at_a_time_and_another_gets_an_error_with_its_name
     publish(root, tree())
 
 
-def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
+def test_the_stamp_belongs_to_the_last_completed_reconcile(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is None
         publish_files(directory, tree(), commit="one", at=AT)
@@ -599,7 +601,7 @@ IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
-def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
+def test_the_first_publication_of_a_process_repairs_missing_and_truncated_files(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     publish(root, tree())
@@ -688,9 +690,7 @@ def publish_as_0_1_0(root: Path, files: Files) -> None:
 
 
 @pytest.mark.parametrize("stage", ["untouched", "cut short"])
-def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
-    root: Path, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_of_0_1_0_is_adopted_with_all_its_files(root: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tree(1, servers=5)
     publish_as_0_1_0(root, old)
     (root / "boot/mine").write_text("mine")
@@ -762,7 +762,7 @@ def test_a_dry_run_returns_the_result_of_a_publication_and_writes_nothing(root: 
     )
 
 
-# Where writing fails
+# Write errors
 
 
 PUBLISH_AS_NOBODY = """
@@ -800,7 +800,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
+def test_after_a_full_disk_the_next_publication_succeeds_when_there_is_space(small_disk: Path) -> None:
     root = small_disk / "out"
     large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
     with OutputDirectory.open(root, ledger="ours") as directory:
@@ -813,7 +813,7 @@ def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -
     assert verify_tree(root) == ()
 
 
-def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
+def test_a_read_only_disk_is_named(small_disk: Path) -> None:
     root = small_disk / "out"
     publish(root, tree(1))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -830,7 +830,7 @@ def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:
         publish(root, {longest + "x": File(b"longer")})
 
 
-def test_many_files_are_waited_for_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
+def test_many_files_are_synced_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
     publish(root, tree(1, servers=100))
     syncs.clear()
     publish(root, tree(2, servers=100))
@@ -937,8 +937,8 @@ def test_after_the_tree_of_another_instance_is_moved_away_publishing_works(
         assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
 
 
-def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_by_then(tmp_path: Path) -> None:
-    """As where the disk was full, and a larger one was mounted at its place."""
+def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_exists_by_then(tmp_path: Path) -> None:
+    """The disk was full, and a larger one was mounted at its place."""
     root = tmp_path / "output"
     with OutputDirectory.open(root, ledger="test") as directory:
         (root / "boot").touch()
@@ -950,7 +950,7 @@ def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_
         assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
 
 
-def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path) -> None:
     root, moved = tmp_path / "output", tmp_path / "moved"
     with OutputDirectory.open(root, ledger="test") as directory:
         put(directory, 1)
@@ -998,7 +998,9 @@ def test_equal_files_of_one_server_are_hard_links(root: Path, directory: OutputD
     assert temporary(root) == []
 
 
-def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path, directory: OutputDirectory) -> None:
+def test_a_name_that_is_added_later_is_a_separate_file_with_its_own_date(
+    root: Path, directory: OutputDirectory
+) -> None:
     directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
     later = AT + timedelta(hours=1)
     directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
@@ -1008,10 +1010,10 @@ def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Pa
     assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
 
 
-def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(
+def test_a_file_with_another_date_is_no_hard_link_to_a_file_with_a_predicted_date(
     root: Path, directory: OutputDirectory
 ) -> None:
-    """An access log tells versions apart by what `dated` has said of each path."""
+    """An access log tells versions apart by the predicted date of each path."""
     file = File(b"2")
     directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
     expected = [directory.predict_mtime(path, file, AT) for path in ALIKE]
@@ -1038,8 +1040,8 @@ def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: p
     assert verify_tree(root) == ()
 
 
-def test_a_partial_file_with_two_names_changes_neither_of_them(root: Path) -> None:
-    """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
+def test_a_partial_file_with_two_names_does_not_change_either(root: Path) -> None:
+    """A publisher that was killed between two renames leaves a temporary name of an existing file."""
     with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
         left = root / staging_path(ALIKE[1])
@@ -1107,7 +1109,7 @@ def a_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
 
 
 def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> None:
-    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
+    """A thousand servers with 300 contents of 40 kB need 12 MB; one content for each server would need 40 MB."""
     subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
     contents = [File(b"%03d" % number * 13_333) for number in range(300)]
     servers = a_thousand(lambda number: contents[number % 300])
@@ -1115,7 +1117,7 @@ def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> Non
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
 
-def test_an_interrupted_first_publication_needs_space_for_the_rest_only(small_disk: Path) -> None:
+def test_an_interrupted_first_publication_only_needs_space_for_the_rest(small_disk: Path) -> None:
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)

@@ -74,7 +74,7 @@ def index(root: Path, identity: str) -> list[str]:
     return found
 
 
-def entry(root: Path, number: int) -> str | None:
+def read_boot_script(root: Path, number: int) -> str | None:
     path = root / f"boot/v1/boot/{mac(number)}/boot.ipxe"
     return path.read_text().split()[0] if path.exists() else None
 
@@ -94,12 +94,12 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
 def test_a_server_is_added_changed_and_removed_without_naming_others(tmp_path: Path, target: OutputDirectory) -> None:
     publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
     publish(target, {"c": one("c", mac(3))})
-    assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
+    assert (index(tmp_path, f"mac/{mac(3)}"), read_boot_script(tmp_path, 3)) == (["c"], "c")
     assert verify_tree(tmp_path) == ()
     published = publish(target, {"a": None})
     assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
     assert state_path("a") in published.withdrawn
-    assert (index(tmp_path, f"mac/{mac(1)}"), entry(tmp_path, 1)) == ([], None)
+    assert (index(tmp_path, f"mac/{mac(1)}"), read_boot_script(tmp_path, 1)) == ([], None)
     assert verify_tree(tmp_path) == ()
     publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
     assert (tmp_path / "boot/unknown.ipxe").exists()
@@ -133,12 +133,12 @@ def test_the_next_publication_completes_a_failed_one(tmp_path: Path, target: Out
         publish(target, {"a": one("a", mac(3)), "c": one("c", mac(9))})
     (tmp_path / f"boot/v1/boot/{mac(9)}").unlink()
     publish(target, {"b": one("b", mac(2), text="2")})
-    assert [entry(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
+    assert [read_boot_script(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
     assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
     assert verify_tree(tmp_path) == ()
 
 
-def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
+def test_an_interrupted_publication_leaves_nothing_in_the_index(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {"a": one("a", mac(1))}, complete=True)
@@ -148,7 +148,7 @@ def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
             publish(target, {"a": one("a", mac(2))})
     publish(target, {})
     assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
-    assert (entry(tmp_path, 1), entry(tmp_path, 2)) == (None, "a")
+    assert (read_boot_script(tmp_path, 1), read_boot_script(tmp_path, 2)) == (None, "a")
     assert verify_tree(tmp_path) == ()
 
 
@@ -174,7 +174,7 @@ def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
         assert again.stamp is not None
 
 
-def test_a_servers_change_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
+def test_a_change_of_one_server_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
     name, digest = "s050-000042", "0" * 64
     node, leaf = locate_server(name)
     servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))

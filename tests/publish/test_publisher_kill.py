@@ -1,4 +1,4 @@
-"""What a publisher leaves behind that is stopped anywhere: killed, refused by the system, cut off from power."""
+"""A publisher that stops at any step: killed, with an error of the system, or after a power cut."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from gitboot.render.paths import (
     publication_stage,
 )
 from tests.helpers.cases import every
-from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
+from tests.helpers.published_trees import complete_tree, owner, publish_files, server_files, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
 
 
 def tree(version: int, servers: int = 1) -> dict[str, File]:
-    """A tree whose entries name content of their own version; with each version a server comes and another goes."""
+    """Return a tree whose boot scripts name content of their version; each version adds and removes a server."""
     files = {"boot/boot.ipxe": File(f"#!ipxe\n# {version:04}\n".encode())}
     for server in (*range(servers), servers + version % 2):
         data = f"user data {version} of {server}\n".encode()
@@ -100,9 +100,9 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
 
 
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
-    """What must not be in a tree between two versions."""
+    """Return the faults that a tree must not have between two versions."""
     found = []
-    old, new = whole(old), whole(new)
+    old, new = complete_tree(old), complete_tree(new)
     for path in old.keys() | new.keys():
         either = {file.content if (file := version.get(path)) else None for version in (old, new)}
         if not is_immutable(path) and stands.get(path) not in either:
@@ -124,19 +124,19 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
 
 
 def assert_complete(root: Path, version: int, servers: int = 1) -> None:
-    """Assert that a pass has come to its end, and that of one before it nothing is left but content."""
+    """Assert that a publication is complete, and that only content is left of the previous one."""
     assert verify_tree(root) == ()
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
-    assert set(manifest.files) == set(whole(tree(version, servers)))
+    assert set(manifest.files) == set(complete_tree(tree(version, servers)))
     assert_indexed(root)
     others = everything(root).keys() - manifest.files.keys()
     assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
 
 
 def assert_indexed(root: Path) -> None:
-    """Assert that everybody is found by what their state claims, and by nothing else."""
+    """Assert that the index finds each server by the identities in its state, and by no other."""
     stands = everything(root)
     states = {
         server: parse_state(content)
@@ -189,7 +189,7 @@ def publishers(root: Path) -> Iterator[Killed]:
     publishers.close()
 
 
-def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_the_next_publication_completes_it(root: Path, publishers: Killed) -> None:
     for version, at in enumerate(count(1, every(1)), 1):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, version - 1)
@@ -256,7 +256,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
     assert early({}, files) == [] and early({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
 
 
-def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
+def test_finding_m5_after_a_power_cut_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
     files = fleet_of(b"#!ipxe\n# another\n", range(5))
     with happening(nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
@@ -275,7 +275,7 @@ CALLS = {*CHANGING, "open", "stat", "lstat", "fstat", "fsync", "listdir", "pread
 
 
 class Os:
-    """The os module, where something happens at the n-th call that asks the system for anything."""
+    """The os module, with a hook at the n-th system call."""
 
     def __init__(self, happen: Callable[[int, str, tuple[Any, ...]], None]) -> None:
         self._happen = happen
@@ -352,14 +352,14 @@ def is_change(name: str, args: tuple[Any, ...]) -> bool:
         pytest.param(errno.EROFS, True, True, False, id="read-only from then on"),
     ],
 )
-def test_refused_at_every_call_the_next_pass_completes_it(
+def test_with_an_error_at_every_call_the_next_publication_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
     monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
     with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version, at in enumerate(count(1, every(1)), 1):
-        with refused(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
+        with publish_with_errors(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
             assert faults(everything(root), tree(version - 1), tree(version)) == []
         if calls.calls < at:
             break
@@ -367,7 +367,7 @@ def test_refused_at_every_call_the_next_pass_completes_it(
 
 
 @contextmanager
-def refused(
+def publish_with_errors(
     root: Path, version: int, refuse: Callable[[int, str, tuple[Any, ...]], None], *, restarted: bool
 ) -> Iterator[Os]:
     """Publish while something is refused, and after the block again, in the same process or in the next."""
@@ -390,7 +390,7 @@ def refused(
 
 
 class Recorder(Disk):
-    """A disk that knows what it would hold if the power was cut now: what was synced, and any part of the rest."""
+    """A disk that records its content after a power cut: what was synced, and any part of the rest."""
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         super().__init__(root, modes)
@@ -426,7 +426,7 @@ recorders: list[Recorder] = []
 
 
 def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[str, bytes]:
-    """What stands if of all that was done since the last sync only this was; content that was not synced is lost."""
+    """Return the files after a power cut with these changes since the last sync; unsynced content is lost."""
     stands = dict(synced)
     for act, path in done:
         if act == "stage":
@@ -447,7 +447,7 @@ def put(root: Path, stands: Mapping[str, bytes]) -> None:
 
 
 def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> list[dict[str, bytes]]:
-    """Return what may stand in a tree if the power is cut while a process acts."""
+    """Return the possible states of a tree if the power is cut while a process runs."""
     dice = random.Random(20261120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory_module, "Disk", Recorder)
@@ -460,7 +460,7 @@ def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> l
     return found
 
 
-def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> None:
+def test_after_a_power_cut_at_any_point_the_next_publication_completes_it(root: Path) -> None:
     version = 5
     with happening(nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
@@ -482,7 +482,7 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> N
 
 
 def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
-    """Publish who has other files now than were held, and who is owed them, and nobody else."""
+    """Publish the servers whose files changed or are pending, and no others."""
     (old, _), (new, shared) = split(tree(held)), split(tree(planned))
     with OutputDirectory.open(root, ledger="ours") as directory:
         owed = directory.resume(before)
@@ -498,7 +498,7 @@ def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [*sorted(tree(1))])
-def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(root: Path, lost: str) -> None:
+def test_after_a_power_cut_during_a_repair_the_next_start_completes_it(root: Path, lost: str) -> None:
     def put_right(directory: OutputDirectory) -> None:
         assert directory.resume(before) == frozenset()
         publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
@@ -519,7 +519,7 @@ def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(r
 MACS = ("52-54-00-00-00-01", "52-54-00-00-00-02", "52-54-00-00-00-03")
 
 
-def named(*macs: str) -> dict[str, Files]:
+def make_servers(*macs: str) -> dict[str, Files]:
     entries = {name: f"boot/v1/boot/{mac}/boot.ipxe" for name, mac in zip("abc", macs, strict=False) if mac}
     return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
 
@@ -527,9 +527,9 @@ def named(*macs: str) -> dict[str, Files]:
 moving = pytest.mark.parametrize(
     ("old", "new"),
     [
-        (named(*MACS[:2]), named(MACS[1], MACS[0])),
-        (named(*MACS[:2]), named(MACS[2], MACS[1])),
-        (named(*MACS[:2]), named("", MACS[1], MACS[0])),
+        (make_servers(*MACS[:2]), make_servers(MACS[1], MACS[0])),
+        (make_servers(*MACS[:2]), make_servers(MACS[2], MACS[1])),
+        (make_servers(*MACS[:2]), make_servers("", MACS[1], MACS[0])),
     ],
 )
 
@@ -542,9 +542,9 @@ def bring(directory: OutputDirectory, wanted: Mapping[str, Files], names: Iterab
 def killed_at_each_change(
     root: Path, old: Mapping[str, Files], act: Callable[[OutputDirectory], object], *, damage: str | None = None
 ) -> Iterator[tuple[int, Inventory]]:
-    """Publish servers, kill what a process does then at each change that it makes, and yield the number of the change.
+    """Publish servers, kill the process at each change that it makes, and yield the number of the change.
 
-    The process goes on from the inventory of the one before, or begins anew where a file is damaged meanwhile.
+    The process continues from the previous inventory, or from none if a file is damaged meanwhile.
     """
     for at in count(1):
         shutil.rmtree(root, ignore_errors=True)
@@ -566,7 +566,7 @@ def killed_at_each_change(
 
 
 @moving
-def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
+def test_killed_while_mac_addresses_change_the_next_publication_finds_every_server_by_its_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -582,7 +582,7 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
 
 
 @moving
-def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_own(
+def test_after_an_error_while_mac_addresses_change_a_rollback_finds_every_server_by_its_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
@@ -602,8 +602,8 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
     assert at > 50
 
 
-def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
-    servers = named(*MACS[:2])
+def test_killed_during_the_repair_of_a_shard_the_next_start_completes_the_repair(root: Path) -> None:
+    servers = make_servers(*MACS[:2])
 
     def act(directory: OutputDirectory) -> None:
         directory.publish(servers, {}, complete=True, commit="new", at=AT)
@@ -645,7 +645,7 @@ def test_killed_while_content_moves_to_another_server_it_expires_when_unused(roo
 
 
 class Forgetful(Recorder):
-    """A disk that once fails a sync: what was done before it never stands, and is shown all the same."""
+    """A disk that fails one sync: earlier changes are lost, but are still shown."""
 
     fails_at = 0
     stands: dict[str, bytes]
@@ -724,20 +724,20 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
     assert missed == []
 
 
-# A tree where there was none
+# A new tree
 
 
 def assert_begun_or_not(root: Path, version: int) -> None:
-    """Assert that nothing stands, or what does is whole; the manifest only with all."""
+    """Assert that there is no tree, or a complete one with its manifest."""
     stands = {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
     assert faults(stands, {}, tree(version)) == []
     if MANIFEST in stands:
         assert verify_tree(root) == ()
     if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
-        assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
+        assert {path for path in complete_tree(tree(version)) if path.startswith("boot/")} <= stands.keys()
 
 
-def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(root: Path, publishers: Killed) -> None:
     ready = moving = 0
     for at in count(1):  # at one of them alone the tree is ready and has not begun to move
         shutil.rmtree(root, ignore_errors=True)
@@ -760,20 +760,20 @@ def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Pat
     ("code", "on"), [pytest.param(errno.ENOSPC, False, id="once"), pytest.param(errno.EROFS, True, id="from then on")]
 )
 @pytest.mark.parametrize("restarted", [False, True])
-def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
+def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
     root: Path, code: int, on: bool, restarted: bool
 ) -> None:
     for at in count(1, every(1)):
         shutil.rmtree(root, ignore_errors=True)
-        with refused(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
+        with publish_with_errors(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
             assert_begun_or_not(root, 1)
         if calls.calls < at:
             break
     assert at > 40
 
 
-def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -> None:
-    """What was written since the last sync is lost; of what was renamed, any part is done."""
+def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path) -> None:
+    """Content since the last sync is lost; any part of the renames is done."""
     synced: list[Path] = []
     last = root.parent / "last"
 
@@ -804,9 +804,9 @@ def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -
         (False, ["boot", "fresh", "boot", "index", "manifest", "servers", "manifest.json"]),
         (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "index", "manifest", "servers", "manifest.json"]),
     ],
-    ids=["in an empty folder", "beside what operators have placed"],
+    ids=["in an empty folder", "beside files of operators"],
 )
-def test_a_tree_begins_without_a_temporary_name(root: Path, is_placed: bool, renamed: list[str]) -> None:
+def test_a_new_tree_has_no_temporary_name(root: Path, is_placed: bool, renamed: list[str]) -> None:
     found: list[str] = []
 
     def note(number: int, name: str, args: tuple[Any, ...]) -> None:

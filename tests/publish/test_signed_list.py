@@ -44,7 +44,7 @@ from gitboot.render.endpoint_files import ListedFile, listing_path, render_listi
 from gitboot.render.paths import File, Files
 from tests.helpers.cases import every
 from tests.helpers.git_repositories import program
-from tests.helpers.signed_lists import SIGNED, client, listed_server, made_keys, names, publish, target
+from tests.helpers.signed_lists import SIGNED, client, listed_server, make_keys, names, publish, target
 from tests.publish.test_publisher_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
@@ -66,7 +66,7 @@ def digest(file: File) -> str:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    return made_keys(tmp_path / "keys", NOW)
+    return make_keys(tmp_path / "keys", NOW)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(ke
     assert list(renewed) == [f"{SIGNED}/timestamp.json"]
 
 
-def test_a_list_that_is_current_is_not_written_again_and_one_that_is_due_is_renewed(
+def test_a_current_list_is_not_written_again_and_a_due_one_is_renewed(
     tmp_path: Path, keys: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
@@ -174,7 +174,7 @@ def test_without_a_key_the_list_has_the_same_files_without_signatures(
         client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "other").refresh()
 
 
-def test_a_publisher_builds_on_no_bin_that_somebody_changed(
+def test_a_publisher_does_not_reuse_a_bin_that_somebody_changed(
     tmp_path: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
@@ -218,7 +218,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", ["timestamp", "snapshot", "bin"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("is_signed", [True, False])
-def test_a_list_that_is_damaged_is_made_anew_and_no_version_goes_back(
+def test_a_damaged_list_is_made_again_and_no_version_goes_back(
     tmp_path: Path, read: Read, keys: Path, damage: str, kind: str, is_signed: bool
 ) -> None:
     """A process that begins finds it. A client that has read the list before accepts the new one."""
@@ -240,7 +240,7 @@ def test_a_list_that_is_damaged_is_made_anew_and_no_version_goes_back(
 
 
 @pytest.mark.parametrize("lost", ["the list", "the timestamp", "nothing"])
-def test_a_process_that_ended_before_it_wrote_the_list_is_made_good_by_the_next(
+def test_a_process_that_ended_before_it_wrote_the_list_is_completed_by_the_next(
     tmp_path: Path, read: Read, signing: ListKeys, lost: str
 ) -> None:
     folder = tmp_path / "out" / SIGNED
@@ -261,7 +261,7 @@ def test_a_process_that_ended_before_it_wrote_the_list_is_made_good_by_the_next(
     assert list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
 
 
-def test_a_new_process_builds_on_the_list_of_the_one_before(tmp_path: Path, signing: ListKeys) -> None:
+def test_a_new_process_continues_the_list_of_the_previous_one(tmp_path: Path, signing: ListKeys) -> None:
     with published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
     before = names(tmp_path / "out")
@@ -270,7 +270,7 @@ def test_a_new_process_builds_on_the_list_of_the_one_before(tmp_path: Path, sign
     assert names(tmp_path / "out") == before
 
 
-def test_superseded_metadata_goes_after_ten_minutes(
+def test_superseded_metadata_is_deleted_after_ten_minutes(
     tmp_path: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     old = f"{int(NOW.timestamp())}.snapshot.json"
@@ -293,7 +293,7 @@ def test_a_clock_that_goes_back_makes_no_version_twice(
     assert target(reader, "servers/web02.json") is not None  # it would refuse an earlier version than it has seen
 
 
-def test_a_clock_that_was_ahead_leaves_no_list_that_is_valid_for_too_long_and_no_bin_that_expires_unnoticed(
+def test_a_fast_clock_leaves_no_list_that_is_valid_too_long_and_no_bin_that_expires_unnoticed(
     tmp_path: Path, keys: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     year = timedelta(days=365)
@@ -326,7 +326,7 @@ def test_a_bin_that_expires_soon_is_signed_again(tmp_path: Path, signing: ListKe
     assert versions == {int(NOW.timestamp())}
 
 
-def test_a_disk_that_refuses_the_list_leaves_the_earlier_one(
+def test_if_the_disk_rejects_the_list_the_earlier_one_stays(
     tmp_path: Path, read: Read, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
@@ -354,11 +354,9 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("case", STEPS_AT_A_TIME)
-def test_killed_at_any_step_of_the_list_it_is_incomplete_and_the_next_process_makes_it_whole(
-    memory: Path, case: str
-) -> None:
+def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_completes_it(memory: Path, case: str) -> None:
     keys, root, newer = (
-        made_keys(memory / "keys", NOW),
+        make_keys(memory / "keys", NOW),
         memory / "out",
         {**SHARED, "boot/boot.ipxe": File(b"#!ipxe\n#\n")},
     )
@@ -409,7 +407,7 @@ def test_killed_at_any_step_of_the_list_it_is_incomplete_and_the_next_process_ma
     assert faults() == set()
 
 
-def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manifest_is_the_same(
+def test_a_shared_listing_that_the_list_does_not_name_is_listed_even_with_the_same_manifest(
     tmp_path: Path, read: Read, signing: ListKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version had listed another one, and the process after it was killed once it had written this one."""
@@ -436,13 +434,13 @@ def test_readers_that_trust_the_earlier_root_key_trust_a_new_one(
     assert newest["signed"]["version"] == 2 and len(newest["signatures"]) == 2
 
 
-def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
+def test_after_a_lost_root_key_readers_only_need_the_new_public_key(
     tmp_path: Path, keys: Path, directory: OutputDirectory
 ) -> None:
     """The tree has two roots of the lost key, and the new key has one."""
     replace_list_keys(keys, None, None, NOW)
     directory.update_list(read_list_keys(keys), NOW)
-    new = made_keys(tmp_path / "new", NOW)
+    new = make_keys(tmp_path / "new", NOW)
     directory.update_list(read_list_keys(new), NOW)
     folder = tmp_path / "out" / SIGNED
     assert {name for name in names(tmp_path / "out") if name.endswith(".root.json")} == {"1.root.json"}
@@ -456,20 +454,20 @@ def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
         read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text()))
 
 
-def test_a_key_that_others_may_read_is_refused(keys: Path) -> None:
+def test_a_key_that_others_may_read_is_rejected(keys: Path) -> None:
     (keys / "publication.key").chmod(0o644)
     with pytest.raises(KeyUnreadable, match="others may read"):
         read_list_keys(keys)
 
 
 @pytest.mark.parametrize("missing", ["publication.key", "1.root.json", "1.targets.json"])
-def test_a_folder_of_keys_that_lacks_a_file_is_refused(keys: Path, missing: str) -> None:
+def test_a_folder_of_keys_that_lacks_a_file_is_rejected(keys: Path, missing: str) -> None:
     (keys / missing).unlink()
     with pytest.raises(KeyUnreadable):
         read_list_keys(keys)
 
 
-# What a file of the folder may have become, each as its content.
+# Possible states of a file of the folder, each as its content.
 DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
     "an empty key": ("publication.key", b""),
     "a key that is cut short": ("publication.key", b"-----BEGIN PRIVATE KEY-----\n"),
@@ -490,7 +488,7 @@ DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED_KEYS)
-def test_a_folder_of_keys_with_a_damaged_file_is_refused(keys: Path, damage: str) -> None:
+def test_a_folder_of_keys_with_a_damaged_file_is_rejected(keys: Path, damage: str) -> None:
     name, content = DAMAGED_KEYS[damage]
     if damage == "targets of another version":
         content = (keys / "1.targets.json").read_bytes()
@@ -503,14 +501,14 @@ def test_a_folder_of_keys_with_a_damaged_file_is_refused(keys: Path, damage: str
         read_list_keys(keys)
 
 
-def test_a_key_that_the_newest_root_does_not_name_is_refused(tmp_path: Path, keys: Path) -> None:
-    other = made_keys(tmp_path / "other", NOW)
+def test_a_key_that_the_newest_root_does_not_name_is_rejected(tmp_path: Path, keys: Path) -> None:
+    other = make_keys(tmp_path / "other", NOW)
     shutil.copy(other / "publication.key", keys)
     with pytest.raises(KeyNotInRoot):
         read_list_keys(keys)
 
 
-# Whatever happens
+# Random events
 
 NAMES = ("web01", "web02", "web03", "db01")
 STEPS = st.lists(
@@ -527,14 +525,14 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
-def test_a_client_that_remembers_finds_all_that_is_published_after_any_steps(steps: list[tuple[Any, ...]]) -> None:
+def test_a_client_with_a_cache_finds_all_published_files_after_any_steps(steps: list[tuple[Any, ...]]) -> None:
     with TemporaryDirectory() as folder:
         assert_all_is_found(Path(folder), steps)
 
 
 def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
     root, at = folder / "out", NOW
-    keys = made_keys(folder / "keys", NOW)
+    keys = make_keys(folder / "keys", NOW)
     first_root = (keys / "1.root.json").read_bytes()
     stands: dict[str, Files | None] = {"web01": server("web01")}
     directory = OutputDirectory.open(root, ledger="ours")

@@ -1,4 +1,4 @@
-"""`gitboot verify-mirror` with the list that a mirror carries: nothing but its URL and the public key."""
+"""`gitboot verify-mirror` with the list on a mirror: it only needs the URL and the public key."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_finding_m10_one_file_of_a_copy_names_all_files_of_a_server(copy: Path) 
     assert not by_server["new01"] & by_server["web01"]
 
 
-def test_a_mirror_is_verified_by_its_url_and_the_public_key_alone(mirror: CopyServer, verify: Verify) -> None:
+def test_a_mirror_is_verified_with_its_url_and_the_public_key_alone(mirror: CopyServer, verify: Verify) -> None:
     code, found, shown = verify(mirror.url)
     assert (code, found) == (0, {})
     assert shown["list"]["signature"] == "Verified" and 0 <= shown["list"]["ageSeconds"] < 3600
@@ -125,10 +125,10 @@ def test_a_mirror_is_verified_by_its_url_and_the_public_key_alone(mirror: CopySe
     assert evidence == [], "a cache turns HEAD into GET, which counts as a fetch of a machine"
 
 
-def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_whatever_its_size_and_time(
+def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_with_any_size_and_time(
     published: SignedSite, copy: Path, tmp_path: Path
 ) -> None:
-    """By HTTP from the real nginx, with the URL and the public key alone; of what only machines fetch, if asked to."""
+    """The real nginx is compared by HTTP, with the URL and the public key; paths of machines on request."""
     for path in (ENTRY, FIRST):
         before = (copy / path[1:]).stat()
         content = (copy / path[1:]).read_bytes()
@@ -246,7 +246,7 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
     assert verify(copy, key=publisher.public)[1][ENTRY] == "Wrong", "the listing that is there counts"
 
 
-def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
+def test_an_expired_list_is_a_finding_and_the_files_are_still_compared(
     tmp_path: Path, copy: Path, verify: Verify
 ) -> None:
     publisher = SignedSite(tmp_path / "publisher")
@@ -259,7 +259,7 @@ def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
 
 
 @pytest.mark.parametrize("ahead", [DAY / 24, DAY])
-def test_finding_m10_a_clock_that_is_behind_comes_before_what_follows_from_it(
+def test_finding_m10_a_clock_that_is_behind_is_reported_before_its_consequences(
     tmp_path: Path, copy: Path, verify: Verify, ahead: timedelta
 ) -> None:
     publisher = SignedSite(tmp_path / "publisher")
@@ -285,12 +285,12 @@ def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
     assert captured("verify-mirror", copy).returncode == 8
 
 
-def test_a_signed_list_is_compared_without_a_key_and_that_is_said(copy: Path) -> None:
+def test_a_signed_list_is_compared_without_a_key_and_a_message_says_so(copy: Path) -> None:
     done = captured("verify-mirror", copy)
     assert (done.returncode, "gitboot did not check the signatures" in done.stdout) == (0, True)
 
 
-def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path, published: SignedSite) -> None:
+def test_a_public_key_may_be_a_file_and_must_be_valid(copy: Path, tmp_path: Path, published: SignedSite) -> None:
     (tmp_path / "key").write_text(f"# root of lon1\n{published.key.hex()}\n")
     assert captured("verify-mirror", copy, "--key", tmp_path / "key").returncode == 0
     for key in ("x", "ab" * 31, tmp_path):
@@ -298,7 +298,7 @@ def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path
         assert (done.returncode, done.stderr.count("\n"), "--key" in done.stderr) == (64, 1, True)
 
 
-def test_a_mirror_that_denies_the_list_is_one_error_that_tells_who_may_read_it(
+def test_a_mirror_that_denies_the_list_is_one_error_that_names_who_may_read_it(
     mirror: CopyServer, published: SignedSite
 ) -> None:
     mirror.answers[LIST] = (403, b"")
@@ -369,8 +369,8 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
         pytest.param((DISK, WINDOW), _answer("e" * 64), MirrorFault.WRONG, False, id="another content then"),
         pytest.param((None,), _answer(None, 404), None, False, id="a path that is to be absent"),
         pytest.param((None,), _answer(DISK.sha256), MirrorFault.EXTRA, False, id="a path that is there and is to go"),
-        pytest.param((None, DISK), _answer(DISK.sha256), None, True, id="a path that goes now"),
-        pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that comes now"),
+        pytest.param((None, DISK), _answer(DISK.sha256), None, True, id="a path that is removed now"),
+        pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that is added now"),
     ],
 )  # fmt: skip
 def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(
@@ -384,8 +384,8 @@ def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(
 
 
 @pytest.mark.parametrize("cache", KEEP_ANSWERS)
-def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Path, verify: Verify, cache: str) -> None:
-    """With the real nginx as the mirror: the old check looked at headers, and found nothing."""
+def test_finding_m7_a_cache_that_keeps_responses_is_reported_as_one(tmp_path: Path, verify: Verify, cache: str) -> None:
+    """The mirror is a real nginx: an earlier check of headers did not find the cache."""
     publisher = SignedSite(tmp_path / "publisher")
     publisher.publish(FLEET, made=_now() - DAY / 2 - DAY / 9)
     root, key = publisher.root, publisher.public
@@ -403,7 +403,7 @@ def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Pat
             assert captured("verify-mirror", each, "--tree", root).returncode == code
 
 
-def test_a_publication_between_two_requests_is_no_cache(publisher: SignedSite, copy: Path) -> None:
+def test_a_publication_between_two_requests_is_not_a_cache(publisher: SignedSite, copy: Path) -> None:
     copied(publisher, copy)
     publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)
     with serving(copy) as mirror:

@@ -1,4 +1,4 @@
-"""The keys of a signed list, as docs/mirrors.md tells an operator to make, replace and lose them."""
+"""The keys of a signed list, made, replaced and lost as docs/mirrors.md describes."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def operator(tmp_path: Path) -> Operator:
     return found
 
 
-def test_a_list_is_signed_as_the_page_says_and_the_root_key_stays_where_it_was_made(operator: Operator) -> None:
+def test_a_list_is_signed_as_the_page_describes_and_the_root_key_stays_where_it_was_made(operator: Operator) -> None:
     assert (operator.offline / "root.key").exists() and not (operator.host / "root.key").exists()
     assert operator.faults() == set()
 
 
-def test_a_publication_key_that_was_stolen_or_lost_is_replaced_and_mirrors_do_nothing(operator: Operator) -> None:
+def test_a_stolen_or_lost_publication_key_is_replaced_and_mirrors_do_nothing(operator: Operator) -> None:
     stolen = shutil.copytree(operator.host, operator.host.with_name("stolen"))
     (operator.host / "publication.key").unlink()
     with pytest.raises(KeyUnreadable):
@@ -121,7 +121,7 @@ def test_after_a_lost_root_key_new_keys_need_a_new_public_key_at_each_mirror(ope
     assert operator.faults() == set()
 
 
-def test_a_list_whose_keys_are_taken_away_becomes_unsigned(operator: Operator) -> None:
+def test_after_its_keys_are_removed_a_list_becomes_unsigned(operator: Operator) -> None:
     operator.publisher.keys = None
     operator.publish()
     assert operator.faults() == {"Unsigned"}

@@ -76,7 +76,7 @@ VECTORS = {
 
 
 @for_each("vector", VECTORS.values(), ids=VECTORS.keys())
-def test_a_signature_of_the_rfc_is_right_and_each_of_its_bits_counts(vector: tuple[str, str, str]) -> None:
+def test_a_signature_of_the_rfc_is_valid_and_each_of_its_bits_counts(vector: tuple[str, str, str]) -> None:
     key, message, signature = map(bytes.fromhex, vector)
     assert ed25519_verify(key, message, signature)
     assert not ed25519_verify(key, message + b"\0", signature)
@@ -152,7 +152,7 @@ LISTINGS = {"servers/lon1.json": LISTING, "shared.json": encode_listing(None, {"
 BINS = [f"1.servers-{sha256(name.encode()).hexdigest()[:2]}.json" for name in LISTINGS]
 
 
-def made(signer: ListSigner, **more: Any) -> dict[str, bytes]:
+def make_list(signer: ListSigner, **more: Any) -> dict[str, bytes]:
     return signer.make(LISTINGS, **{"made": NOW, **more})
 
 
@@ -163,7 +163,7 @@ def signer() -> ListSigner:
 
 @pytest.fixture
 def files(signer: ListSigner) -> dict[str, bytes]:
-    return made(signer)
+    return make_list(signer)
 
 
 def read(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> SignedList:
@@ -187,24 +187,24 @@ def test_a_list_that_python_tuf_signed_is_read(signer: ListSigner) -> None:
     assert listing.server == "lon1" and [*listing.contents.values()] == [CONTENT.decode()]
 
 
-def test_a_list_without_signatures_is_read_where_no_key_is_named_and_reported_where_one_is() -> None:
+def test_a_list_without_signatures_is_read_without_a_key_and_reported_with_one() -> None:
     unsigned, signer = ListSigner.unsigned(), ListSigner()
-    files = made(unsigned)
+    files = make_list(unsigned)
     found = read(files, unsigned)
     assert (found.is_signed, found.is_verified) == (False, False)
     assert fault_of(files, signer) == ("Unsigned", "timestamp.json")
-    found = read(made(signer), unsigned)
+    found = read(make_list(signer), unsigned)
     assert (found.is_signed, found.is_verified) == (True, False)
 
 
-def test_a_list_of_another_publisher_is_refused() -> None:
-    assert fault_of(made(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
+def test_a_list_of_another_publisher_is_rejected() -> None:
+    assert fault_of(make_list(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
 
 
 @for_each("name", ["timestamp.json", "1.snapshot.json", "1.targets.json", *BINS])
-def test_each_part_has_to_be_signed_by_the_key_of_its_role(name: str) -> None:
+def test_each_part_must_be_signed_by_the_key_of_its_role(name: str) -> None:
     signer, stranger = ListSigner(), ListSigner()
-    files = made(signer)
+    files = make_list(signer)
     for signatures in ("of a stranger", "none"):
         metadata: Metadata[Any] = Metadata.from_bytes(files[name])
         metadata.signatures.clear()
@@ -227,7 +227,7 @@ def test_the_publication_key_signs_no_root_and_delegates_nothing(signer: ListSig
 
 def test_a_root_needs_as_many_signatures_as_it_states() -> None:
     signer = ListSigner(roots=[CryptoSigner.generate_ed25519() for _ in range(3)], threshold=2)
-    files = made(signer)
+    files = make_list(signer)
     assert read(files, signer).is_verified
     metadata: Metadata[Root] = Metadata.from_bytes(files["1.root.json"])
     for lost, is_enough in ((0, True), (1, False)):
@@ -252,53 +252,53 @@ def test_a_key_with_two_ids_counts_once() -> None:
     signature = signer.roots[0].sign(canonical_json(document)).signature
     signed = [{"keyid": each, "sig": signature} for each in (key.keyid, "f" * 64)]
     signer.roots_made = [json.dumps({"signed": document, "signatures": signed}).encode()]
-    assert fault_of(made(signer), signer) == ("BadSignature", "1.root.json")
+    assert fault_of(make_list(signer), signer) == ("BadSignature", "1.root.json")
 
 
 # Rotation of keys
 
 
-def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_refused(signer: ListSigner) -> None:
-    before = made(signer)
-    seen = read(made(signer), signer).accepted
+def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_rejected(signer: ListSigner) -> None:
+    before = make_list(signer)
+    seen = read(make_list(signer), signer).accepted
     stolen, signer.publication = signer.publication, CryptoSigner.generate_ed25519()
     signer.make_root()
-    files = made(signer)
+    files = make_list(signer)
     assert read(files, signer, seen).accepted.root == 2
     thief = ListSigner(roots=signer.roots, publication=stolen, version=99, roots_made=signer.roots_made)
-    assert fault_of(made(thief), signer, seen) == ("BadSignature", "timestamp.json")
+    assert fault_of(make_list(thief), signer, seen) == ("BadSignature", "timestamp.json")
     with pytest.raises(ListProblem, match="a replaced key signed the file"):
-        read(made(thief), signer, seen)
+        read(make_list(thief), signer, seen)
     assert fault_of(before, signer, read(files, signer).accepted) == ("Older", "1.root.json")
 
 
 def test_a_list_of_a_new_publication_key_may_begin_with_a_lower_version() -> None:
-    """Whoever has stolen a key may have signed the highest version: TUF, 5.3.11."""
+    """The owner of a stolen key may have signed the highest version: TUF, 5.3.11."""
     signer = ListSigner(version=10**6)
-    seen = read(made(signer), signer).accepted
+    seen = read(make_list(signer), signer).accepted
     signer.version = 7
-    assert fault_of(made(signer), signer, seen) == ("Older", "timestamp.json")
+    assert fault_of(make_list(signer), signer, seen) == ("Older", "timestamp.json")
     signer.publication = CryptoSigner.generate_ed25519()
     signer.make_root()
-    assert read(made(signer), signer, seen).version == 9
+    assert read(make_list(signer), signer, seen).version == 9
 
 
 def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigner) -> None:
     signer.make_root()
     old, signer.roots = signer.roots, [CryptoSigner.generate_ed25519()]
     signer.make_root(signed_by=old)
-    files = made(signer)
+    files = make_list(signer)
     for roots in (old, signer.roots):
         assert read(files, ListSigner(roots=roots)).accepted.root == 2
     signer.roots_made[1:] = []
     signer.make_root()
-    assert fault_of(made(signer), ListSigner(roots=old)) == ("BadSignature", "2.root.json")
+    assert fault_of(make_list(signer), ListSigner(roots=old)) == ("BadSignature", "2.root.json")
 
 
 # Attacks on versions and parts
 
 
-def test_an_older_list_is_refused_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_an_older_list_is_rejected_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
     newer = signer.renew(files, expires=FAR)
     seen = read(newer, signer).accepted
     assert read(newer, signer, seen).accepted == seen
@@ -332,29 +332,29 @@ SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 
 
 @for_each("case", SPOILT)
-def test_a_spoilt_part_is_refused_by_name(case: str) -> None:
+def test_a_damaged_part_is_rejected_by_name(case: str) -> None:
     name, change, fault = SPOILT[case]
     signer = ListSigner()
-    files = made(signer)
+    files = make_list(signer)
     assert change(files[name]) != files[name]
     assert fault_of({**files, name: change(files[name])}, signer) == (fault, name)
 
 
 @for_each("name", ["1.snapshot.json", "1.targets.json", BINS[0], "timestamp.json"])
-def test_a_part_that_is_absent_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_a_missing_part_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
     others = {each: content for each, content in files.items() if each != name}
     assert fault_of(others, signer) == ("Missing", name)
 
 
-def test_a_part_of_an_earlier_list_is_refused(signer: ListSigner) -> None:
-    before = made(signer)
-    files = made(signer)
+def test_a_part_of_an_earlier_list_is_rejected(signer: ListSigner) -> None:
+    before = make_list(signer)
+    files = make_list(signer)
     for name in ("1.snapshot.json", "1.targets.json", BINS[0]):
         newer = name.replace("1.", "2.", 1)
         assert fault_of({**files, newer: before[name]}, signer) == ("Damaged", newer)
 
 
-def test_a_bin_lists_only_names_of_its_own(signer: ListSigner, files: dict[str, bytes]) -> None:
+def test_a_bin_lists_only_its_own_names(signer: ListSigner, files: dict[str, bytes]) -> None:
     for name in ("shared.json", "../boot.ipxe", "servers/../x.json", "/shared.json"):
         metadata: Metadata[Targets] = Metadata.from_bytes(files[BINS[0]])
         metadata.signed.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
@@ -363,17 +363,17 @@ def test_a_bin_lists_only_names_of_its_own(signer: ListSigner, files: dict[str, 
         assert fault_of({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
 
 
-def test_an_expired_list_is_read_for_it_still_ends_windows(signer: ListSigner) -> None:
-    found = read(made(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
+def test_an_expired_list_is_read_because_it_still_ends_windows(signer: ListSigner) -> None:
+    found = read(make_list(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
     assert found.expires == NOW and found.expiring == "timestamp.json"
     signer.make_root(expires=NOW - timedelta(days=1))
-    found = read(made(signer), signer)
+    found = read(make_list(signer), signer)
     assert (found.expires, found.expiring) == (NOW - timedelta(days=1), "2.root.json")
 
 
 def test_a_list_that_is_replaced_while_it_is_read_is_read_again(signer: ListSigner) -> None:
-    before = made(signer)
-    after = {name: content for name, content in made(signer).items() if not name.startswith("1.s")}
+    before = make_list(signer)
+    after = {name: content for name, content in make_list(signer).items() if not name.startswith("1.s")}
     fetched: list[str] = []
 
     def fetch(name: str, _: int) -> bytes | None:
@@ -396,22 +396,22 @@ def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
         return False
 
 
-def test_python_tufs_client_accepts_what_the_reader_accepts(
+def test_the_client_of_python_tuf_accepts_what_the_reader_accepts(
     tmp_path: Path, signer: ListSigner, files: dict[str, bytes]
 ) -> None:
     signer.publication = CryptoSigner.generate_ed25519()
     signer.make_root()
-    for number, each in enumerate((files, made(signer))):
+    for number, each in enumerate((files, make_list(signer))):
         assert tuf_accepts(each, signer.roots_made[0], tmp_path / str(number))
         assert read(each, signer).is_verified
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_python_tufs_client_rejects_each_change_that_the_reader_rejects(
+def test_the_client_of_python_tuf_rejects_each_change_that_the_reader_rejects(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Of one bit. The reader may reject more, such as capital digits."""
+    """Each change is one bit. The reader may reject more, such as capital digits."""
     name = data.draw(st.sampled_from(sorted(SIGNED)))
     bit = data.draw(st.integers(0, 8 * len(SIGNED[name]) - 1))
     files = {**SIGNED, name: _flipped(SIGNED[name], bit)}
@@ -426,7 +426,7 @@ def test_python_tufs_client_rejects_each_change_that_the_reader_rejects(
 
 
 SIGNER = ListSigner()
-SIGNED = made(SIGNER)
+SIGNED = make_list(SIGNER)
 
 
 # Listings
@@ -500,7 +500,7 @@ SHA, SINCE = "0" * 64, "2026-11-27T21:00:00Z"
         pytest.param(b"[]", id="no object"),
     ],
 )
-def test_a_listing_that_could_mislead_a_mirror_is_refused(data: bytes) -> None:
+def test_a_listing_that_could_mislead_a_mirror_is_rejected(data: bytes) -> None:
     with pytest.raises(ListProblem, match="not part of a signed list"):
         parse_listing("shared.json", data, Target(sha256(data).hexdigest(), len(data)))
     with pytest.raises(ListProblem, match="the digest of the file differs"):

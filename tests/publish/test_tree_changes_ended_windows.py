@@ -31,7 +31,7 @@ def here(tmp_path: Path) -> Site:
     return made
 
 
-def ended(here: Site, now: datetime) -> tuple[str, ...]:
+def end_windows_at(here: Site, now: datetime) -> tuple[str, ...]:
     return end_windows(here.root, WindowEnds(), now).servers
 
 
@@ -43,73 +43,73 @@ def tree(here: Site) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(here.root.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
-def test_every_lookup_boots_the_disk_once_a_window_is_over_if_the_policy_writes_the_disk(here: Site) -> None:
+def test_every_lookup_boots_the_disk_after_a_window_if_the_policy_writes_the_disk(here: Site) -> None:
     assert all(WINDOW_BOOTS in boots(here, path) for path in LOOKUPS)
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
     assert all("boots its local disk" in boots(here, path) for path in LOOKUPS)
-    assert ended(here, OVER) == ()
+    assert end_windows_at(here, OVER) == ()
 
 
-def test_every_lookup_boots_what_the_policy_says_if_that_writes_no_disk(tmp_path: Path) -> None:
+def test_every_lookup_boots_the_policy_after_a_window_if_that_writes_no_disk(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     live = list(ALWAYS)
     live[2] = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd, loader")
     here.publish(planned(*live, REPAIR, now=AFTER), at=AFTER)
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
     whole = planned(*live, REPAIR, now=OVER).boot_files
     assert [boots(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
 
 
 def test_before_the_end_of_a_window_nothing_changes(here: Site) -> None:
     before = tree(here)
-    assert ended(here, AFTER) == ()
+    assert end_windows_at(here, AFTER) == ()
     assert tree(here) == before
 
 
-def test_no_window_is_opened(tmp_path: Path) -> None:
+def test_no_window_is_started(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     here.publish(planned(*ALWAYS, REPAIR, now=BEFORE))
     before = tree(here)
-    assert ended(here, AFTER) == ()
+    assert end_windows_at(here, AFTER) == ()
     assert tree(here) == before
 
 
 def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     here.publish(planned(*ONCE, REPAIR, now=AFTER), at=AFTER)
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
     assert WINDOW_BOOTS not in boots(here) and "flatcar-1" not in boots(here)
     assert DISK in boots(here)
 
 
-def test_the_next_window_is_not_opened_in_place_of_the_one_that_is_over(tmp_path: Path) -> None:
+def test_the_next_window_is_not_started_in_place_of_the_ended_one(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     next_one = maintenance("next", "21T04:00 21T08:00")
     here.publish(planned(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
     assert "Maintenance/repair" in boots(here)
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
     assert "boots its local disk" in boots(here), "a newer commit may have cancelled the next window"
 
 
-def test_a_file_that_somebody_else_wrote_is_left_alone(here: Site) -> None:
+def test_a_file_that_somebody_else_wrote_is_not_changed(here: Site) -> None:
     file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
     file.write_text("#!ipxe\nexit\n")
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
     assert file.read_text() == "#!ipxe\nexit\n"
 
 
-def test_a_state_that_is_damaged_ends_no_window_and_stops_no_other_server(tmp_path: Path) -> None:
+def test_a_damaged_state_ends_no_window_and_blocks_no_other_server(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     here.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
     (here.root / "ops" / "servers" / "web00.json").write_text("{")
     assert parse_state_path("ops/servers/web00.json") == "web00"
-    assert ended(here, OVER) == ("web01",)
+    assert end_windows_at(here, OVER) == ("web01",)
 
 
 def test_windows_do_not_end_during_a_publication(here: Site) -> None:
     before = tree(here)
     with OutputDirectory.open(here.root, ledger="test"):
-        assert ended(here, OVER) == ()
+        assert end_windows_at(here, OVER) == ()
     assert tree(here) == before
 
 
@@ -123,13 +123,13 @@ def test_the_files_keep_the_permissions_of_the_tree(here: Site) -> None:
         Path(folder).chmod(0o750)
         for name in files:
             (Path(folder) / name).chmod(0o640)
-    ended(here, OVER)
+    end_windows_at(here, OVER)
     modes = {stat.S_IMODE((here.root / "boot" / path.removeprefix("/")).stat().st_mode) for path in LOOKUPS}
     assert modes == {0o640}
 
 
 def test_the_next_publication_writes_the_server_again(here: Site) -> None:
-    ended(here, OVER)
+    end_windows_at(here, OVER)
     here.publish(planned(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
     whole = planned(*ALWAYS, REPAIR, now=OVER).boot_files
     assert all(boots(here, path).encode() == whole[path].content for path in LOOKUPS)
@@ -139,7 +139,7 @@ def test_the_date_of_a_file_is_a_second_after_the_version_that_it_replaces(here:
     """At the end of the window, another host may publish a boot at this path, with the date of that second."""
     file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
     before = file.stat().st_mtime
-    ended(here, OVER)
+    end_windows_at(here, OVER)
     assert file.stat().st_mtime == before + 1 < OVER.timestamp()
 
 
@@ -151,7 +151,7 @@ def frozen() -> Callable[[], float]:
     return map(float, count()).__next__
 
 
-def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
+def test_after_the_time_of_the_next_end_is_known_one_server_is_read(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
@@ -166,7 +166,7 @@ def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
     assert not ends.is_due(here.root, OVER)
 
 
-def test_windows_of_several_servers_end_one_after_the_other(tmp_path: Path) -> None:
+def test_windows_of_several_servers_end_one_after_another(tmp_path: Path) -> None:
     here, later = Site(tmp_path / "out"), at("21T06:00")
     second = maintenance("second", "20T22:00 21T06:00", select="{servers: [web02]}")
     first = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
@@ -192,7 +192,7 @@ def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, mon
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
 
 
-def test_another_tree_in_its_place_is_noticed(here: Site) -> None:
+def test_another_tree_in_its_place_is_detected(here: Site) -> None:
     ends = WindowEnds(lambda: 0.0)  # reading all states takes no time, so they are read each time
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
     here.publish(planned(*ALWAYS, REPAIR, now=AFTER), commit="2", at=AFTER)
@@ -227,7 +227,7 @@ def test_all_states_are_read_again_soon_if_one_was_replaced_and_rarely_otherwise
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["all states are read", "one server is due after the other"])
 @pytest.mark.parametrize("is_third_server", [False, True], ids=["at the third file", "at the third server"])
-def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
+def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_third_server: bool, is_first: bool
 ) -> None:
     here, names = Site(tmp_path / "out"), [f"web{number:02}" for number in range(1, 6)]

@@ -1,4 +1,4 @@
-"""A word that boots are stopped: read where it lies, obeyed by an endpoint at its next request."""
+"""The stop file: its format, and endpoints that apply it at their next request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_stop_file_that_stops_most_counts_and_changes_are_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
-def test_a_malformed_stop_file_stops_boots_that_write_disks(tmp_path: Path, text: str) -> None:
+def test_a_malformed_stop_file_stops_install_boots(tmp_path: Path, text: str) -> None:
     (tmp_path / STOP_FILE).write_text(text)
     found = StopReader(tmp_path).current
     assert found is not None
@@ -60,10 +60,10 @@ def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path)
     assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o644
 
 
-# What an endpoint makes of it
+# The effect at an endpoint
 
 
-def looked(url: str) -> None:
+def let_endpoint_look(url: str) -> None:
     """Let an endpoint look around, as it does each second."""
     assert http_peers.get(f"{url}/api/v1/status").status_code == 200
 
@@ -79,7 +79,7 @@ def test_a_stop_withholds_install_boots_without_consuming_them(here: Site) -> No
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_a_stop_withholds_installs_at_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
+def test_a_stop_withholds_installs_for_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
     here.publish(planned(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
@@ -95,7 +95,7 @@ def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: 
         for path in (*LOOKUPS, PXELINUX):
             assert "memtest-7" in get(url + path).text
         write_stop(here.root / "ops", ALL, AT)
-        looked(url)
+        let_endpoint_look(url)
         for path in (*LOOKUPS, PXELINUX):
             script = get(url + path).text
             assert "all of it\n# The machine boots its local disk." in script and "memtest-7" not in script
@@ -108,7 +108,7 @@ def test_a_stop_of_everything_covers_unknown_machines(here: Site, path: str) -> 
     with here.serve() as url:
         assert "memtest-7" in get(url + path).text
         write_stop(here.root / "ops", ALL, AT)
-        looked(url)
+        let_endpoint_look(url)
         assert "memtest-7" not in get(url + path).text
         assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
 

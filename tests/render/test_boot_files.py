@@ -34,7 +34,7 @@ from tests.helpers.git_repositories import free_port, program
 from tests.helpers.instance_with_bmcs import BASE_URL, POOL
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Instance, Repository, eventually, running
-from tests.helpers.signed_lists import made_keys
+from tests.helpers.signed_lists import make_keys
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRIES = (f"/v1/boot/{MAC}/boot.ipxe", f"/v1/boot/{MAC}/grub.cfg")
@@ -189,7 +189,7 @@ def boots(copy: str, path: str) -> str | None:
 
 
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
-def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dead(tmp_path: Path, window: str) -> None:
+def test_finding_m1_a_maintenance_ends_on_every_copy_even_without_its_publisher(tmp_path: Path, window: str) -> None:
     with site(None) as publisher:
         with publisher.serve() as endpoint:
             settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
@@ -197,7 +197,7 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dea
             publisher.now = START
             publisher.publish(fleet_of, at=START)
             with mirrors(publisher.root, tmp_path) as urls:
-                # Nothing is published from here on. Only the clock of the endpoint goes on.
+                # Nothing is published from here on. Only the clock of the endpoint runs.
                 inside = {boots(url, path) for url in urls for path in ALL_LOADERS}
                 publisher.now = END
                 after = {boots(url, path) for url in urls for path in ALL_LOADERS}
@@ -207,7 +207,7 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_though_its_publisher_is_dea
 
 
 @pytest.mark.parametrize("endpoint", ["up", "refused", "503"])
-def test_finding_m1_a_copy_leaves_a_window_whose_instance_was_killed_and_does_not_open_it_again(
+def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_start_it_again(
     tmp_path: Path, endpoint: str
 ) -> None:
     now, port = datetime.now(UTC).replace(microsecond=0), free_port()
@@ -241,7 +241,7 @@ def test_finding_m1_a_copy_leaves_a_window_whose_instance_was_killed_and_does_no
 
 
 def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
-    """Return which image each boot script of web01 boots without an answer, by path, after "asks " if it asks first."""
+    """Return the image that each boot script of web01 boots without a response; "asks " marks scripts that ask."""
     found = planned(*documents, now=now, **more).servers["web01"].files
     texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
     images = {path: re.findall(r"/(?:assets/)?([a-z]+)-\d/", text) for path, text in texts.items()}
@@ -281,17 +281,17 @@ OUTPUTS: Final = "outputs: [ipxe, grub, pxelinux]"
         # A maintenance that boots the disk ends, too; and the disk before and after it needs no answer.
         (HTTP, (*LIVE, *TO_DISK), ("asks live", "asks live", "asks live")),
         (HTTP, (*LIVE[:-1], policy("live", boots="live", often="Never"), *TO_DISK), ("disk", "disk", "disk")),
-        # A policy that installs boots the disk where a maintenance is not answered.
+        # A policy that installs boots the disk if there is no response for a maintenance.
         (
             HTTP,
             (*LIVE[:-1], image("flatcar-1"), profile("web", "flatcar-1"), policy("web"), WINDOW),
             ("asks disk",) * 3,
         ),
-        # Outside of a window nothing is asked.
+        # Outside a window there is no request.
         (HTTP, LIVE, ("live", "live", "live")),
     ],
 )
-def test_a_boot_script_of_a_maintenance_asks_where_its_loader_can(
+def test_a_boot_script_of_a_maintenance_asks_the_endpoint_if_its_loader_can(
     settings: str, documents: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
     found = in_tree(fleet(f"{settings}, {OUTPUTS}"), *documents)
@@ -316,12 +316,12 @@ MADE: Final = {"web01": Record(runs={"repair": Run(1, at("20T22:05"), at("21T04:
         ((*LIVE, *TO_DISK), START),
         ((*LIVE, maintenance("repair", "20T22:00 -")), START),
         ((*LIVE, TO_DISK[0], maintenance("park", "20T22:00 -", boots="disk")), START),
-        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was made, and is given again for a minute
+        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was used, and is served again for a minute
         ((*LIVE, ONE_RUN), at("20T22:10")),  # its boot was made, and the disk boots until the window ends
         ((*LIVE[:-1], *INSTALLING, *TO_DISK), START),
     ],
 )
-def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_and_asks_nothing(
+def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_without_a_request(
     settings: str, documents: tuple[str, ...], now: datetime
 ) -> None:
     more = {"records": MADE} if ONE_RUN in documents else {}
@@ -329,13 +329,13 @@ def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_a
     assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
 
 
-def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
+def test_while_install_boots_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
     for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
         found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=StopScope.WRITING)
         assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
 
 
-def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
+def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_the_window_too(tmp_path: Path) -> None:
     # An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on.
     now = datetime.now(UTC).replace(microsecond=0)
     ends = now + timedelta(hours=8)
@@ -353,7 +353,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_a
         maintenance("repair", first, select="{matchLabels: {role: memtest}}"),
     )
     repository.push({"fleet.yaml": "---\n".join(documents)})
-    state, output, keys = tmp_path / "state", tmp_path / "output", made_keys(tmp_path / "keys", now)
+    state, output, keys = tmp_path / "state", tmp_path / "output", make_keys(tmp_path / "keys", now)
     paths = [path.replace(MAC, dashed_mac(name)) for name in ("web01", "web02", "web03") for path in MAC_LOADERS]
     before = set[str | None]()
     with (
@@ -382,7 +382,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_a
     assert (before, found) == ({"live"}, [{None}] * 4)
 
 
-def test_a_copy_that_was_made_before_a_stop_of_all_boots_boots_the_disk_by_the_answer_of_the_endpoint(
+def test_a_copy_from_before_a_stop_of_all_boots_boots_the_disk_by_the_response_of_the_endpoint(
     tmp_path: Path,
 ) -> None:
     with site(None) as publisher, publisher.serve() as endpoint:
@@ -410,7 +410,7 @@ def dashed_mac(name: str) -> str:
 def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
     accepted: str, expected: str | None
 ) -> None:
-    # The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down.
+    # The endpoint sends a 404 for such a server, which a boot script cannot distinguish from an endpoint that is down.
     settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
     found = in_tree(fleet(settings), *LIVE, *TO_DISK)
     assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
@@ -430,19 +430,19 @@ OFFER: Final = f"/httpboot/{uuid_of('web01')}.json"
 @pytest.mark.parametrize(
     ("settings", "http_boot", "expected"),
     [
-        (HTTP, "uki", "live"),  # firmware fetches one file, and asks nothing
+        (HTTP, "uki", "live"),  # firmware fetches one file, and sends no other request
         (f"{HTTP}, serving: {{lateEnds: Accept}}", "uki", "memtest"),
-        (HTTP, "loader", "memtest"),  # the loader asks by its boot script
+        (HTTP, "loader", "memtest"),  # the loader asks with its boot script
     ],
 )
-def test_what_firmware_fetches_itself_is_left_out_of_a_maintenance(
+def test_a_file_that_firmware_fetches_itself_is_omitted_during_a_maintenance(
     settings: str, http_boot: str, expected: str
 ) -> None:
     repair = profile("repair", "memtest-7", f"httpBoot: {http_boot}", method="UefiHttp")
     assert in_tree(fleet(settings), *UKI, repair)[OFFER] == expected
 
 
-def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
+def test_user_data_that_a_machine_requests_by_its_uuid_is_that_of_the_policy() -> None:
     by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID, writesDisk: false"
     data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
     templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
@@ -462,7 +462,9 @@ def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
 
 
 @pytest.mark.parametrize("settings", ["baseURL: 'http://boot.test'", HTTP])
-def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_for_its_own(settings: str) -> None:
+def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_boot_of_the_policy_requests_its_own(
+    settings: str,
+) -> None:
     by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID"
     data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
     documents = (
@@ -486,7 +488,9 @@ def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_
     "settings", [HTTP, HTTPS, f"{HTTPS}, serving: {{ipxeHttps: true}}", f"{HTTP}, serving: {{lateEnds: Accept}}"]
 )
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
-def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(settings: str, window: str) -> None:
+def test_finding_m1_the_response_of_an_endpoint_does_not_depend_on_the_setting_of_copies(
+    settings: str, window: str
+) -> None:
     # The digests of plans, the turns and the contents. The files of copies, and the decision, differ.
     documents = (*LIVE, maintenance("repair", window))
     for now in (BEFORE, START, END, at("21T23:00")):
@@ -502,7 +506,7 @@ def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
     return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
-def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
+def test_the_setting_of_copies_is_in_a_decision_only_if_it_differs_from_the_default() -> None:
     decisions = [decided(fleet(copies=copies), *LIVE, WINDOW).servers["web01"] for copies in (True, False)]
     assert "copies" in to_json_value(decisions[0])
     assert "copies" not in to_json_value(decisions[1])
@@ -539,7 +543,7 @@ def script_in_tree(state: RenderedState, path: str) -> str:
 
 
 @pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
-def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: str) -> None:
+def test_an_endpoint_that_cannot_record_redirects_to_the_endpoint_of_the_fleet(settings: str) -> None:
     # `serve` without a fetch log.
     fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
@@ -562,7 +566,7 @@ LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.BOOT_SC
 LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.requested_by for kind in LOOKUPS if kind.requested_by is not None}))
 UNKNOWN: Final = ("LocalDisk", "NotFound", "{profile: look}")
 
-# Each state: what the Fleet and the Server document say, how often the policy boots, a maintenance.
+# Each state: the Fleet and the Server document, how often the policy boots, a maintenance.
 STATES: Final = {
     "it boots from the network": ("", "", "Always", ()),
     "it is to be installed": ("", "provision: 1", "Once", ()),
@@ -622,26 +626,26 @@ def test_each_boot_script_has_a_loader_that_can_boot_the_disk() -> None:
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
 @pytest.mark.parametrize("state", STATES)
-def test_finding_r16_a_state_has_one_answer_by_each_lookup(state: str, unknown: str) -> None:
+def test_finding_r16_a_state_has_one_response_by_each_lookup(state: str, unknown: str) -> None:
     found = answers(state, unknown)
     assert len(set(found.values())) == 1, found
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_finding_r16_only_where_unknown_machines_get_404_a_known_machine_may_get_404(state: str) -> None:
+def test_finding_r16_a_known_machine_gets_a_404_only_if_unknown_machines_do(state: str) -> None:
     for unknown in UNKNOWN:
         says = set(answers(state, unknown).values())
         assert "404" not in says or unknown == "NotFound", f"it would boot what unknown machines boot: {unknown}"
 
 
-def test_finding_r16_a_restricted_server_gets_404_where_unknown_machines_do() -> None:
+def test_finding_r16_a_restricted_server_gets_a_404_if_unknown_machines_do() -> None:
     for state in ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted"):
         assert set(answers(state, "NotFound").values()) == {"404"}, state
         assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
 
 
 @pytest.mark.parametrize(("unknown", "answered"), [("NotFound", "404"), ("LocalDisk", "its disk")])
-def test_finding_r16_an_interface_that_may_not_boot_answers_like_the_others(unknown: str, answered: str) -> None:
+def test_finding_r16_an_interface_that_may_not_boot_gets_the_same_responses(unknown: str, answered: str) -> None:
     serving = "serving: {restrict: true}"
     spec = f"baseURL: 'http://boot.test', outputs: [{LOOKUP_OUTPUTS}], unknownServers: {unknown}, {serving}"
     decisions = decided(

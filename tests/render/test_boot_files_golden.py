@@ -1,6 +1,6 @@
-"""The exact files of some twenty scenarios, in tests/golden/, read in review like code.
+"""The exact files of some twenty scenarios, in tests/golden/, which are reviewed like code.
 
-`GOLDEN=write pytest tests/render/test_boot_files_golden.py` writes them anew: read the diff.
+`GOLDEN=write pytest tests/render/test_boot_files_golden.py` writes them again: read the diff.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Scenario:
     files: tuple[tuple[str, str], ...] = ()
     instant: datetime = NOON
     record: Record | None = None
-    lies: bool = False  # as its files lie in the tree, where somebody is named who gives what is made once
+    lies: bool = False  # as its files are in the tree, if an endpoint for one-time boots is named
 
     def decisions(self) -> Decisions:
         return example() if self.documents is None else decided(*self.documents, files=dict(self.files))
@@ -235,7 +235,7 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
         ("shared-dhcp", DHCP, (DATABASE,)),
     ],
 )
-def test_the_files_that_every_machine_begins_with_are_exactly_these(
+def test_the_files_with_which_every_machine_begins_are_exactly_these(
     name: str, spec: str, more: tuple[str, ...]
 ) -> None:
     decisions = decided(fleet(spec), *SEED[1:], *more)
@@ -288,7 +288,7 @@ def test_only_texts_of_the_golden_files_have_changed_since_the_boot_scripts_were
     assert found == listed
 
 
-def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
+def test_no_golden_file_is_without_a_scenario() -> None:
     names = {scenario.name for scenario in SCENARIOS} | {path.name for path in GOLDEN.glob("shared-*")}
     assert {path.name for path in GOLDEN.iterdir()} == names
 

@@ -47,7 +47,9 @@ ALL = "outputs: [ipxe, grub, pxelinux]"
 SHIM = "/EFI/debian/shimx64.efi"
 
 
-def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk") -> dict[str, str]:
+def render_boot_scripts(
+    spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk"
+) -> dict[str, str]:
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
         fleet(f"baseURL: 'http://boot.test', {ALL}, unknownServers: {unknown}{made}"),
@@ -66,50 +68,50 @@ def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown
     return found
 
 
-def test_without_a_word_each_loader_does_what_suits_most() -> None:
-    found = entries("")
+def test_without_a_setting_each_loader_boots_the_local_disk_in_the_usual_way() -> None:
+    found = render_boot_scripts("")
     assert "iseq ${platform} efi && exit 1" in found["ipxe"] and "sanboot" in found["ipxe"]
     assert "/EFI/$loader.efi" in found["grub"]
     assert "localboot 0" in found["pxelinux"]
 
 
-def test_exit_leaves_at_once() -> None:
-    found = entries("localDisk: Exit")
+def test_exit_returns_to_the_firmware_at_once() -> None:
+    found = render_boot_scripts("localDisk: Exit")
     assert "sanboot" not in found["ipxe"] and found["ipxe"].endswith("iseq ${platform} efi && exit 1 ||\nexit 0\n")
     assert found["grub"].endswith("\nexit\n") and "chainloader" not in found["grub"]
     assert "localboot -1" in found["pxelinux"]
 
 
 def test_sanboot_boots_the_first_disk_under_uefi_too() -> None:
-    found = entries("localDisk: Sanboot")["ipxe"]
+    found = render_boot_scripts("localDisk: Sanboot")["ipxe"]
     efi = found.index("iseq ${platform} efi && sanboot --no-describe --drive 0 ||")
     assert efi < found.index("exit 1") < found.index("sanboot --no-describe --drive 0x80 ||")
 
 
-def test_a_path_is_tried_first_and_only_under_uefi() -> None:
-    found = entries(f"localDisk: {SHIM}")
+def test_a_path_is_tried_first_and_under_uefi_only() -> None:
+    found = render_boot_scripts(f"localDisk: {SHIM}")
     assert r"iseq ${platform} efi && sanboot --no-describe --drive 0 --filename \EFI\debian\shimx64.efi ||" in (
         found["ipxe"].splitlines()
     )
     assert found["grub"].index(f'chainloader "{SHIM}"') < found["grub"].index("/EFI/$loader.efi")
 
 
-def test_not_found_has_no_script_only_where_unknown_machines_have_none() -> None:
-    assert entries("localDisk: NotFound", unknown="NotFound") == {}
-    assert entries("localDisk: NotFound") == entries("")
+def test_not_found_gives_no_boot_script_only_if_unknown_machines_have_none() -> None:
+    assert render_boot_scripts("localDisk: NotFound", unknown="NotFound") == {}
+    assert render_boot_scripts("localDisk: NotFound") == render_boot_scripts("")
 
 
-def test_the_document_wins_over_the_first_make_that_says_something() -> None:
+def test_the_document_overrides_the_first_hardware_rule_that_sets_a_value() -> None:
     makes = (
         "{select: {matchLabels: {vendor: acme}}, loader: GRUB}, "
         "{select: {matchLabels: {vendor: acme}}, localDisk: Exit}, {select: All, localDisk: Sanboot}"
     )
-    assert "sanboot" not in entries("", makes)["ipxe"]
-    assert "sanboot" in entries("", makes, "vendor: other")["ipxe"]
-    assert r"\EFI\debian" in entries(f"localDisk: {SHIM}", makes)["ipxe"]
+    assert "sanboot" not in render_boot_scripts("", makes)["ipxe"]
+    assert "sanboot" in render_boot_scripts("", makes, "vendor: other")["ipxe"]
+    assert r"\EFI\debian" in render_boot_scripts(f"localDisk: {SHIM}", makes)["ipxe"]
 
 
-def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
+def test_a_parked_server_and_a_stopped_one_boot_the_disk_in_the_same_way() -> None:
     found = render_disk_boot("boot/v1/boot/x/boot.ipxe", "web01", "stopped", "Exit")
     assert found is not None and "sanboot" not in found
     decisions = decided(
@@ -124,12 +126,12 @@ def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
 
 
 @for_each("word", ["exit", "EFI/x.efi", "/EFI/../x.efi", "/EFI/a b.efi", '/EFI/".efi', "/boot/x.efi"])
-def test_what_is_no_way_to_a_disk_is_refused(word: str) -> None:
+def test_an_invalid_way_to_the_local_disk_is_rejected(word: str) -> None:
     with pytest.raises(InvalidRepository, match="GB1032"):
-        entries(f"localDisk: '{word}'")
+        render_boot_scripts(f"localDisk: '{word}'")
 
 
-def test_a_loader_that_is_not_published_is_refused_where_it_is_named() -> None:
+def test_a_loader_that_is_not_published_is_rejected_where_it_is_named() -> None:
     documents = (image("i"), profile("web", "i"), policy("web"))
     only = "baseURL: 'http://boot.test', outputs: [ipxe]"
     for fleet_spec, spec, place in (
@@ -142,7 +144,7 @@ def test_a_loader_that_is_not_published_is_refused_where_it_is_named() -> None:
         assert problem.code == "GB1044" and "the Fleet has no output grub" in problem.message, place
 
 
-def test_both_loaders_are_named_in_one_fleet() -> None:
+def test_a_fleet_may_use_both_loaders() -> None:
     nic = [{"mac": "52:54:00:00:00:01", "addresses": ["192.0.2.9"]}]
     other = [{"mac": "52:54:00:00:00:02"}]
     found = configuration(with_dhcp([described("a", nic, loader="GRUB"), described("b", other)]))
@@ -163,7 +165,7 @@ def test_both_loaders_are_named_in_one_fleet() -> None:
     assert reserved["client-classes"] == ["gitboot_loader_grub"]
 
 
-def test_a_fleet_in_which_nobody_wants_another_is_told_nothing_of_loaders() -> None:
+def test_a_fleet_with_one_loader_has_no_loader_option_for_dhcp() -> None:
     found = configuration(with_dhcp([described("b", [{"mac": "52:54:00:00:00:02"}])]))
     assert "gitboot_loader" not in "".join(found.values())
 
@@ -181,13 +183,13 @@ def files_of(spec: str) -> dict[str, File]:
 
 
 @pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "jk" * 31 + "1"])
-def test_a_serial_number_finds_the_entry_that_the_uuid_finds(serial: str) -> None:
+def test_a_serial_number_finds_the_same_boot_script_as_the_uuid(serial: str) -> None:
     files = files_of(f"serial: '{serial}'")
     assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{uuid_of('web01')}"]
     assert b"boots flatcar-1" in files[f"{BY_SERIAL}{serial}"].content
 
 
-def test_by_its_serial_number_alone_no_server_boots_what_asks_by_uuid() -> None:
+def test_no_server_boots_by_serial_number_alone_if_its_image_requests_by_uuid() -> None:
     documents = (
         FLEET,
         server("web01", "role: web", "serial: 4J8VM72"),
@@ -201,14 +203,14 @@ def test_by_its_serial_number_alone_no_server_boots_what_asks_by_uuid() -> None:
     assert b"kernel" not in file.content
 
 
-def test_nobody_is_found_by_a_serial_number_unless_the_fleet_wants_it() -> None:
+def test_no_server_is_found_by_a_serial_number_unless_the_fleet_enables_it() -> None:
     decision = decided(SEED[0], server("web01", "role: web", "serial: 4J8VM72"), *SEED[2:])
     files = render_server_files(decision, decision.servers["web01"], make_plan(decision.servers["web01"], NOON, None))
     assert not [path for path in files if path.startswith(BY_SERIAL)]
 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
-def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> None:
+def test_without_a_plan_a_serial_number_finds_a_script_for_the_local_disk(lifecycle: str) -> None:
     files = files_of(f"serial: 4J8VM72, lifecycle: {lifecycle}")
     assert b"The machine boots its local disk" in files[f"{BY_SERIAL}4J8VM72"].content
 
@@ -231,14 +233,14 @@ def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> Non
         *("a/b/c/d", "../../x", ".hidden", "with space", "ABC", "%41BCD", "j" * 65, "ÄÖÜß"),
     ],
 )
-def test_what_stands_on_many_boards_or_does_not_fit_into_a_path_finds_nobody(serial: str) -> None:
+def test_a_placeholder_or_invalid_serial_number_finds_no_server(serial: str) -> None:
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
-WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader can say it
+WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader supports it
 
 
-def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
+def test_a_machine_is_looked_up_by_its_most_specific_identity_first() -> None:
     asked = [line.split()[3] for line in render_first_script().splitlines() if line.startswith("imgfetch")]
     assert asked == [
         f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
@@ -280,7 +282,7 @@ def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: Ge
 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
-def test_a_machine_without_a_plan_has_a_tombstone_by_each_lookup(lifecycle: str) -> None:
+def test_a_machine_without_a_plan_has_a_script_for_the_local_disk_by_each_lookup(lifecycle: str) -> None:
     files = tree(decided(fleet(EVERY_LOOKUP), server("web01", "role: web", f"lifecycle: {lifecycle}"), *SEED[2:]))
     mac = mac_of("web01").replace(":", "-")
     for path in (f"v1/boot/{mac}/grub.cfg", f"grub.cfg-01-{mac}", f"grub.cfg-{uuid_of('web01')}"):
@@ -288,7 +290,7 @@ def test_a_machine_without_a_plan_has_a_tombstone_by_each_lookup(lifecycle: str)
         assert "boots its local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
 
 
-def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
+def test_an_interface_that_may_not_boot_has_only_a_script_for_the_local_disk() -> None:
     nics = "interfaces: [{mac: '52:54:00:00:00:01'}, {mac: '52:54:00:00:00:02', boot: false}]"
     described = f"uuid: {uuid_of('web01')}, architecture: x86_64, firmware: UEFI, {nics}"
     files = tree(decided(fleet(EVERY_LOOKUP), document("Server", "web01", described, "role: web"), *SEED[2:]))
@@ -298,7 +300,7 @@ def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
     assert "boot/v1/boot/52-54-00-00-00-02/grub.cfg" not in files
 
 
-def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on() -> None:
+def test_unknown_machines_boot_the_profile_by_the_architecture_of_grub() -> None:
     arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
     seed = (SEED[0], SEED[1], SEED[2], arm, *SEED[4:])
     text = render_fleet_files(decided(fleet(EVERY_LOOKUP), *seed[1:]))["boot/unknown.grub.cfg"].content.decode()
@@ -308,13 +310,13 @@ def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on
     assert "x86_64" not in text
 
 
-def test_without_a_profile_an_unknown_machine_boots_its_disk_and_nothing_else() -> None:
+def test_without_a_profile_an_unknown_machine_only_boots_its_disk() -> None:
     assert "linux$efi" not in render_fleet_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
     hidden = render_fleet_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
     assert "boot/unknown.grub.cfg" not in hidden
 
 
-def test_the_shared_configuration_asks_for_unknown_only_after_every_lookup_of_a_known_machine() -> None:
+def test_the_shared_configuration_boots_unknown_machines_only_after_every_lookup_of_a_known_one() -> None:
     lines = [line.strip() for line in render_first_configuration(by_uuid=True).splitlines()]
     asked = [line for line in lines if line.startswith("configfile")]
     assert [each.partition("$tree/")[2].rstrip('"') for each in asked] == [
@@ -326,7 +328,7 @@ def test_the_shared_configuration_asks_for_unknown_only_after_every_lookup_of_a_
     assert lines.index("done", lines.index(asked[2])) < lines.index(asked[3])
 
 
-def test_a_uki_is_chained_to_and_needs_no_dialect() -> None:
+def test_a_uki_is_chainloaded_and_needs_no_dialect() -> None:
     documents = (fleet(), SEED[1], image("flatcar-1", "", "uki"), profile("web", "flatcar-1"), policy("web"))
     text = tree(decided(*documents))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
     assert "chainloader '(http,boot.test)/assets/flatcar-1/uki'" in text
@@ -341,7 +343,7 @@ def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallbac
 @pytest.mark.skipif(
     shutil.which("grub-emu") is None and not os.environ.get("CI"), reason="grub-emu is missing (Debian: grub-emu)"
 )
-def test_grub_itself_tries_both_dialects_and_goes_on_where_it_has_neither(tmp_path: Path) -> None:
+def test_grub_itself_tries_both_dialects_and_continues_if_it_has_neither(tmp_path: Path) -> None:
     # grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end.
     text = tree(decided(*SEED))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
     script = text.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0] + "exit\n"
@@ -399,7 +401,7 @@ def test_a_kernel_is_booted_by_its_url_with_its_initrd_and_arguments() -> None:
         ("http://boot.test", "uki", "PXELINUX cannot boot flatcar-1. Firmware boots it directly."),
     ],
 )
-def test_what_it_cannot_boot_it_says_and_goes_on_to_the_disk(base: str, artifacts: str, reason: str) -> None:
+def test_a_boot_that_grub_cannot_start_is_reported_and_the_disk_boots(base: str, artifacts: str, reason: str) -> None:
     _, said, *rest = pxelinux_lines(base, artifacts=artifacts)
     assert said == f"say gitboot: {reason}"
     assert rest == ["say gitboot: booting the local disk", "default disk", "prompt 0", "label disk", "  localboot 0"]
@@ -420,7 +422,7 @@ def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:
         ("NotFound", "x86_64", None),
     ],
 )
-def test_the_default_is_what_unknown_machines_boot(unknown: str, architecture: str, expected: str | None) -> None:
+def test_the_default_is_the_boot_of_unknown_machines(unknown: str, architecture: str, expected: str | None) -> None:
     spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: {unknown}"
     memtest = image("memtest-7", "writesDisk: false").replace("x86_64: {", f"{architecture}: {{")
     default = render_fleet_files(decided(fleet(spec), *SEED[1:3], memtest, *SEED[4:])).get("boot/pxelinux.cfg/default")

@@ -1,4 +1,4 @@
-"""DHCP configuration: read by the real servers, and what they are told of each machine."""
+"""DHCP configuration: read by the real servers, which send each machine its options."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ FLEETS = {
 
 @needs("dnsmasq")
 @pytest.mark.parametrize("case", FLEETS)
-def test_dnsmasq_takes_it_beside_an_existing_configuration(case: str, tmp_path: Path) -> None:
+def test_dnsmasq_accepts_the_configuration_beside_an_existing_one(case: str, tmp_path: Path) -> None:
     included = tmp_path / "gitboot.conf"
     included.write_text(configuration(FLEETS[case]())["dnsmasq.conf"])
     own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\nconf-file={included}\n"
@@ -128,7 +128,7 @@ def test_dnsmasq_takes_it_beside_an_existing_configuration(case: str, tmp_path: 
     "version", [pytest.param(4, marks=needs("kea-dhcp4")), pytest.param(6, marks=needs("kea-dhcp6"))]
 )
 @pytest.mark.parametrize("case", FLEETS)
-def test_kea_takes_it_beside_an_existing_configuration(case: str, version: int, tmp_path: Path) -> None:
+def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version: int, tmp_path: Path) -> None:
     for name, text in configuration(FLEETS[case]()).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "kea.json").write_text(kea_configuration(tmp_path, version))
@@ -136,7 +136,7 @@ def test_kea_takes_it_beside_an_existing_configuration(case: str, version: int, 
 
 
 def kea_configuration(folder: Path, version: int) -> str:
-    """An operator's own, with what docs/dhcp.md says to add to it."""
+    """Return the configuration of an operator, with the additions of docs/dhcp.md."""
     return f"""{{"Dhcp{version}": {{
         "lease-database": {{"type": "memfile", "persist": false}},
         "client-classes": [{{"name": "own"}}, <?include "{folder}/kea-dhcp{version}-classes.json"?>],
@@ -184,14 +184,14 @@ def test_every_boot_interface_is_reserved_with_its_first_ipv4_and_all_its_ipv6_a
 
 
 @pytest.mark.parametrize(("lifecycle", "reserved"), [("Active", True), ("Parked", True), ("Retired", False)])
-def test_a_retired_server_has_given_its_address_back(lifecycle: str, reserved: bool) -> None:
+def test_a_retired_server_has_no_reserved_address(lifecycle: str, reserved: bool) -> None:
     nic: dict[str, Any] = {"mac": "52:54:00:00:00:01", "addresses": ["192.0.2.9"]}
     found = configuration(decided([server("web01", [nic], lifecycle=lifecycle)]))
     assert ("192.0.2.9" in found["dnsmasq.conf"]) is reserved
     assert bool(elements(found["kea-dhcp4-reservations.json"])) is reserved
 
 
-def test_a_name_that_is_no_host_name_is_left_out() -> None:
+def test_a_name_that_is_not_a_host_name_is_omitted() -> None:
     found = configuration(decided(hostile()))
     given = {
         line.split(",")[1] for line in found["dnsmasq.conf"].splitlines() if line.count(",") == 1 and "-host" in line
@@ -200,7 +200,7 @@ def test_a_name_that_is_no_host_name_is_left_out() -> None:
     assert {each["hostname"] for each in elements(found["kea-dhcp4-reservations.json"])} == given
 
 
-# What each kind of machine is given, by what IANA calls it.
+# The file for each kind of machine, by its name at IANA.
 
 
 def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, A
         ("gitboot_http_bios", [20], "http://192.0.2.1/assets/loaders/undionly.kpxe"),
     ],
 )
-def test_each_architecture_is_given_its_loader(name: str, types: list[int], file: str) -> None:
+def test_each_architecture_gets_its_loader(name: str, types: list[int], file: str) -> None:
     found = configuration(decided([]))
     made = kea_class(found, name)
     assert made["boot-file-name"] == file
@@ -232,7 +232,7 @@ def test_each_architecture_is_given_its_loader(name: str, types: list[int], file
     assert file in boot
 
 
-def test_only_http_clients_are_told_that_they_are_by_option_60_and_by_vendor_class() -> None:
+def test_only_http_clients_get_option_60_and_the_vendor_class_of_http() -> None:
     found = configuration(decided([]))
     for version, is_it in ((4, {"data": "HTTPClient"}), (6, {"data": "00000157" + "000a" + b"HTTPClient".hex()})):
         for each in elements(found[f"kea-dhcp{version}-classes.json"]):
@@ -243,7 +243,7 @@ def test_only_http_clients_are_told_that_they_are_by_option_60_and_by_vendor_cla
     assert all("tag:gitboot_http_" in line for line in forced)
 
 
-def test_ipxe_is_given_the_first_script_and_no_loader_so_that_nothing_loops() -> None:
+def test_ipxe_gets_the_first_script_and_no_loader_so_that_it_does_not_loop() -> None:
     found = configuration(decided([], sites=SITES))
     for version in (4, 6):
         loading = [each for each in elements(found[f"kea-dhcp{version}-classes.json"]) if "loaders/" in str(each)]
@@ -264,14 +264,14 @@ def test_a_fleet_without_ipxe_gives_grub_to_every_machine_that_has_a_grub() -> N
     assert "boot.ipxe" not in "".join(found.values())
 
 
-def test_pxelinux_is_told_where_its_configurations_are() -> None:
+def test_pxelinux_gets_the_path_of_its_configurations() -> None:
     found = configuration(decided([], outputs=["pxelinux", "dhcp-dnsmasq", "dhcp-kea"]))
     assert 'dhcp-option-force=tag:gitboot_bios,210,"http://192.0.2.1/"' in found["dnsmasq.conf"]
     [option] = kea_class(found, "gitboot_bios")["option-data"]
     assert (option["code"], bytes.fromhex(option["data"])) == (210, b"http://192.0.2.1/")
 
 
-def test_tftp_comes_from_the_host_of_the_base_url_where_that_is_an_address() -> None:
+def test_tftp_uses_the_host_of_the_base_url_if_that_is_an_address() -> None:
     found = configuration(decided([], sites=SITES))
     assert kea_class(found, "gitboot_bios")["next-server"] == "192.0.2.1"
     assert "next-server" not in kea_class(found, "gitboot_site_fra1_bios")
@@ -292,20 +292,20 @@ def test_a_machine_is_in_the_classes_of_its_site_or_of_none() -> None:
             assert each["test"].startswith(f"{at} and "), name
 
 
-def test_a_class_is_named_only_after_it_was_defined() -> None:
+def test_a_class_is_used_only_after_its_definition() -> None:
     defined = {"KNOWN"}
     for each in elements(configuration(decided([], sites=SITES))["kea-dhcp4-classes.json"]):
         assert set(re.findall(r"member\('([^']+)'\)", each.get("test", ""))) <= defined, each["name"]
         defined.add(each["name"])
 
 
-def test_a_url_that_the_headers_field_has_no_room_for_is_an_option_alone() -> None:
+def test_a_url_that_does_not_fit_in_the_header_field_is_only_an_option() -> None:
     made = kea_class(configuration(decided([], baseURL="http://boot.test/" + "a" * 120)), "gitboot_http_x86_64")
     assert "boot-file-name" not in made
     assert made["option-data"][0]["data"].endswith("/loaders/snponly-x86_64.efi")
 
 
-def test_no_artifact_is_ever_named() -> None:
+def test_no_artifact_is_named() -> None:
     artifacts = {
         name: {"url": f"assets:some.{name}", "sha256": "a" * 64} for name in ("uki", "iso", "loader", "kernel")
     }
@@ -323,10 +323,10 @@ def test_no_artifact_is_ever_named() -> None:
     assert "assets/" in text and "assets/" not in text.replace("assets/loaders/", "")
 
 
-def test_every_loader_that_dhcp_names_is_one_that_is_placed() -> None:
+def test_every_loader_that_dhcp_names_is_placed() -> None:
     assert {path for _, _, path in LOADERS} <= {each.path for each in PLACED}
 
 
-def test_nothing_is_written_where_no_output_asks_for_it() -> None:
+def test_without_the_output_no_file_is_written() -> None:
     assert configuration(decided(three_hundred()[:1], outputs=["ipxe"])) == {}
     assert set(configuration(decided([], outputs=["ipxe", "dhcp-dnsmasq"]))) == {"dnsmasq.conf"}

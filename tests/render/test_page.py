@@ -55,7 +55,7 @@ def push(repository: Repository, instance: Instance) -> Push:
     return pushed
 
 
-def said(output: Path, name: str) -> Any:
+def read_page_data(output: Path, name: str) -> Any:
     called, value = json.loads(
         "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
     )
@@ -74,14 +74,14 @@ def rewritten(output: Path, before: dict[str, int]) -> set[str]:
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:
-    shards = [said(output, f"shard/{each}") for each in said(output, "fleet")["shards"]]
+    shards = [read_page_data(output, f"shard/{each}") for each in read_page_data(output, "fleet")["shards"]]
     found = [dict(zip(shard["columns"], row, strict=True)) for shard in shards for row in shard["rows"]]
     return {row["name"]: row for row in found}
 
 
 def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
-    server, shared = said(output, f"server/{name}"), said(output, "location/shared")
-    file, above = said(output, f"location/{server['shard']}")[name]
+    server, shared = read_page_data(output, f"server/{name}"), read_page_data(output, "location/shared")
+    file, above = read_page_data(output, f"location/{server['shard']}")[name]
 
     def place(resource: str, at: int | str) -> tuple[str, int]:
         if isinstance(at, int):
@@ -105,8 +105,8 @@ def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
     return {each["field"]: (each["path"], each["line"]) for each in reasons if each["path"] is not None}
 
 
-def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, instance: Instance) -> None:
-    before, shards = dates(instance.output), said(instance.output, "fleet")["shards"]
+def test_a_commit_of_one_server_only_rewrites_its_own_files_of_the_page(push: Push, instance: Instance) -> None:
+    before, shards = dates(instance.output), read_page_data(instance.output, "fleet")["shards"]
     assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
     push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
     others = rewritten(instance.output, before)
@@ -117,7 +117,7 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, i
     assert verify_tree(instance.output) == ()
 
 
-def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
+def test_moved_lines_of_a_shared_document_rewrite_one_file(
     repository: Repository, push: Push, instance: Instance
 ) -> None:
     policy = (repository.work / "06.yaml").read_text()
@@ -128,7 +128,7 @@ def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
     assert verify_tree(instance.output) == ()
 
 
-def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_below_it(
+def test_a_new_line_in_a_file_of_many_servers_rewrites_no_other_server(
     repository: Repository, push: Push, instance: Instance
 ) -> None:
     names = [f"web{number:02}" for number in range(2, 12)]
@@ -163,7 +163,7 @@ def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, i
 ROLLOUT = "rollout: {image: flatcar-2, percent: 0, selector: %s}"
 
 
-def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes(
+def test_finding_r6_the_table_shows_who_waits_for_a_rollout_even_if_no_boot_changes(
     push: Push, instance: Instance
 ) -> None:
     def waiting(more: str) -> set[str]:
@@ -181,7 +181,9 @@ def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes
     assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
-def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(push: Push, instance: Instance) -> None:
+def test_a_changed_field_of_another_document_is_shown_even_if_nothing_else_changes(
+    push: Push, instance: Instance
+) -> None:
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
     before = (instance.output / "ops/servers/web01.json").read_bytes()
     push({"01.yaml": server("web01", "role: web", QUIET)})
@@ -197,7 +199,7 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(push
     ],
     ids=["a policy", "a profile"],
 )
-def test_a_shared_document_explains_more_though_no_decision_changes(
+def test_a_changed_shared_document_changes_the_explanation_even_if_no_decision_changes(
     push: Push, instance: Instance, file: str, text: str
 ) -> None:
     plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
@@ -206,18 +208,18 @@ def test_a_shared_document_explains_more_though_no_decision_changes(
     assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
-def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:
+def test_the_page_has_the_values_of_both_a_policy_and_a_maintenance(instance: Instance) -> None:
     found = lines(instance.output, "web01")
     assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
     row = rows(instance.output)["web01"]
     assert (row["windows"], row["installs"]) == (["repair"], "now")
-    (window,) = said(instance.output, "fleet")["maintenances"]
+    (window,) = read_page_data(instance.output, "fleet")["maintenances"]
     assert (window["name"], window["start"], window["end"]) == (
         "repair",
         "2026-11-20T22:00:00Z",
         "2026-11-21T04:00:00Z",
     )
-    assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+    assert [each["by"] for each in read_page_data(instance.output, "server/web01")["later"]] == ["repair", "web"]
 
 
 def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
@@ -227,7 +229,7 @@ def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
     assert list(list_plan_changes(state.plan, state.later)) == []
 
 
-def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(
+def test_the_changes_of_a_commit_are_shown_after_acceptance_and_its_acknowledgements_before(
     repository: Repository, push: Push, instance: Instance
 ) -> None:
     push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [debug]")})
@@ -243,7 +245,7 @@ def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowl
     assert {each.subject for each in instance.reconciler.status.changed} == {"Go", "Change"}
 
 
-def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
+def test_the_changes_of_the_accepted_commit_are_shown_after_a_start_too(tmp_path: Path) -> None:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=1)
     StatusFile(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
     again = StatusFile(tmp_path, lambda: AFTER)
@@ -257,7 +259,7 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     ]
 
 
-def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path: Path) -> None:
+def test_the_approver_of_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path: Path) -> None:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=2)
     by = Acknowledgement(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
     left = StatusFile(tmp_path, lambda: BEFORE)
@@ -272,7 +274,7 @@ def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path:
     ]
 
 
-def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, push: Push, instance: Instance) -> None:
+def test_a_removed_server_leaves_nothing_on_the_page(repository: Repository, push: Push, instance: Instance) -> None:
     git(repository.work, "rm", "-q", "servers/web07.yaml")
     push({"note.txt": ""})
     assert "web07" not in rows(instance.output)
@@ -280,10 +282,10 @@ def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, p
     assert verify_tree(instance.output) == ()
 
 
-def test_the_page_goes_and_comes_by_the_fleets_outputs(push: Push, instance: Instance) -> None:
+def test_the_page_is_added_and_removed_by_the_outputs_of_the_fleet(push: Push, instance: Instance) -> None:
     whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
     instance.directory.write_status(b'{"at": null}', BEFORE)
-    assert said(instance.output, "status") == {"at": None}
+    assert read_page_data(instance.output, "status") == {"at": None}
     push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
     instance.directory.write_status(b'{"at": null}', BEFORE)
     assert [*(instance.output / PAGE).rglob("*")] == []

@@ -1,4 +1,4 @@
-"""What one server is answered, now and through its next transitions, and its listing."""
+"""The files of one server, now and after its next transitions, and its listing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.helpers.fleets import (
     uuid_of,
 )
 from tests.helpers.mirrors import WAYS
-from tests.helpers.signed_lists import lies
+from tests.helpers.signed_lists import list_current_digests
 
 NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
@@ -64,26 +64,26 @@ def state(
     return build_server_state(decisions, decisions.servers["web01"], record, NOON, about or ServerDetails())
 
 
-def at_entry(found: RenderedState, instant: datetime) -> PathVersion:
+def find_script_version(found: RenderedState, instant: datetime) -> PathVersion:
     return present(find_version(found.published.paths[ENTRY], instant)[0])
 
 
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
 
 
-def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
+def test_a_state_has_as_many_transitions_as_gitboot_looks_ahead() -> None:
     found = state(*SEED, *SEVERAL)
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == TRANSITIONS_AHEAD
-    now = at_entry(found, NOON)
+    now = find_script_version(found, NOON)
     assert now.content == found.files[ENTRY].sha256
     for day in (21, 22):
-        inside, after = at_entry(found, at(f"{day}T22:30")), at_entry(found, at(f"{day}T23:00"))
+        inside, after = find_script_version(found, at(f"{day}T22:30")), find_script_version(found, at(f"{day}T23:00"))
         assert "memtest-7" in found.published.contents[str(inside.content)]
         assert after == now._replace(since=at(f"{day}T23:00"))
 
 
-def test_all_that_is_announced_is_there_before_its_instant() -> None:
+def test_every_announced_file_exists_before_its_transition() -> None:
     user_data = "userData: {format: Ignition/3.4, template: t}"
     images = (image("flatcar-1", "userData: Ignition/3.4"), image("memtest-7", "userData: Ignition/3.4"))
     profiles = (profile("web", "flatcar-1", user_data), profile("repair", "memtest-7", user_data))
@@ -103,7 +103,7 @@ def test_without_a_transition_nothing_is_announced() -> None:
     assert all(len(versions) == 1 for versions in found.published.paths.values())
 
 
-def test_a_state_is_read_as_it_was_written() -> None:
+def test_a_state_is_decoded_as_it_was_encoded() -> None:
     once = (*SEED[:-1], policy("web", often="Once"))
     for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
         found = state(*documents, record=Record())
@@ -112,12 +112,12 @@ def test_a_state_is_read_as_it_was_written() -> None:
 
 
 @for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
-def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
+def test_content_that_is_not_a_state_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|state"):
         parse_state(data)
 
 
-def test_what_a_server_is_found_by_is_said() -> None:
+def test_the_identities_of_a_server_are_in_its_state() -> None:
     documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
     about = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
     found = state(*documents, about=about).published
@@ -131,7 +131,7 @@ def test_what_a_server_is_found_by_is_said() -> None:
     assert (found.summary["site"], found.summary["role"], found.summary["labels"]) == ("fra1", "web", {"role": "web"})
 
 
-def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_boots() -> None:
+def test_an_interface_that_may_not_boot_belongs_to_the_server_and_its_script_says_so() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]"), *ONCE[1:])
     about, record = ServerDetails(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
     found = build_server_state(decisions, decisions.servers["web01"], record, NOON, about)
@@ -142,7 +142,7 @@ def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_b
         assert "boot: false for this interface" in found.published.contents[turn.content]
         assert (turn.since, turn.digest, turn.writes) == (None, None, None)
         assert path not in found.evidence_digests
-    assert found.published.paths[ENTRY][0].writes is not None  # what its other interface is given
+    assert found.published.paths[ENTRY][0].writes is not None  # the file for its other interface
     assert "boot/v1/boot/52-54-00-99-99-99/grub.cfg" not in found.files
     assert found.is_current(decisions.servers["web01"], record, NOON, about)
     assert not found.is_current(decisions.servers["web01"], record, NOON, ServerDetails())
@@ -156,13 +156,13 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
     ("documents", "once", "instead"),
     [
         pytest.param(SEED, False, "disk", id="an installation at each boot"),
-        pytest.param(DISKLESS, False, None, id="Always, of what writes no disk"),
+        pytest.param(DISKLESS, False, None, id="Always, of an image that writes no disk"),
         pytest.param(ONCE, True, "disk", id="Once"),
         pytest.param(
             (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")),
             False,
             None,
-            id="Once, of what writes no disk",
+            id="Once, of an image that writes no disk",
         ),
         pytest.param(
             (*SEED, maintenance("m", "20T10:00 20T14:00", "networkBoot: Once", boots="web")),
@@ -184,11 +184,9 @@ DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repai
         ),
     ],
 )
-def test_what_writes_a_disk_has_something_to_answer_instead(
-    documents: tuple[str, ...], once: bool, instead: str | None
-) -> None:
+def test_an_install_boot_has_a_fallback(documents: tuple[str, ...], once: bool, instead: str | None) -> None:
     found = state(*documents, record=Record())
-    writes = at_entry(found, NOON).writes
+    writes = find_script_version(found, NOON).writes
     if instead is None:
         assert writes is None
     else:
@@ -203,20 +201,20 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
         assert "flatcar-1/kernel" not in text
 
 
-def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
+def test_a_mirrored_artifact_must_be_present_before_it_is_served() -> None:
     mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
-    needs = present(at_entry(found, NOON).writes).needs
+    needs = present(find_script_version(found, NOON).writes).needs
     assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
-def test_a_parked_server_has_no_entry_that_proves_anything() -> None:
+def test_a_parked_server_has_no_boot_script_that_proves_a_fetch() -> None:
     found = state(SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])
     assert (found.plan, found.evidence_digests) == (None, {})
 
 
-def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
+def test_a_state_is_valid_until_its_transition_and_for_its_record() -> None:
     decisions = decided(*SEED, *SEVERAL)
     decision = decisions.servers["web01"]
     found = build_server_state(decisions, decision, None, NOON)
@@ -248,13 +246,13 @@ def test_unknown_machines_may_have_user_data() -> None:
     assert present(boot.user_data).files == {"meta-data": "", "user-data": "#cloud-config\n"}
 
 
-def test_an_argument_that_renders_to_nothing_is_none() -> None:
+def test_an_argument_that_renders_to_an_empty_text_is_omitted() -> None:
     conditional = profile("web", "flatcar-1", "kernelArguments: [\"{{ 'a' if vars.x is defined }}\", b]")
     found = state(*SEED[:4], conditional, *SEED[5:]).plan
     assert found is not None and found.boot is not None and found.boot.kernel_arguments == ("b",)
 
 
-def test_a_status_says_which_conditions_hold() -> None:
+def test_a_status_has_its_conditions_problems_and_next_transition() -> None:
     held = Condition(type="SourceReady", status=True, reason="Fetched", message="", last_transition_time=NOON)
     problem = Problem(path="a", line=1, column=2, code="GB1001", message="m", hint="x")
     status = Status(conditions=(held,), problems=(problem,), next_transition=NOON + timedelta(hours=1))
@@ -267,7 +265,7 @@ def test_a_status_says_which_conditions_hold() -> None:
     assert facts["nextTransition"] == "2026-11-20T13:00:00Z"
 
 
-def test_problems_of_a_commit_are_sorted_by_place() -> None:
+def test_problems_of_a_commit_are_sorted_by_location() -> None:
     first = Problem(path="a", line=1, column=9, code="GB1002", message="m")
     second = Problem(path="a", line=2, column=1, code="GB1001", message="m", hint="do")
     assert InvalidRepository([second, first]).problems == (first, second)
@@ -275,7 +273,7 @@ def test_problems_of_a_commit_are_sorted_by_place() -> None:
     assert BmcBusy("x", retry_after_s=3).retry_after_s == 3
 
 
-def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
+def test_a_path_that_a_transition_does_not_change_gets_no_new_version() -> None:
     first = maintenance("a", "20T13:00 20T15:00")
     over = maintenance("b", "20T14:00 20T15:00", "priority: 1, networkBoot: Once", boots="web")
     restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
@@ -286,7 +284,7 @@ def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
     assert versions[-1].content is None  # 404 before and after 15:00
 
 
-def test_a_document_that_two_boots_share_takes_no_turn() -> None:
+def test_a_document_that_two_boots_share_gets_no_new_version() -> None:
     user_data = "userData: {format: Ignition/3.4, template: t}"
     documents = (
         *SEED[:2],
@@ -339,11 +337,11 @@ def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
     return {listing_name(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
 
-# What is listed
+# Listings
 
 
 @for_each("documents", [(OUTPUTS, *SEED[1:]), (OUTPUTS, *SEED[1:], ONE), (*CONFIGURED, ONE)])
-def test_the_listing_has_what_lies_in_the_tree_now_and_after_each_transition(documents: tuple[str, ...]) -> None:
+def test_the_listing_has_the_files_in_the_tree_now_and_after_each_transition(documents: tuple[str, ...]) -> None:
     decisions = decided(*documents, files=FILES)
     found = rendered(decisions, NOON)
     instants = [
@@ -353,7 +351,7 @@ def test_the_listing_has_what_lies_in_the_tree_now_and_after_each_transition(doc
     announced = {name for name in in_tree(found) if name.startswith("o/")}
     for instant in instants:
         then = in_tree(rendered(decisions, instant))
-        listed = lies(listing(found), instant)
+        listed = list_current_digests(listing(found), instant)
         assert {name: digest for name, digest in listed.items() if name not in announced} == {
             name: digest for name, digest in then.items() if name not in announced
         }
@@ -380,7 +378,7 @@ def test_no_listing_names_a_token() -> None:
     assert tokens and not any(token in content for token in tokens)
 
 
-def test_the_listing_says_nothing_of_what_only_operators_have() -> None:
+def test_the_listing_has_nothing_that_only_operators_may_read() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"), *SEED[1:])
     names = listing(rendered(decisions, NOON))["files"]
     assert names and not any(name.startswith(("ops/", "signed/")) for name in names)
@@ -389,12 +387,12 @@ def test_the_listing_says_nothing_of_what_only_operators_have() -> None:
 # The end of a window, without a publisher
 
 
-def test_outside_a_window_a_copy_has_nothing_to_end() -> None:
+def test_outside_a_window_a_copy_has_no_window_to_end() -> None:
     document = listing(rendered(decided(OUTPUTS, *SEED[1:], ONE), NOON))
     assert (document["ends"], document["contents"]) == (None, {})
 
 
-def ended(
+def read_window_end(
     now: str, *maintenances: str, stop: StopScope = StopScope.NONE, record: Record | None = None
 ) -> tuple[datetime, dict[str, str | None]]:
     """When a copy ends the window that is open, and the text of each file then."""
@@ -407,9 +405,9 @@ def ended(
     }
 
 
-def test_a_window_that_is_open_ends_with_what_is_published_then() -> None:
+def test_an_open_window_ends_with_the_files_of_the_next_plan() -> None:
     decisions = decided(*DISKLESS_ALWAYS, ONE)
-    since, files = ended("20T22:30", ONE)
+    since, files = read_window_end("20T22:30", ONE)
     then = rendered(decisions, at("20T23:00")).files
     assert since == at("20T23:00")
     assert set(files) >= {LISTED_ENTRY, f"grub.cfg-01-{mac_of('web01').replace(':', '-')}"}
@@ -424,36 +422,36 @@ def test_a_window_that_is_open_ends_with_what_is_published_then() -> None:
         (("20T22:00 20T23:30", "20T23:00 21T01:00"), "20T23:30"),  # the first takes precedence, then the second
     ],
 )
-def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_maintenance(
+def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_a_maintenance(
     windows: tuple[str, str], since: str
 ) -> None:
     first = maintenance("m1", windows[0], "priority: 9")
     second = maintenance("m2", windows[1], "priority: 1", boots="other")
-    found, files = ended("20T22:30", first, second, image("other-1"), profile("other", "other-1"))
+    found, files = read_window_end("20T22:30", first, second, image("other-1"), profile("other", "other-1"))
     assert found == at(since)
     text = files[LISTED_ENTRY] or ""
     assert "flatcar-1" in text and "other-1" not in text and "memtest-7" not in text
 
 
-def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() -> None:
+def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_started() -> None:
     disk = profile("disk", "", method="Disk")
     first, second = (maintenance(*each) for each in (("m1", "20T22:00 20T23:00"), ("m2", "20T23:00 21T01:00")))
-    since, files = ended("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
+    since, files = read_window_end("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[LISTED_ENTRY] or "")) == (at("20T23:00"), True)
-    since, files = ended("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
+    since, files = read_window_end("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[LISTED_ENTRY] or "")) == (at("20T23:00"), True)
 
 
 @pytest.mark.parametrize(
     ("writes", "now", "since"),
     [
-        ("false", "20T22:05", "21T04:00"),  # its boot was given, and is given again for a minute
-        ("false", "20T22:10", "21T04:00"),  # the disk boots, and the system may ask for its user data for two hours
-        ("true", "20T22:05", "20T22:06"),  # a boot that writes the disk is taken back after the minute
+        ("false", "20T22:05", "21T04:00"),  # its boot was served, and is served again for a minute
+        ("false", "20T22:10", "21T04:00"),  # the disk boots, and the system may fetch its user data for two hours
+        ("true", "20T22:05", "20T22:06"),  # a boot that writes the disk is withdrawn after the minute
         ("true", "20T22:10", "21T04:00"),
     ],
 )
-def test_a_window_whose_one_boot_was_made_ends_when_it_ends(writes: str, now: str, since: str) -> None:
+def test_a_window_whose_one_time_boot_was_used_ends_at_its_end(writes: str, now: str, since: str) -> None:
     images = (
         image("flatcar-1", "userData: Ignition/3.4, writesDisk: false"),
         image("memtest-7", f"userData: Ignition/3.4, writesDisk: {writes}"),
@@ -470,12 +468,12 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
     disk, windows = profile("disk", "", method="Disk"), ("20T22:00 20T23:00", "20T23:00 21T01:00")
     to_disk = [maintenance(f"m{number}", window, boots="disk") for number, window in enumerate(windows)]
     for maintenances in (to_disk[:1], to_disk, (to_disk[0], maintenance("m1", windows[1]))):
-        since, files = ended("20T22:30", disk, *maintenances, stop=StopScope.ALL)
+        since, files = read_window_end("20T22:30", disk, *maintenances, stop=StopScope.ALL)
         assert (since, LISTED_ENTRY in files) == (at("20T23:00"), True)
         assert not any("flatcar-1" in text or "memtest-7" in text for text in files.values() if text)
 
 
-def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_another_window_follows() -> None:
+def test_a_copy_does_not_start_an_installation_between_two_windows() -> None:
     first, second = maintenance("m1", "20T22:00 20T23:00"), maintenance("m2", "20T23:00 21T01:00")
     documents = (OUTPUTS, *SEED[1:-1], policy("web", often="Once"), first, second)
     texts = listing(rendered(decided(*documents), at("20T22:30"), Record()))["contents"].values()
@@ -483,19 +481,19 @@ def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_anoth
 
 
 def test_a_maintenance_without_an_end_is_ended_by_a_copy_within_the_hour() -> None:
-    since, files = ended("20T22:30", maintenance("m1", "20T22:00 -"))
+    since, files = read_window_end("20T22:30", maintenance("m1", "20T22:00 -"))
     assert at("20T22:30") < since <= at("20T23:30") + timedelta(minutes=15)
     assert "flatcar-1" in (files[LISTED_ENTRY] or "")
 
 
-def test_what_a_copy_boots_after_a_window_has_its_data_there_before() -> None:
+def test_the_data_of_a_boot_after_a_window_exists_before_the_end() -> None:
     decisions = decided(*CONFIGURED, ONE, files=FILES)
     found = rendered(decisions, at("20T22:30"))
     named = {path for path in rendered(decisions, at("20T23:00")).files if path.startswith("boot/o/")}
     assert named and named <= found.files.keys()
 
 
-# A person who looks for one server's files
+# An operator who looks for one server's files
 
 
 @pytest.mark.parametrize("way", WAYS)

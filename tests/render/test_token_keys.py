@@ -1,4 +1,4 @@
-"""Tokens as they are published: whoever knows Git can name no path by which a machine reports or has its secrets."""
+"""Published tokens: a client that knows Git cannot derive a path of reports or secrets."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def documents(format: str = "CloudInit", *more: str, of_image: str = "") -> tupl
     )
 
 
-def made(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
+def plan_with_template(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
     return planned(*given or documents(), templates={"t": text}, keys=keys, records={"web01": record or Record()})
 
 
-def told(text: str, keys: TokenKeys = KEYS) -> str:
-    found = made(text, keys=keys)
+def render_user_data(text: str, keys: TokenKeys = KEYS) -> str:
+    found = plan_with_template(text, keys=keys)
     (path,) = [path for path in found.boot_files if "/data/" in path and path.endswith("user-data")]
     return found.boot_files[path].content.decode()
 
@@ -56,12 +56,12 @@ def tokens_in(paths: Iterable[str]) -> set[str]:
 
 
 PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
-(NAME,) = tokens_in(made("#cloud-config\n").files)
+(NAME,) = tokens_in(plan_with_template("#cloud-config\n").files)
 SAID: Final = "#cloud-config\n{{ urls.provisioned }}\n"
 
 
-def test_t6_no_path_and_nothing_that_a_machine_is_told_has_a_token_that_git_says() -> None:
-    found = made("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
+def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() -> None:
+    found = plan_with_template("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
     lying = [file.content.decode() for path, file in found.files.items() if path.startswith("boot/v1/")]
     assert PUBLIC != NAME and len(lying) > 4
     assert not [text for text in (*lying, *found.published.contents.values()) if PUBLIC in text]
@@ -69,8 +69,11 @@ def test_t6_no_path_and_nothing_that_a_machine_is_told_has_a_token_that_git_says
     assert tokens_in(found.published.paths) == {NAME}
 
 
-def test_t6_what_is_shown_and_decided_is_the_same_with_a_key_and_without() -> None:
-    keyed, open_to_all = made(SAID).servers["web01"], made(SAID, keys=TokenKeys()).servers["web01"]
+def test_t6_plans_and_decisions_are_the_same_with_and_without_a_key() -> None:
+    keyed, open_to_all = (
+        plan_with_template(SAID).servers["web01"],
+        plan_with_template(SAID, keys=TokenKeys()).servers["web01"],
+    )
     assert keyed.plan == open_to_all.plan and keyed.decision == open_to_all.decision
     assert (keyed.published.plan, keyed.published.summary) == (
         open_to_all.published.plan,
@@ -79,15 +82,15 @@ def test_t6_what_is_shown_and_decided_is_the_same_with_a_key_and_without() -> No
     assert keyed.files.keys() != open_to_all.files.keys()
 
 
-def test_t6_the_same_key_gives_the_same_bytes_and_another_one_others() -> None:
-    first, again, other = (made(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
+def test_t6_the_same_key_gives_the_same_bytes_and_another_key_gives_others() -> None:
+    first, again, other = (plan_with_template(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
     assert first.files == again.files
     assert not tokens_in(first.files) & tokens_in(other.files)
 
 
-def test_t6_nothing_of_a_key_is_published_or_shown() -> None:
+def test_t6_no_part_of_a_key_is_published_or_shown() -> None:
     keys = TokenKeys(KEY, (EarlierKey(OTHER, BEFORE, AFTER),))
-    found = made(SAID, keys=keys)
+    found = plan_with_template(SAID, keys=keys)
     for key in (KEY, OTHER):
         shown = (key, key.hex().encode(), b64encode(key)[:40])
         assert not [path for path, file in found.files.items() if any(each in file.content for each in shown)]
@@ -108,18 +111,18 @@ ENCODINGS: Final = {
 
 
 @pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
-def test_t6_a_template_may_have_put_it_in_base64(written: str) -> None:
-    # What is told is what the template would have made of the published path itself.
+def test_t6_a_template_may_encode_a_token_in_base64(written: str) -> None:
+    # The file is what the template would have made of the published path itself.
     text = f"#cloud-config\n- {written} and {written}\n"
     path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
-    assert told(text) == told(text.replace("urls.provisioned", f"'{path}{NAME}'"))
-    assert told(text) != told(text, keys=TokenKeys())
+    assert render_user_data(text) == render_user_data(text.replace("urls.provisioned", f"'{path}{NAME}'"))
+    assert render_user_data(text) != render_user_data(text, keys=TokenKeys())
 
 
 @given(
     st.binary(max_size=7), st.binary(max_size=7), st.binary(max_size=7), st.binary(max_size=7), st.sampled_from("abc")
 )
-def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
+def test_t6_a_token_in_base64_is_replaced_at_any_offset(
     before: bytes, after: bytes, around: bytes, beyond: bytes, what: str
 ) -> None:
     token = Digest(sha256(what.encode()).hexdigest())
@@ -133,12 +136,12 @@ def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
     assert names.rename_files({"boot/x": File(written(token))})["boot/x"].content == written(find_token(path) or "")
 
 
-# Whose it is
+# Owners
 
 
-def test_t6_an_endpoint_answers_and_writes_down_the_token_itself() -> None:
-    # Whoever computes it from what Git says is answered as for any other path that does not exist.
-    with site(made(SAID)) as there, there.serve() as url:
+def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
+    # A client that computes it from Git gets the 404 of a missing path.
+    with site(plan_with_template(SAID)) as there, there.serve() as url:
         script = get(url + ENTRY).text
         (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
         assert PUBLIC not in script and data == f"/v1/boot/{MAC}/data/{NAME}/"
@@ -153,9 +156,9 @@ def test_t6_an_endpoint_answers_and_writes_down_the_token_itself() -> None:
     assert [each.digest for each in seen][1:] == [PUBLIC, PUBLIC]
 
 
-def test_t6_each_attempt_has_a_name_of_its_own() -> None:
+def test_t6_each_attempt_has_its_own_token() -> None:
     attempt = InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),))
-    found = made(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
+    found = plan_with_template(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
     assert found.plan is not None and found.plan.token is not None
     (own,) = tokens_in(
         KEYS.build_names([found.plan.token], BEFORE).rename_files({FAILED.build_path(MAC, found.plan.token): File(b"")})
@@ -164,9 +167,9 @@ def test_t6_each_attempt_has_a_name_of_its_own() -> None:
     assert f"/provisioned/{own}\n" in found.files[DATA.build_path(MAC, own, "user-data")].content.decode()
 
 
-def test_t6_a_maintenance_has_a_name_too() -> None:
+def test_t6_a_maintenance_has_a_token_too() -> None:
     repair = maintenance("repair", "20T20:00 21T04:00", "networkBoot: Once", boots="web")
-    found = made(SAID, *documents("CloudInit", repair)).servers["web01"]
+    found = plan_with_template(SAID, *documents("CloudInit", repair)).servers["web01"]
     assert found.plan is not None and found.plan.data is not None
     assert found.plan.data not in "".join((*found.files, *found.published.contents.values()))
     data = [turns[0] for path, turns in found.published.paths.items() if path.endswith("/user-data")]
@@ -189,10 +192,10 @@ AT_WORK: Final = Record(
 
 @for_each("key", [OTHER, None], ids=["another key", "none yet"])
 @for_each(("minutes", "is_heard"), [(-1, False), (0, True), (59, True), (60, False)])
-def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
+def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid(
     key: bytes | None, minutes: int, is_heard: bool
 ) -> None:
-    (before,) = tokens_in(made(SAID, keys=TokenKeys(key)).files)
+    (before,) = tokens_in(plan_with_template(SAID, keys=TokenKeys(key)).files)
     keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
     found = planned(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
     paths = {
@@ -207,20 +210,20 @@ def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
     assert (before in told[NAME], NAME in told[NAME]) == (False, True)
 
 
-def test_t6_a_server_is_rendered_anew_when_an_earlier_key_ends() -> None:
+def test_t6_a_server_is_rendered_again_when_an_earlier_key_ends() -> None:
     keys = TokenKeys(KEY, (TURNED,))
     turns = [
         planned(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
         for now in (BEFORE - timedelta(minutes=1), BEFORE, START)
     ]
-    # The boot that was given is given again for a minute, and its data for two hours.
+    # The served boot is served again for a minute, and its data for two hours.
     assert [each.refresh_at for each in turns] == [BEFORE, START, None]
     assert all(each.transition is not None and each.transition <= (each.refresh_at or AFTER) for each in turns[:2])
     resting = planned(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
     assert resting.servers["web01"].transition == START
 
 
-# Found by what anybody knows of a machine
+# Found by public identities of a machine
 
 
 BY_UUID: Final = {
@@ -235,10 +238,10 @@ BY_UUID: Final = {
 
 
 @pytest.mark.parametrize(("text", "of_image", "is_told"), BY_UUID.values(), ids=BY_UUID)
-def test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so(
+def test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_by_uuid(
     text: str, of_image: str, is_told: bool
 ) -> None:
-    found = made(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
+    found = plan_with_template(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
     said = contents_at(found, IGNITION.build_path(uuid_of("web01")))
     (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)

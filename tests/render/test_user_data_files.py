@@ -26,7 +26,7 @@ VOLUMES = {
 
 @pytest.mark.parametrize("names", ["-read_fs norock", "-read_fs nojoliet"], ids=["Joliet", "Rock Ridge"])
 @pytest.mark.parametrize("label", VOLUMES)
-def test_others_read_the_label_and_each_file_by_its_name(tmp_path: Path, label: str, names: str) -> None:
+def test_other_programs_read_the_label_and_each_file_by_its_name(tmp_path: Path, label: str, names: str) -> None:
     made, out = tmp_path / "made.iso", tmp_path / "out"
     made.write_bytes(build_iso(label, VOLUMES[label]))
     xorriso = [program("xorriso", "xorriso"), "-osirrox", "on", *names.split(), "-indev", f"stdio:{made}"]
@@ -38,7 +38,7 @@ def test_others_read_the_label_and_each_file_by_its_name(tmp_path: Path, label: 
     assert f'LABEL="{label}"' in shown.stdout
 
 
-def test_the_same_files_are_the_same_bytes_in_any_order() -> None:
+def test_the_same_files_give_the_same_bytes_in_any_order() -> None:
     made = build_iso("cidata", NOCLOUD)
     assert build_iso("cidata", dict(reversed(NOCLOUD.items()))) == made
     assert sha256(made).hexdigest() == "2a34d962d8c44dbb5a6c4eee6ee3d48cfaff1f8c883cddce14b7053994e91ad2", (

@@ -1,4 +1,4 @@
-"""nginx and Caddy as the published configuration has them: answers as the endpoint's, and logs that are evidence."""
+"""nginx and Caddy with the published configuration: responses like those of the endpoint, and logs as evidence."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def client(mirror: Mirror) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_page_says_what_is_to_be_set_in_each_configuration(output: Path) -> None:
+def test_the_page_describes_what_to_set_in_each_configuration(output: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()
     site, caddyfile = ((output / f"ops/serve/{name}").read_text() for name in ("nginx.conf", "Caddyfile"))
     taken = re.findall(r"\{\$(GITBOOT_[A-Z]+)", caddyfile)
@@ -100,10 +100,10 @@ def test_the_page_says_what_is_to_be_set_in_each_configuration(output: Path) -> 
     assert site.count("# set: ") == 5 and "set its five lines" in page
 
 
-# Who is answered
+# Clients
 
 
-def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output: Path, mirror: Mirror) -> None:
+def test_the_list_of_all_machines_is_for_clients_on_the_same_host(output: Path, mirror: Mirror) -> None:
     path = next(each.relative_to(output / "boot") for each in sorted((output / "boot/signed/servers").iterdir()))
     for address, expected in (("127.0.0.1", 200), ("127.0.0.2", 403)):
         with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
@@ -119,7 +119,7 @@ def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output:
 
 
 @pytest.mark.parametrize("kind", RUNNING)
-def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Path, kind: str) -> None:
+def test_the_monitors_of_the_fleet_may_read_the_list_of_all_machines_too(tmp_path: Path, kind: str) -> None:
     networks = "[127.0.0.64/30, 'fd00:9::/64']"
     root = tmp_path / "output"
     Site(root).publish(
@@ -133,13 +133,13 @@ def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Pat
                 assert client.get("/signed/timestamp.json").status_code == expected, address
 
 
-# What is answered
+# Responses
 
 
 SAME = ("content-type", "content-length", "cache-control")
 
 
-def is_entry(path: str) -> bool:
+def is_boot_script(path: str) -> bool:
     kind = find_path_kind(f"boot{path}")
     return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
@@ -150,7 +150,7 @@ def is_report(path: str) -> bool:
 
 def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.Client, client: httpx.Client) -> None:
     for spooled in (output.parent / "spool").glob("*.jsonl"):
-        spooled.unlink()  # as once a tree is published that knows what was given
+        spooled.unlink()  # as after the publication of a tree with the served boot
     paths = [path for path in FLEET.boot_files if not path.startswith("/signed/")]  # which only copies need
     assert len([path for path in paths if is_report(path)]) == 2
     for path in paths:
@@ -160,7 +160,7 @@ def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.C
         if is_report(path):
             assert (ours.status_code, theirs.status_code) == (204, 200)
             assert ours.headers["cache-control"] == theirs.headers["cache-control"]
-        elif is_entry(path):  # whether it writes a disk a mirror cannot tell
+        elif is_boot_script(path):  # a mirror does not know whether it writes a disk
             assert _same(ours)[:-1] == _same(theirs)[:-1], path
             assert theirs.headers["cache-control"] == "no-store"
         else:
@@ -171,8 +171,8 @@ def _same(response: httpx.Response) -> tuple[object, ...]:
     return (response.status_code, *(response.headers.get(name) for name in SAME))
 
 
-@pytest.mark.parametrize("path", [path for path in FLEET.boot_files if is_entry(path)])
-def test_e5_no_proxy_can_revalidate_an_entry(client: httpx.Client, path: str) -> None:
+@pytest.mark.parametrize("path", [path for path in FLEET.boot_files if is_boot_script(path)])
+def test_e5_no_proxy_can_revalidate_a_boot_script(client: httpx.Client, path: str) -> None:
     first = client.get(path)
     assert ("etag" in first.headers, first.headers["cache-control"]) == (False, "no-store")
     for name, value in (("if-modified-since", first.headers["last-modified"]), ("if-none-match", '"x"')):
@@ -194,7 +194,7 @@ def test_every_artifact_is_served_as_by_the_endpoint(endpoint: httpx.Client, cli
     ("name", "content_type"),
     [("ks.cfg", "text/plain; charset=utf-8"), ("meta-data", "text/cloud-config; charset=utf-8")],
 )
-def test_user_data_is_known_by_its_name(client: httpx.Client, name: str, content_type: str) -> None:
+def test_user_data_has_the_media_type_of_its_name(client: httpx.Client, name: str, content_type: str) -> None:
     assert client.get(f"{ARTIFACTS}/{name}").headers["content-type"] == content_type
 
 
@@ -218,7 +218,7 @@ def test_user_data_is_known_by_its_name(client: httpx.Client, name: str, content
         "/index.html",
     ],
 )
-def test_what_is_not_there_is_one_empty_404(endpoint: httpx.Client, client: httpx.Client, path: str) -> None:
+def test_every_missing_path_gets_an_empty_404(endpoint: httpx.Client, client: httpx.Client, path: str) -> None:
     found = client.get(path)
     assert (found.status_code, found.content) == (404, b"")
     assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
@@ -227,7 +227,7 @@ def test_what_is_not_there_is_one_empty_404(endpoint: httpx.Client, client: http
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_but_get_and_head_is_answered(endpoint: httpx.Client, client: httpx.Client, method: str) -> None:
+def test_only_get_and_head_are_allowed(endpoint: httpx.Client, client: httpx.Client, method: str) -> None:
     for asked in (endpoint, client):
         found = asked.request(method, ENTRY)
         assert (found.status_code, found.content, found.headers["allow"]) == (405, b"", "GET, HEAD")
@@ -246,7 +246,7 @@ def _content(path: str) -> bytes:
     return FLEET.boot_files[path].content
 
 
-def test_an_entry_is_sent_whole_or_not_at_all(client: httpx.Client) -> None:
+def test_a_boot_script_is_sent_as_a_whole_and_not_in_parts(client: httpx.Client) -> None:
     ignition = next(path for path in FLEET.boot_files if path.startswith("/ignition/"))
     for path in (ENTRY, ignition):
         found = client.get(path, headers={"range": "bytes=0-3", "accept-encoding": "gzip"})
@@ -257,7 +257,7 @@ def test_an_entry_is_sent_whole_or_not_at_all(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("how", ["forbidden", "a loop of symlinks"])
 @pytest.mark.parametrize("below", [ENTRY, f"/v1/boot/{MAC}", "/v1"], ids=["file", "folder", "folder above"])
-def test_finding_m5_what_cannot_be_read_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
+def test_finding_m5_an_unreadable_file_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
     with broken(output / f"boot{below}", how):
         found = client.get(ENTRY)
         assert (found.status_code, found.content) == (503, b"")
@@ -288,7 +288,7 @@ def test_finding_m5_a_known_machine_does_not_get_the_script_of_unknown_machines(
 
 
 @pytest.mark.parametrize("kind", RUNNING)
-def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: Path, tmp_path: Path, kind: str) -> None:
+def test_finding_m5_nothing_is_absent_from_an_incomplete_copy(output: Path, tmp_path: Path, kind: str) -> None:
     copy, made = tmp_path / "copy", tmp_path / kind
     for folder in (copy, made):
         folder.mkdir()
@@ -302,7 +302,9 @@ def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: P
         assert http_peers.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 404
 
 
-def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(output: Path, client: httpx.Client) -> None:
+def test_a_new_version_is_sent_at_once_and_a_known_version_is_not_sent_again(
+    output: Path, client: httpx.Client
+) -> None:
     path = "/unknown.ipxe"
     before = client.get(path)
     Site(output).publish(replace(FLEET, shared={**FLEET.shared, f"boot{path}": File(b"#!ipxe\n")}), commit="feed")
@@ -351,7 +353,7 @@ def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
 
 
 @pytest.mark.parametrize("base", ["", mirrors.BASE_PATH, mirrors.SITE], ids=["no path", "the Fleet's", "a site's"])
-def test_finding_m9_each_kind_of_path_has_the_endpoints_headers(
+def test_finding_m9_each_kind_of_path_has_the_headers_of_the_endpoint(
     answered: dict[str, httpx.Response], below: Mirror, base: str
 ) -> None:
     with http_peers.Client(base_url=f"{below.url}{base}") as client:
@@ -385,7 +387,7 @@ def _every(path: str) -> bytes:
     return mirrors.FLEET_OF_EVERY_PATH.boot_files[path].content
 
 
-def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(every: Path, below: Mirror) -> None:
+def test_finding_m9_paths_below_a_base_url_are_logged_and_verified(every: Path, below: Mirror) -> None:
     assert verified("--tree", every, f"{below.url}{mirrors.BASE_PATH}")[1]["items"] == []
     path = next(path for path in mirrors.EVERY_PATH if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/"))
     for base in ("", mirrors.BASE_PATH, mirrors.SITE):
@@ -406,11 +408,11 @@ def _observed(mirror: Mirror, begins: int) -> list[str]:
 
 
 @pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
-def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
+def test_a_path_outside_the_base_url_is_absent(below: Mirror, base: str) -> None:
     assert http_peers.get(f"{below.url}{base}/boot.ipxe").status_code == 404
 
 
-# What is logged
+# Logs
 
 
 @pytest.fixture
@@ -427,7 +429,7 @@ def logged(mirror: Mirror) -> Callable[[int], list[LineContent]]:
     return new
 
 
-def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
+def test_the_fetch_of_a_boot_script_is_an_observation_of_its_version(
     output: Path, client: httpx.Client, logged: Callable[[int], list[LineContent]]
 ) -> None:
     report = next(path for path in FLEET.boot_files if is_report(path))
@@ -442,7 +444,7 @@ def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
         assert asked - timedelta(seconds=2) < found.at <= answered  # of its clock, which counts seconds
 
 
-def test_what_is_no_whole_get_of_an_entry_is_none(
+def test_an_incomplete_get_of_a_boot_script_is_not_an_observation(
     mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[LineContent]]
 ) -> None:
     unknown = f"/v1/boot/{NOBODY}"
@@ -459,12 +461,12 @@ def test_what_is_no_whole_get_of_an_entry_is_none(
     assert found == [IgnoreReason.METHOD, UnknownMachine, IgnoreReason.METHOD, UnknownMachine, IgnoreReason.PATH]
 
 
-def test_a_fetch_that_was_broken_off_is_seen_to_be(
+def test_an_interrupted_fetch_is_detected(
     output: Path, mirror: Mirror, logged: Callable[[int], list[LineContent]]
 ) -> None:
     entry = f"/v1/boot/{NOBODY}/boot.ipxe"
     (output / f"boot{entry}").parent.mkdir()
-    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # entries themselves fit into any buffer
+    (output / f"boot{entry}").write_bytes(bytes(SIZE))  # boot scripts themselves fit into any buffer
     try:
         with connect(mirror.url, receive_buffer=4096) as client:
             client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -483,7 +485,7 @@ def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, {"files": found["files"], "items": found["items"]}
 
 
-def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_spent(
+def test_a_mirror_with_the_published_configuration_is_verified_and_no_boot_is_consumed(
     output: Path,
     mirror: Mirror,
     client: httpx.Client,
@@ -498,7 +500,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
 # gitboot read-access-logs
 
 
-def test_observe_spools_what_a_mirror_logged_and_once_only(
+def test_read_access_logs_stores_the_fetches_of_a_mirror_once(
     mirror: Mirror, client: httpx.Client, tmp_path: Path
 ) -> None:
     client.get(ENTRY)
@@ -514,7 +516,7 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     assert captured("read-access-logs", mirror.log, "--spool", spool).stdout == "0 lines read, 0 observed\n"
 
 
-def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:
+def test_read_access_logs_follows_until_it_is_terminated(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:
     client.get(ENTRY)
     assert eventually(mirror.log.exists)
     spool = tmp_path / "spool"

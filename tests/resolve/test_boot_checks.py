@@ -142,7 +142,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             (*ALWAYS, WINDOW),
             [f"Maintenance/repair: {unable('PXELINUX')} (web01)"],
         ),
-        ("where it is all there is", f"{HTTPS}, outputs: [ipxe], serving: {{ipxeHttps: true}}", (*ALWAYS, WINDOW), []),
+        ("if there is no other", f"{HTTPS}, outputs: [ipxe], serving: {{ipxeHttps: true}}", (*ALWAYS, WINDOW), []),
         ("late by https", f"{HTTPS}, serving: {{lateEnds: Accept}}", (*ALWAYS, WINDOW), []),
         (
             "firmware that fetches one file",
@@ -167,7 +167,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
         ("a boot, and then the disk", f"{HTTP}, {RESTRICT}", (*ALWAYS, WINDOW), []),
     ],
 )
-def test_finding_m1_m2_a_fleet_learns_what_its_copies_cannot_do(
+def test_finding_m1_m2_a_fleet_is_warned_of_what_its_copies_cannot_do(
     case: str, settings: str, documents: tuple[str, ...], expected: list[str]
 ) -> None:
     codes = (Code.NO_ENDPOINT, Code.LATE_END)

@@ -1,4 +1,4 @@
-"""Rule R9: each field with its resource and place, who lost by which rule, and the lines of values."""
+"""Rule R9: each field with its resource and location, the values that were not chosen, and the lines of values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_each_field_has_its_file_line_and_column() -> None:
     assert places["kernelArguments[4]"] == (None, None, None)
 
 
-def test_those_that_lost_are_named_with_the_rule() -> None:
+def test_values_that_were_not_chosen_are_named_with_the_rule() -> None:
     assert [(lost.candidate, lost.rule) for lost in explained().lost] == [
         ("BootPolicy/low", "R3"),
         ("BootPolicy/worker", "R3"),
@@ -110,7 +110,7 @@ def test_those_that_lost_are_named_with_the_rule() -> None:
     ]
 
 
-def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenances() -> None:
+def test_during_a_maintenance_the_policy_is_not_chosen_and_the_reasons_are_those_of_the_maintenance() -> None:
     found = explained(instant=NIGHT)
     rows = table(found)
     assert rows["maintenance"] == ("tonight", "R2", "Maintenance/tonight")
@@ -122,7 +122,7 @@ def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenance
     assert "below 0" in lost["Maintenance/lesser"]
 
 
-def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
+def test_a_maintenance_whose_one_time_boot_was_used_is_still_explained() -> None:
     once = (*RICH[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
     rows = table(explained(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
     assert (rows["phase"][0], rows["image"][0]) == ("Disk", "memtest-7")
@@ -186,7 +186,7 @@ def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
         ),
     ],
 )
-def test_what_is_said_of(
+def test_each_field_is_explained_with_its_reason(
     case: str, documents: tuple[str, ...], field: str, expected: tuple[str, str, str | None]
 ) -> None:
     assert table(explained(documents=documents))[field] == expected, case
@@ -242,7 +242,7 @@ def test_each_value_has_the_line_at_which_it_is_located() -> None:
     assert found[("spec", "vars", "c~d")] == 7  # it is not written: its key is
 
 
-def test_documents_that_share_a_file_have_the_lines_above_them() -> None:
+def test_documents_in_one_file_have_the_lines_above_them() -> None:
     found = repository(*SEED[:1], *SEED[2:], files={"all.yaml": TOGETHER})
     locations = find_source_locations(found)
     lines = TOGETHER.splitlines()
@@ -262,7 +262,7 @@ def test_documents_that_share_a_file_have_the_lines_above_them() -> None:
         assert f"name: {name}" in lines[above + texts.line_within(Id("Server", name), ("metadata", "name")) - 1]
 
 
-def test_documents_move_if_their_file_differs_comes_or_goes() -> None:
+def test_documents_move_if_their_file_changes_appears_or_disappears() -> None:
     before = repository(*SEED, files={"more.yaml": server("web02", "role: web")})
     same = repository(*SEED, files={"more.yaml": server("web02", "role: web"), "README.md": "more"})
     assert find_moved_documents(before, same) == []

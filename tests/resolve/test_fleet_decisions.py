@@ -1,4 +1,4 @@
-"""Who boots what: rules R1 to R10, a table each."""
+"""The boots of servers: rules R1 to R10, a table each."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ PIN = "pin: {image: flatcar-9, reason: pinned}"
         ("R4: a pin beats the profile's own image", (*seed(PIN), image("flatcar-9")), "flatcar-9"),
     ],
 )
-def test_who_boots_what(case: str, documents: tuple[str, ...], expected: str) -> None:
+def test_each_server_boots_what_the_rules_select(case: str, documents: tuple[str, ...], expected: str) -> None:
     assert boots(NOON, *documents) == expected, case
 
 
@@ -164,7 +164,7 @@ def test_finding_r11_an_overlap_is_named_and_counts_until_it_is_over(
         assert problem.message == f"Maintenance/a and Maintenance/b {message}"
 
 
-def test_finding_r11_an_overlap_is_told_beside_what_else_is_wrong() -> None:
+def test_finding_r11_an_overlap_is_reported_beside_other_problems() -> None:
     windows = (maintenance("a", "20T22:00 21T04:00"), maintenance("b", "21T03:00 22T00:00"))
     for other, code in ((policy("other", "All"), "GB2011"), ("kind: Nothing\n", "GB1021")):
         with pytest.raises(InvalidRepository) as raised:
@@ -173,7 +173,7 @@ def test_finding_r11_an_overlap_is_told_beside_what_else_is_wrong() -> None:
             assert {each.code for each in raised.value.at(at(instant)).problems} == expected
 
 
-def test_r2_no_policy_field_applies_under_a_maintenance() -> None:
+def test_r2_no_policy_field_applies_during_a_maintenance() -> None:
     own = seed(
         "vars: {console: ttyS1}, kernelArguments: [from-server]",
         "kernelArguments: [from-policy], vars: {pool: web}, nodeLabels: {a: b}",
@@ -210,7 +210,7 @@ POOLS = {
         ("policy: none", "none high tie", "none"),  # a server may name its policy
     ],
 )
-def test_r3_the_policy_of_a_server(web01: str, pools: str, expected: str | list[str]) -> None:
+def test_r3_a_server_has_the_policy_that_the_rules_select(web01: str, pools: str, expected: str | list[str]) -> None:
     documents = (*seed(web01)[:-1], *(POOLS[name] for name in pools.split()))
     if isinstance(expected, list):
         assert codes(*documents) == expected
@@ -219,7 +219,7 @@ def test_r3_the_policy_of_a_server(web01: str, pools: str, expected: str | list[
         assert found is not None and found.policy == expected
 
 
-def test_a_child_takes_its_parents_fields_merges_maps_and_appends_lists() -> None:
+def test_a_child_inherits_the_fields_of_its_parent_merges_maps_and_appends_lists() -> None:
     parent = policy(
         "parent",
         "None",
@@ -253,7 +253,9 @@ HOLD = "holds: [{select: {matchLabels: {role: web}}, image: flatcar-0, reason: h
         ("a pin before all", f"{STREAM.format(rollout='percent: 100')}, {HOLD}", PIN, "flatcar-9"),
     ],
 )
-def test_r4_the_image_under_a_policy(case: str, stream: str, server_spec: str, expected: str) -> None:
+def test_r4_a_policy_boots_the_image_that_the_rules_select(
+    case: str, stream: str, server_spec: str, expected: str
+) -> None:
     documents = (
         fleet(),
         server("web01", "role: web", server_spec),
@@ -267,7 +269,7 @@ def test_r4_the_image_under_a_policy(case: str, stream: str, server_spec: str, e
     assert boots(NOON, *documents, maintenance("repair", "- 30T00:00", boots="web")) == "flatcar-1", case
 
 
-def test_r4_raising_a_percentage_only_adds() -> None:
+def test_r4_a_higher_percentage_only_adds_servers() -> None:
     uuids = [uuid_of(f"server{number}") for number in range(500)]
     reached: set[str] = set()
     for percent in range(101):
@@ -277,7 +279,7 @@ def test_r4_raising_a_percentage_only_adds() -> None:
     assert reached == set(uuids)
 
 
-def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
+def test_r4_a_percentage_selects_servers_by_the_published_hash() -> None:
     # sha256("flatcar-stable\0" + uuid) begins 0x8a2f9c…: worked out with sha256sum, not with gitboot.
     uuid = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
     place = int.from_bytes(hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]) / 2**64 * 100
@@ -304,7 +306,7 @@ def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
         (ONCE, 1, Record(provision=1, image="flatcar-0"), Phase.DISK, Cause.PROVISIONED),
     ],
 )
-def test_r5_the_phase_under_a_policy(
+def test_r5_a_policy_is_in_the_phase_that_the_rules_select(
     often: str, provision: int, record: Record | None, phase: Phase, cause: Cause
 ) -> None:
     found = planned(NOON, *seed(f"provision: {provision}", often=often), record=record)
@@ -332,7 +334,7 @@ MADE = Record(provision=1, image="flatcar-1", runs={"repair": Run(1, at("20T23:0
         ("20T22:30", 1, None, "disk"),  # unknown never installs
     ],
 )
-def test_r5_a_maintenances_once_is_one_boot(instant: str, run: int, record: Record | None, expected: str) -> None:
+def test_r5_once_in_a_maintenance_means_one_boot(instant: str, run: int, record: Record | None, expected: str) -> None:
     once = maintenance("repair", "20T22:00 21T04:00", f"networkBoot: Once, run: {run}")
     assert boots(at(instant), *SEED, once, record=record) == expected
 
@@ -349,7 +351,7 @@ FETCHED = Record(
 )
 
 
-def given_twice(key: str) -> Record:
+def served_twice(key: str) -> Record:
     attempt = InstallAttempt(key=key, number=1, boots=(FIRST, LAST), started=FIRST, started_boot=1)
     return replace(FETCHED, attempts=(attempt,))
 
@@ -361,29 +363,37 @@ AGAIN = Record(provision=1, image="flatcar-0", provisioned_at=NOON)
 @for_each(
     ("case", "often", "provision", "record", "after_s", "cause", "key", "is_set"),
     [
-        ("the boot that was made stays for the grace", ONCE, 1, FETCHED, 0, Cause.PENDING, "provision/1", False),
+        ("the used boot stays for the grace", ONCE, 1, FETCHED, 0, Cause.PENDING, "provision/1", False),
         ("to its end", ONCE, 1, FETCHED, 59, Cause.PENDING, "provision/1", False),
         ("and no longer", ONCE, 1, FETCHED, 60, Cause.PROVISIONED, None, False),
-        # An endpoint refuses this boot, and none with another key, after the machine has fetched its data.
+        # An endpoint withholds this boot, and no boot with another key, after the machine has fetched its data.
         (
-            "by the key of the boot that was made",
-            *(ONCE, 1, given_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
+            "by the key of the used boot",
+            *(ONCE, 1, served_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
         ),
         (
             "under OnImageChange as well",
-            *(CHANGE, 1, given_twice("provision/1/flatcar-1"), 5, Cause.PENDING, "provision/1/flatcar-1/boot/2", False),
+            *(
+                CHANGE,
+                1,
+                served_twice("provision/1/flatcar-1"),
+                5,
+                Cause.PENDING,
+                "provision/1/flatcar-1/boot/2",
+                False,
+            ),
         ),
         ("consumed without evidence", ONCE, 1, CONSUMED, 29 * 60, Cause.PENDING, "provision/1", False),
-        ("it turns to the disk", ONCE, 1, CONSUMED, 30 * 60, Cause.CONSUMED, "provision/1", False),
+        ("it changes to the disk", ONCE, 1, CONSUMED, 30 * 60, Cause.CONSUMED, "provision/1", False),
         ("and holds back no other number", ONCE, 2, CONSUMED, 3600, Cause.PENDING, "provision/2", True),
         ("an image is a key of its own", CHANGE, 1, PENDING, 0, Cause.PENDING, "provision/1/flatcar-1", True),
         (
-            "an image that is wanted again is another key",
+            "an image that is wanted again has another key",
             *(CHANGE, 1, AGAIN, 0, Cause.PENDING, "provision/1/flatcar-1/after/2026-11-20T12:00:00Z", True),
         ),
     ],
 )
-def test_r5_a_boot_that_was_made_is_offered_again_only_within_its_grace(
+def test_r5_a_used_one_time_boot_is_offered_again_only_in_its_minute_of_grace(
     case: str, often: str, provision: int, record: Record, after_s: int, cause: Cause, key: str | None, is_set: bool
 ) -> None:
     found = planned(NOON + timedelta(seconds=after_s), *seed(f"provision: {provision}", often=often), record=record)
@@ -416,25 +426,25 @@ UKI = "httpBoot: uki"
         ("an image's own arguments, in its uki", "uki", "UefiHttp", UKI, "UEFI", "kernelArguments: [a]", []),
         ("user data to a uki", "uki", "UefiHttp", f"{UKI}, @", "UEFI", "userData: Ignition/3.4", ["GB4003"]),
         (
-            "user data to a uki that asks for it",
+            "user data to a uki that requests it",
             *("uki", "UefiHttp", f"{UKI}, @, kernelArguments: [a]", "UEFI"),
             *("userData: Ignition/3.4, configFrom: SystemUUID", []),
         ),
         (
-            "arguments to a uki that asks, and nothing to ask for",
+            "arguments to a uki that requests, and no user data",
             *("uki", "UefiHttp", f"{UKI}, kernelArguments: [a]", "UEFI", "configFrom: SystemUUID", ["GB4003"]),
         ),
         ("user data that the image understands", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.5", []),
         ("user data that is too new", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.3", ["GB4004"]),
         ("user data of another kind", "kernel", "Pxe", "@", "UEFI", "userData: CloudInit", ["GB4004"]),
-        ("user data for none", "kernel", "Pxe", "@", "UEFI", "", ["GB4004"]),
+        ("user data for an image without", "kernel", "Pxe", "@", "UEFI", "", ["GB4004"]),
         (
             "user data without any way to it",
             *("kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.4, configFrom: None", ["GB4003"]),
         ),
     ],
 )
-def test_r6_image_and_method_agree(
+def test_r6_image_and_method_must_match(
     case: str, artifacts: str, method: str, profile_spec: str, firmware: str, image_spec: str, expected: list[str]
 ) -> None:
     spec = profile_spec.replace("@", "userData: {format: Ignition/3.4, template: web.ign}")
@@ -471,7 +481,7 @@ def test_r6_image_and_method_agree(
         ("Combustion", {"t": "#!/bin/bash\n# combustion: network\n"}, []),
         ("Combustion", {"t": "echo\n"}, ["GB4010"]),
         ("Generic", {"t": "anything at all\n"}, []),
-        # What lies beside user data is NoCloud's.
+        # The other files beside user data are NoCloud's.
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "version: 2\nethernets: {}\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "network:\n  version: 1\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "ethernets: {}\n"}, ["GB4011"]),
@@ -480,7 +490,7 @@ def test_r6_image_and_method_agree(
         ("Preseed", {"t": "d-i a string b\n", "vendorData": "#cloud-config\n"}, ["GB4011"]),
     ],
 )
-def test_r6_rendered_user_data_is_what_its_format_says(
+def test_r6_rendered_user_data_must_be_valid_for_its_format(
     format: str, beside: dict[str, str], expected: list[str]
 ) -> None:
     more = "".join(f", {name}: {name}" for name in beside if name != "t")
@@ -505,14 +515,14 @@ def test_r6_rendered_user_data_is_what_its_format_says(
         ("Generic", "x", ()),
     ],
 )
-def test_r7_each_format_is_found_by_its_arguments(format: str, text: str, arguments: tuple[str, ...]) -> None:
+def test_r7_the_arguments_name_the_user_data_in_each_format(format: str, text: str, arguments: tuple[str, ...]) -> None:
     spec = f"userData: {{format: {format}, template: t}}"
     boot = boot_of(*booting(f"userData: {format}, writesDisk: false", spec), files={"t": text})
     assert boot.user_data is not None
     assert boot.kernel_arguments == tuple(each.format(digest=boot.user_data.digest) for each in arguments)
 
 
-def test_r7_user_data_may_show_the_arguments_and_arguments_its_url() -> None:
+def test_r7_user_data_may_use_the_arguments_and_arguments_may_use_its_url() -> None:
     spec = "userData: {format: CloudInit, template: t}, kernelArguments: "
     text = "#cloud-config\n# {{ kernel_arguments | join(' ') }} {{ urls.base }}\n"
     boot = boot_of(*booting("userData: CloudInit", f"{spec}[a=b]"), files={"t": text})
@@ -524,7 +534,7 @@ def test_r7_user_data_may_show_the_arguments_and_arguments_its_url() -> None:
     assert boot.kernel_arguments == (f"ds=x;s={boot.user_data.url}",)  # the author has set it
 
 
-# What speaks against a commit
+# Invalid commits
 
 
 def skew(mode: str, minimum: str) -> tuple[str, ...]:
@@ -575,16 +585,16 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
             inheriting(policy("a", spec="inherits: b"), policy("b", spec="inherits: a")),
             ["GB2005"] * 2,
         ),
-        ("there is nothing to inherit", inheriting(document("BootPolicy", "a", "select: All")), ["GB2006"]),
+        ("no parent to inherit from", inheriting(document("BootPolicy", "a", "select: All")), ["GB2006"]),
         (
             "a parent has neither",
             inheriting(document("BootPolicy", "a", "select: None"), policy("b", spec="inherits: a")),
             ["GB2006"],
         ),
         ("R4: the version is high enough", skew("Enforce", "1"), []),
-        ("R4: skew looks at what really boots", skew("Enforce", "1.0.1"), ["GB2013"]),
+        ("R4: skew checks the image that really boots", skew("Enforce", "1.0.1"), ["GB2013"]),
         ("R4: it is a warning", skew("Warn", "1.0.1"), ["GB2013"]),
-        ("R4: it is nothing", skew("None", "1.0.1"), []),
+        ("R4: no image", skew("None", "1.0.1"), []),
         ("R4: versions are compared by their numbers", skew("Enforce", "0.9.99"), []),
         (
             "R6: the boots of every phase are checked",
@@ -592,16 +602,16 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
             ["GB4001"],
         ),
         (
-            "R6: a loader's entry ends Continuous",
+            "R6: a loader's boot script ends Continuous",
             booting("", "httpBoot: loader", "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"),
             [],
         ),
         (
-            "R6: no entry of a uki ends Continuous",
+            "R6: no boot script of a uki ends Continuous",
             booting("", UKI, "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"),
             ["GB2014"],
         ),
-        ("R6: an entry by PXE ends Continuous", booting("", "", "override: Continuous"), []),
+        ("R6: a boot script by PXE ends Continuous", booting("", "", "override: Continuous"), []),
         (
             "node labels need a way into a uki",
             booting("", UKI, "nodeLabels: {a: b}", artifacts="uki", method="UefiHttp"),
@@ -609,27 +619,27 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ),
         ("unknown servers boot their disks", unknown("LocalDisk"), []),
         ("unknown servers are not found", unknown("NotFound"), []),
-        ("unknown servers boot what writes no disk", unknown("{profile: repair}"), []),
-        ("unknown servers never boot what writes disks", unknown("{profile: web}"), ["GB2015"]),
+        ("unknown servers boot an image that writes no disk", unknown("{profile: repair}"), []),
+        ("unknown servers never boot an image that writes disks", unknown("{profile: web}"), ["GB2015"]),
         ("unknown servers are found by a loader", unknown("{profile: disk}"), ["GB1044"]),
         ("unknown servers have a profile that is there", unknown("{profile: nobody}"), ["GB2004"]),
         ("a registry has to be mirrored", (*SEED[:2], IN_REGISTRY, *SEED[3:]), ["GB4007"]),
         ("a registry is mirrored", (MIRRORS, SEED[1], IN_REGISTRY, *SEED[3:]), []),
-        ("nobody can see that it is off", seed(spec="waitFor: PowerOff", often=ONCE), ["GB1044"]),
+        ("it cannot be observed to be off", seed(spec="waitFor: PowerOff", often=ONCE), ["GB1044"]),
         ("its BMC can", seed(BMC, "waitFor: PowerOff", often=ONCE), []),
         ("a policy switches on for an installation", seed(spec="power: On", often=ONCE), []),
         ("a policy switches on for a new image", seed(spec="power: On", often=CHANGE), []),
-        ("a policy switches on for nothing", seed(spec="power: On", often="Always"), ["GB1044"]),
+        ("a policy switches on without a boot", seed(spec="power: On", often="Always"), ["GB1044"]),
         ("a policy switches on for the disk", seed(spec="power: On", often="Never"), ["GB1044"]),
         ("a declared number", declaring("1"), []),
         ("a declared number with zeros", declaring("007"), []),
         ("a declared number of 18 digits", declaring("9" * 18), []),
         ("a declared number is too long", declaring("1" * 5000), ["GB1030"]),
         ("a declared number is negative", declaring("-1"), ["GB1030"]),
-        ("a declared number is a word", declaring("one"), ["GB1030"]),
+        ("a declared number is text", declaring("one"), ["GB1030"]),
     ],
 )
-def test_what_speaks_against_a_commit(case: str, documents: tuple[str, ...], expected: list[str]) -> None:
+def test_an_invalid_commit_has_its_problem_codes(case: str, documents: tuple[str, ...], expected: list[str]) -> None:
     assert codes(*documents) == expected, case
 
 
@@ -645,7 +655,7 @@ def test_a_hundred_servers_of_a_file_that_lack_a_policy_are_reported() -> None:
         ("#cloud-config\n\n{% if %}\n", 3, ""),
     ],
 )
-def test_a_fault_of_a_template_is_shown_in_the_template_once(template: str, line: int, message: str) -> None:
+def test_a_fault_of_a_template_is_reported_in_the_template_once(template: str, line: int, message: str) -> None:
     user_data = "userData: {format: CloudInit, template: t.j2}"
     others = (server("db01", "role: db"), profile("db", "a-1", user_data))
     policies = (policy("web", "{servers: [web01]}"), policy("db", "{matchLabels: {role: db}}", boots="db"))
@@ -655,14 +665,14 @@ def test_a_fault_of_a_template_is_shown_in_the_template_once(template: str, line
     assert message in problem.message and "db01, web01" in problem.message
 
 
-def test_a_fault_in_a_templated_argument_is_shown_at_the_argument() -> None:
+def test_a_fault_in_a_templated_argument_is_reported_at_the_argument() -> None:
     documents = (*SEED[:4], profile("web", "flatcar-1", "kernelArguments: [a, '{{ nothing }}']"), *SEED[5:])
     (problem,) = problems(*documents)
     assert (problem.path, problem.line) == ("004.yaml", 4)
     assert documents[4].splitlines()[3][problem.column - 1 :].startswith("'{{ nothing }}'")
 
 
-# What is decided
+# Decisions
 
 
 @for_each(
@@ -683,7 +693,7 @@ def test_a_fault_in_a_templated_argument_is_shown_at_the_argument() -> None:
         ("Never", "Pxe", "diskBoot: Hdd", ("Continuous", "Hdd", None, "disk", False)),
     ],
 )
-def test_the_override_that_a_plan_wants(
+def test_a_plan_has_the_override_that_it_needs(
     often: str, method: str, policy_spec: str, expected: tuple[object, ...] | None
 ) -> None:
     http = method.startswith("httpBoot")
@@ -706,11 +716,11 @@ def test_the_override_that_a_plan_wants(
         ((WINDOW,), "20T12:00", "20T22:00"),
         ((WINDOW,), "20T22:00", "21T04:00"),
         ((WINDOW,), "21T04:00", None),
-        # An instant that changes nothing is no transition.
+        # A time at which nothing changes is no transition.
         ((WINDOW, maintenance("over", "20T23:00 21T01:00", "priority: -1")), "20T22:00", "21T04:00"),
     ],
 )
-def test_r10_the_next_transition(windows: tuple[str, ...], instant: str, expected: str | None) -> None:
+def test_r10_a_plan_has_its_next_transition(windows: tuple[str, ...], instant: str, expected: str | None) -> None:
     assert find_next_transition(decision("web01", *SEED, *windows), at(instant), None) == (
         at(expected) if expected else None
     )
@@ -722,7 +732,7 @@ def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None
     assert (before.digest, make_plan(before, NOON, None)) == (after.digest, make_plan(after, NOON, None))
 
 
-def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> None:
+def test_r8_a_maintenance_of_next_week_changes_the_decision_but_no_plan() -> None:
     without, having = decision("web01", *SEED), decision("web01", *SEED, WINDOW)
     assert without.digest != having.digest
     before, after = make_plan(without, NOON, None), make_plan(having, NOON, None)
@@ -730,7 +740,7 @@ def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> Non
 
 
 @for_each("url", [f"oci://registry.test/os/linux@sha256:{SHA}", "https://vendor.test/a/vmlinuz?b=c"])
-def test_what_is_mirrored_is_fetched_below_its_digest_whatever_it_was_called(url: str) -> None:
+def test_a_mirrored_artifact_is_fetched_below_its_digest_for_any_name(url: str) -> None:
     boot = boot_of(MIRRORS, SEED[1], image("flatcar-1").replace("assets:flatcar-1/kernel", url), *SEED[3:])
     assert {file.url: file.source for file in boot.files.all()} == {
         f"http://boot.test/o/{SHA}/kernel": url,
@@ -738,14 +748,14 @@ def test_what_is_mirrored_is_fetched_below_its_digest_whatever_it_was_called(url
     }
 
 
-def test_what_a_policy_waits_for_is_decided_as_it_is_written() -> None:
+def test_the_wait_condition_of_a_policy_is_in_the_decision() -> None:
     found = decision("web01", *seed(BMC, "waitFor: PowerOff", often=ONCE)).policy
     assert found is not None and str(found.wait_for) == "PowerOff" and to_json_value(found)["waitFor"] == "PowerOff"
 
 
 @for_each("power", ["On", "Restart", "GracefulRestart"])
 @for_each("per", [None, "Site", "rack"])
-def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str | None) -> None:
+def test_the_power_of_a_maintenance_is_in_the_decision(power: str, per: str | None) -> None:
     more = f", maxUnavailablePer: {per}" if per else ""
     window = maintenance("repair", spec=f"power: {power}, maxUnavailable: 10%{more}")
     (found,) = decision("web01", *SEED, window).maintenances
@@ -772,7 +782,7 @@ SELECTED = {
 
 
 @for_each(("select", "expected"), SELECTED.items())
-def test_whom_a_selector_selects(select: str, expected: bool) -> None:
+def test_a_selector_selects_the_matching_servers(select: str, expected: bool) -> None:
     assert (decision("web01", OPTIONAL, *SEED[1:-1], policy("web", select)).policy is not None) == expected
 
 
@@ -788,12 +798,12 @@ def with_bmc(name: str, tls: str) -> str:
     [
         ("it expires", "ca: ca.pem", ["20T12:00"], "20T12:00"),
         ("a new one is beside it", "ca: ca.pem", ["20T12:00", "21T12:00"], "21T12:00"),
-        ("wherever that stands", "ca: ca.pem", ["21T12:00", "20T12:00"], "21T12:00"),
-        ("nothing is verified", "ca: ca.pem, verify: false", ["20T12:00"], None),
+        ("at any place", "ca: ca.pem", ["21T12:00", "20T12:00"], "21T12:00"),
+        ("no signature is verified", "ca: ca.pem, verify: false", ["20T12:00"], None),
         ("it is no certificate", "ca: ca.pem", [], None),
     ],
 )
-def test_finding_r15_an_authority_for_bmcs_that_has_expired_is_a_warning(
+def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
     case: str, tls: str, ends: list[str], since: str | None
 ) -> None:
     pem = "".join(authority_until(at(end)) for end in ends)
@@ -811,7 +821,7 @@ def test_finding_r15_an_authority_for_bmcs_that_has_expired_is_a_warning(
     )
 
 
-def test_finding_r15_a_new_certificate_in_the_file_of_an_authority_ends_the_warning() -> None:
+def test_finding_r15_a_new_certificate_in_the_same_file_ends_the_warning() -> None:
     trees = [
         snapshot(*SEED, with_bmc("db0", "ca: ca.pem"), files={"ca.pem": authority_until(at(end))}, revision=end)
         for end in ("20T12:00", "21T12:00")

@@ -1,4 +1,4 @@
-"""What holds of every fleet: order, time, isolation, and what is never installed."""
+"""Properties of every fleet: order, time, isolation, and installations that never happen."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tests.helpers.hypothesis_strategies import (
     tree,
 )
 
-# Whole fleets take a while to draw, which says nothing about a law, and much longer to explain.
+# Whole fleets take a while to draw, which does not matter for a property, and much longer to explain.
 LAWS = settings(
     max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow],
@@ -63,7 +63,7 @@ LAWS = settings(
 PROCESSES = settings(LAWS, max_examples=2)
 
 
-# Order: what a fleet says counts, not how it is laid out
+# Order: the content of a fleet counts, not its layout
 
 
 @LAWS
@@ -87,7 +87,7 @@ def _messages(decisions: Decisions) -> list[tuple[str, str]]:
     return sorted((problem.code, problem.message) for problem in decisions.warnings)
 
 
-def test_the_order_of_keys_changes_nothing_that_a_template_writes() -> None:
+def test_the_order_of_keys_changes_nothing_that_a_template_prints() -> None:
     written = []
     for variables in ("a: x, b: y", "b: y, a: x"):
         loop = "kernelArguments: ['of={% for name in vars %}{{ name }}{% endfor %}']"
@@ -100,7 +100,7 @@ def test_the_order_of_keys_changes_nothing_that_a_template_writes() -> None:
 
 @LAWS
 @given(fleet=fleets(), spaces=st.integers(1, 5))
-def test_r8_comments_moved_lines_and_another_spelling_change_no_byte(fleet: GeneratedFleet, spaces: int) -> None:
+def test_r8_comments_moved_lines_and_other_spellings_change_no_byte(fleet: GeneratedFleet, spaces: int) -> None:
     def write(each: Document) -> str:
         lines = in_blocks(each).splitlines()
         return "\n" * spaces + "".join(f"# {number}\n{line}  # {spaces}\n" for number, line in enumerate(lines))
@@ -115,7 +115,7 @@ def test_r8_comments_moved_lines_and_another_spelling_change_no_byte(fleet: Gene
 
 @LAWS
 @given(fleet=fleets())
-def test_deciding_planning_and_rendering_twice_is_as_once(fleet: GeneratedFleet) -> None:
+def test_deciding_planning_and_rendering_twice_gives_the_same_as_once(fleet: GeneratedFleet) -> None:
     first, second = (decide(load(snapshot(*map(in_json, fleet.documents), files=FILES))) for _ in range(2))
     assert first == second
     for decisions in (first, first, second):
@@ -141,10 +141,10 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
         env=os.environ | {"PYTHONHASHSEED": "4242", "TZ": "Pacific/Chatham", "LC_ALL": "tr_TR.UTF-8"},
         text=True,
     )
-    assert answer.stdout == made_of(asked)
+    assert answer.stdout == render_requested(asked)
 
 
-def made_of(asked: str) -> str:
+def render_requested(asked: str) -> str:
     made = []
     for texts, instant in json.loads(asked):
         decisions = decided_of(*texts)
@@ -155,7 +155,7 @@ def made_of(asked: str) -> str:
 
 @LAWS
 @given(fleet=fleets())
-def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
+def test_r8_plans_with_one_digest_are_equal(fleet: GeneratedFleet) -> None:
     known: dict[str, BootPlan] = {}
     for name, decision in decided(fleet.documents).servers.items():
         for record in (None, Record(), fleet.records[name]):
@@ -166,7 +166,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
 
 
 def test_r8_plans_that_want_different_overrides_have_different_digests() -> None:
-    # Always sets anew after each reset that consumed the override, Once does not.
+    # Always sets an override again after each reset that consumed it; Once does not.
     always, once = (
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
@@ -177,7 +177,7 @@ def test_r8_plans_that_want_different_overrides_have_different_digests() -> None
 
 @LAWS
 @given(fleet=fleets())
-def test_r8_a_maintenance_that_is_still_to_come_changes_no_plan_and_no_file(fleet: GeneratedFleet) -> None:
+def test_r8_a_future_maintenance_changes_no_plan_and_no_file(fleet: GeneratedFleet) -> None:
     spec = {"select": "All", "profile": "plain", "priority": -9, "reinstall": "EveryBoot"}
     spec["window"] = {"start": "2090-01-01T00:00:00Z", "end": "2091-01-01T00:00:00Z"}
     before, after = decided(fleet.documents), decided(fleet.having(document("Maintenance", "later", spec)).documents)
@@ -193,7 +193,7 @@ def test_r8_a_maintenance_that_is_still_to_come_changes_no_plan_and_no_file(flee
 
 @LAWS
 @given(fleet=fleets())
-def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: GeneratedFleet) -> None:
+def test_r10_a_plan_is_valid_until_its_next_transition_and_changes_at_it(fleet: GeneratedFleet) -> None:
     for name, decision in decided(fleet.documents).servers.items():
         for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant, following in pairwise(fleet.instants(record)):
@@ -217,7 +217,7 @@ def _check_transition(decision: Decision, record: Record | None, instant: dateti
 
 @LAWS
 @given(fleet=fleets())
-def test_r2_an_active_maintenance_always_wins_and_no_other_ever_does(fleet: GeneratedFleet) -> None:
+def test_r2_an_active_maintenance_always_wins_and_an_inactive_one_never_does(fleet: GeneratedFleet) -> None:
     decisions = decided(fleet.documents)
     for server in fleet.of("Server"):
         name = name_of(server)
@@ -256,7 +256,7 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
     assert (planned.boot.profile if planned.boot else None) == (spec["profile"] if goes_on else None)
 
 
-# What is never installed
+# Installations that never happen
 
 
 def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:
@@ -274,7 +274,7 @@ def _reaches_for_the_network(planned: BootPlan) -> bool:
 
 @LAWS
 @given(fleet=fleets())
-def test_unknown_never_boots_what_once_or_on_image_change_would(fleet: GeneratedFleet) -> None:
+def test_an_unverified_server_never_boots_once_or_on_image_change(fleet: GeneratedFleet) -> None:
     decisions = decided(fleet.documents)
     for decision in decisions.servers.values():
         for instant in fleet.instants(None):
@@ -283,7 +283,7 @@ def test_unknown_never_boots_what_once_or_on_image_change_would(fleet: Generated
                 assert _network_boot(decisions, planned) is NetworkBoot.ALWAYS
 
 
-def _asks_for_an_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
+def _rate_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
     """0: not at all; 1: a first boot is offered under the policy; 2: it is set, too."""
     planned = make_plan(decision, instant, record)
     if planned is None or planned.phase is not Phase.NETWORK:
@@ -296,7 +296,7 @@ def _asks_for_an_installation(decision: Decision, instant: datetime, record: Rec
 
 @LAWS
 @given(fleet=fleets(), data=st.data())
-def test_lowering_provision_never_asks_for_an_installation(fleet: GeneratedFleet, data: st.DataObject) -> None:
+def test_a_lower_provision_never_requests_an_installation(fleet: GeneratedFleet, data: st.DataObject) -> None:
     lowered = deepcopy(fleet.of("Server"))
     for server in lowered:
         server["spec"]["provision"] = data.draw(st.integers(0, server["spec"]["provision"]))
@@ -304,8 +304,8 @@ def test_lowering_provision_never_asks_for_an_installation(fleet: GeneratedFleet
     for name, decision in before.servers.items():
         for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant in fleet.instants(record):
-                was = _asks_for_an_installation(decision, instant, record)
-                assert _asks_for_an_installation(after.servers[name], instant, record) <= was
+                was = _rate_installation(decision, instant, record)
+                assert _rate_installation(after.servers[name], instant, record) <= was
 
 
 @LAWS
@@ -316,7 +316,7 @@ def test_adopting_a_running_fleet_installs_nothing(fleet: GeneratedFleet, adopt_
         decision = decisions.servers[name]
         if adopt_all or (decision.policy and decision.policy.provision == 0):
             for instant in fleet.instants(record):
-                assert _asks_for_an_installation(decision, instant, record) == 0
+                assert _rate_installation(decision, instant, record) == 0
 
 
 # Isolation
@@ -324,7 +324,7 @@ def test_adopting_a_running_fleet_installs_nothing(fleet: GeneratedFleet, adopt_
 
 @LAWS
 @given(fleet=fleets(), data=st.data())
-def test_r11_a_change_to_one_servers_document_changes_no_other_server(
+def test_r11_a_change_to_the_document_of_one_server_changes_no_other_server(
     fleet: GeneratedFleet, data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(fleet.names("Server")))
@@ -338,7 +338,9 @@ def _without(decisions: Decisions, *names: str) -> dict[str, Decision]:
 
 @LAWS
 @given(fleet=fleets(), data=st.data())
-def test_r11_what_selects_and_names_nothing_else_changes_nothing(fleet: GeneratedFleet, data: st.DataObject) -> None:
+def test_r11_a_document_that_selects_and_names_nothing_else_changes_nothing(
+    fleet: GeneratedFleet, data: st.DataObject
+) -> None:
     boots = {"profile": "aside", "select": "None", "priority": data.draw(st.integers(-3, 9))}
     aside = [
         document("ImageStream", "aside", {"current": SPARE, "rollout": {"image": SPARE}}),
@@ -374,7 +376,9 @@ def test_r11_unrelated_servers_and_their_resources_change_nothing(fleet: Generat
 
 @LAWS
 @given(fleet=fleets(), image=st.sampled_from(IMAGES), percents=st.lists(st.integers(0, 100), min_size=2, max_size=2))
-def test_r4_raising_a_rollouts_percentage_only_adds(fleet: GeneratedFleet, image: str, percents: list[int]) -> None:
+def test_r4_a_higher_percentage_of_a_rollout_only_adds_servers(
+    fleet: GeneratedFleet, image: str, percents: list[int]
+) -> None:
     def rolled_out(percent: int) -> dict[str, Decision]:
         (stream,) = deepcopy(fleet.of("ImageStream"))
         stream["spec"]["rollout"] = {"image": image, "percent": percent}

@@ -134,7 +134,7 @@ def web01(spec: str = "provision: 1", *more: str) -> Decision:
         ),
     ],
 )
-def test_e11_e12_a_server_without_a_record_is(
+def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
     what: str, spec: str, records: dict[SystemUuid, Record], introduced: int | None, known: UnrecordedState
 ) -> None:
     decided = web01(spec)
@@ -154,13 +154,13 @@ def test_e11_e12_a_server_without_a_record_is(
         ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
     ],
 )
-def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries: str | None, why: str) -> None:
+def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carries: str | None, why: str) -> None:
     found = classify_unrecorded_server(web01(), records={}, seen_machines=seen, first_provision=1, shared_mark=carries)
     assert found.state is UnrecordedState.UNKNOWN
     assert why in found.why
 
 
-# What a maintenance leaves
+# Leftovers of a maintenance
 
 
 def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
@@ -172,7 +172,7 @@ def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) 
 WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")
 
 
-def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_number_is_raised() -> None:
+def test_e12_a_maintenance_that_writes_disks_leaves_servers_unverified_until_their_number_is_raised() -> None:
     wiped = web01("provision: 1", WIPE)
     record = booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))
     assert record.overwritten_by == "wipe"
@@ -182,19 +182,19 @@ def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_numbe
     assert raised is not None and (raised.phase, raised.cause) == (Phase.NETWORK, Cause.PENDING)
 
 
-def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
+def test_a_maintenance_that_writes_no_disk_leaves_the_records_unchanged() -> None:
     tested = web01("provision: 1", maintenance("m", "20T22:00 21T04:00", "networkBoot: Once"))
     record = booted(make_adopted_record(tested), tested.maintenances[0], at("20T22:10"))
     assert record == replace(make_adopted_record(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
 
 
-def test_what_was_never_installed_is_pending_whatever_wrote_its_disks() -> None:
+def test_a_server_that_was_never_installed_is_pending_even_if_something_wrote_its_disk() -> None:
     wiped = web01("provision: 1", WIPE)
     planned = make_plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
     assert planned is not None and planned.cause is Cause.PENDING
 
 
-def test_what_a_run_leaves_is_exported() -> None:
+def test_the_result_of_a_maintenance_run_is_exported() -> None:
     wiped = web01("provision: 1", WIPE)
     records = {wiped.uuid: booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))}
     assert parse_exported_records(encode_records(records), "records.json") == records
@@ -218,7 +218,7 @@ MADE = booted(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE
         ("27T22:00 28T04:00", ", run: 0", True),
     ],
 )
-def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: str, spec: str, again: bool) -> None:
+def test_e17_a_run_is_repeated_in_a_later_window_or_if_it_is_raised(window: str, spec: str, again: bool) -> None:
     decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
     (asked,) = decided.maintenances
     instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
@@ -228,7 +228,7 @@ def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: 
     )
 
 
-def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
+def test_e17_the_run_of_a_later_window_has_its_own_reason() -> None:
     first, later = (
         web01("provision: 1", maintenance("wipe", window, "networkBoot: Once", boots="bios")).maintenances[0]
         for window in ("20T22:00 21T04:00", "27T22:00 28T04:00")
@@ -238,7 +238,7 @@ def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
     assert booted(MADE, later, at("27T23:00")).runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
 
 
-def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:
+def test_e17_a_run_lasts_as_long_as_its_window() -> None:
     longer = web01("provision: 1", maintenance("wipe", "20T22:00 21T08:00", "networkBoot: Once", boots="bios"))
     record = extend_moved_runs(MADE, longer)
     assert record.runs["wipe"].end == at("21T08:00")
@@ -278,7 +278,7 @@ def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:
         ),
     ],
 )
-def test_e20_what_comes_back_is_counted_by_what_the_ledger_saw(
+def test_e20_returning_servers_are_counted_from_the_ledger(
     what: str, spec: str, more: tuple[str, ...], record: Record | None, counted: bool
 ) -> None:
     decided = web01(spec, *more)
@@ -288,7 +288,7 @@ def test_e20_what_comes_back_is_counted_by_what_the_ledger_saw(
     assert find_returning_servers([replace(decided, stopped=True)], records, {decided.uuid}) == ()
 
 
-def test_e20_servers_that_were_deleted_and_come_back_are_held() -> None:
+def test_e20_deleted_servers_that_come_back_are_held() -> None:
     paths = [path for path in FLEET if path.startswith("servers/")]
     always = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}")}
     changes = compared({path: always[path] for path in paths}, {**always, **dict.fromkeys(paths)})
@@ -299,7 +299,7 @@ def test_e20_servers_that_were_deleted_and_come_back_are_held() -> None:
     assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
 
 
-# What a reviewer is told
+# Reviews
 
 
 def own(spec: str, name: str = "fra1-web01") -> Files:
@@ -339,7 +339,7 @@ OLD = uuid_of("fra1-web01")
         ),
     ],
 )
-def test_e12_a_review_says_of_each_server_when_it_becomes_unknown(
+def test_e12_a_review_shows_which_servers_become_unverified(
     what: str, new: Files, expected: tuple[UnknownReason, ...]
 ) -> None:
     (change,) = compared(new).servers
@@ -348,7 +348,7 @@ def test_e12_a_review_says_of_each_server_when_it_becomes_unknown(
     assert len(reasons) == len(expected)
 
 
-def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_new() -> None:
+def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_changes() -> None:
     text = str(board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
     moved = text.replace(mac_of("fra1-web01"), mac_of("other")).replace("name: fra1-web01", "name: ams2-new")
     (change,) = compared({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
@@ -364,7 +364,7 @@ def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_n
         ("{profile: repair}", "BootImage/memtest-7"),
     ],
 )
-def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknown: str, boots: str) -> None:
+def test_e12_a_review_shows_what_a_machine_boots_after_its_document_is_deleted(unknown: str, boots: str) -> None:
     old = {**FLEET, "fleet.yaml": str(FLEET["fleet.yaml"]).replace("spec: {", f"spec: {{unknownServers: {unknown}, ")}
     (danger,) = (
         each for each in reviewed({"servers/fra1-web01.yaml": None}, old).find_dangers() if each.risk is Risk.WITHDRAWN
@@ -389,7 +389,7 @@ def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknow
     ],
 )
 @for_each("by", ["the commit", "a request"])
-def test_stopped_offers_what_is_left_without_boots_that_write_disks(
+def test_a_stop_leaves_only_boots_that_write_no_disk(
     what: str, documents: tuple[str, ...], boots: str | None, by: str
 ) -> None:
     decided = replace(
@@ -403,7 +403,7 @@ def test_stopped_offers_what_is_left_without_boots_that_write_disks(
         assert (planned.phase, planned.cause, planned.override, planned.key) == (Phase.DISK, Cause.STOPPED, None, None)
 
 
-def test_stopped_is_a_word_of_the_fleet() -> None:
+def test_the_fleet_can_stop_installs() -> None:
     stopped = ONCE[0].replace("spec: {", "spec: {stopped: 'fire in fra1', ")
     decided = decision("web01", stopped, *ONCE[1:], server("web01", "role: web", "provision: 1"))
     assert decided.stopped
@@ -432,7 +432,7 @@ BASE, NOBODY = "baseURL: 'http://boot.test'", "unknownServers: {profile: nobody}
         ("a Fleet that is broken", (ONCE[0].replace("spec: {", "spec: {stopped: fire, nonsense: 1, "),), None),
     ],
 )
-def test_stopped_is_told_of_a_commit_that_is_invalid(
+def test_a_stop_in_an_invalid_commit_is_still_reported(
     what: str, documents: tuple[str, ...], orders: Orders | None
 ) -> None:
     with pytest.raises(InvalidRepository) as caught:
@@ -446,11 +446,11 @@ WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 
 @settings(max_examples=examples(60))
 @given(st.dictionaries(st.sampled_from([WEB01, WEB02]), RECORDS))
-def test_what_is_exported_is_imported_as_it_was(records: dict[SystemUuid, Record]) -> None:
+def test_exported_records_are_imported_unchanged(records: dict[SystemUuid, Record]) -> None:
     assert parse_exported_records(encode_records(records), "records.json") == records
 
 
-def test_evidence_has_fractions_of_a_second_and_they_are_kept() -> None:
+def test_evidence_keeps_fractions_of_a_second() -> None:
     records = {WEB01: Record(provision=1, provisioned_at=at("20T12:00").replace(microsecond=123456))}
     assert b'"provisionedAt":"2026-11-20T12:00:00.123456Z"' in encode_records(records)
     assert parse_exported_records(encode_records(records), "records.json") == records
@@ -472,7 +472,7 @@ def item(**changed: Any) -> bytes:
     return json.dumps(found).encode()
 
 
-def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
+def test_the_unchanged_export_is_valid() -> None:
     assert parse_exported_records(item(), "records.json") == {WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}
 
 
@@ -495,11 +495,11 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
         ("a provision with a fraction", item(provision=1.5)),
         ("a provision below zero", item(provision=-1)),
         ("a provision that no ledger holds", item(provision=2**63)),
-        ("a key that is none", item(consumedKey=7)),
-        ("an image that is none", item(image=["flatcar-1"])),
+        ("an invalid key", item(consumedKey=7)),
+        ("an invalid image", item(image=["flatcar-1"])),
         ("a pool of a number", item(pool=1)),
         ("a malformed digest", item(decisionDigest="a")),
-        ("an instant that is none", item(provisionedAt="yesterday")),
+        ("an invalid time", item(provisionedAt="yesterday")),
         ("an instant without an offset", item(provisionedAt="2026-11-20T12:00:00")),
         ("an instant before the calendar", item(provisionedAt="0001-01-01T00:00:00+14:00")),
         ("an instant of a number", item(consumedAt=5)),
@@ -510,7 +510,7 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_garbage_is_refused_by_the_name_of_its_file(case: str, data: bytes) -> None:
+def test_invalid_records_are_rejected_with_the_name_of_their_file(case: str, data: bytes) -> None:
     with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); use ops/records"):
         parse_exported_records(data, "backup/records.json")
 
@@ -522,7 +522,7 @@ KEYS = st.sampled_from(sorted(json.loads(item())["items"][0]))
 
 @settings(max_examples=examples(100))
 @given(st.dictionaries(KEYS, VALUES, max_size=2))
-def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: dict[str, Any]) -> None:
+def test_any_json_gives_records_or_is_rejected(changed: dict[str, Any]) -> None:
     with suppress(UsageError):
         assert len(parse_exported_records(item(**changed), "records.json")) == 1
 
@@ -533,15 +533,17 @@ def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: d
 @for_each(
     ("case", "provision", "known", "adopt_all", "expected"),
     [
-        ("taken over as it stands", 0, False, False, "adopted"),
+        ("adopted as it is", 0, False, False, "adopted"),
         ("to be installed", 1, False, False, "pending"),
-        ("told that it is installed", 1, False, True, "adopted"),
-        ("taken over, and told so", 0, False, True, "adopted"),
-        ("known already", 0, True, False, "left alone"),
-        ("known already, whatever is told", 1, True, True, "left alone"),
+        ("begun as installed", 1, False, True, "adopted"),
+        ("adopted, and begun as installed", 0, False, True, "adopted"),
+        ("verified already", 0, True, False, "left alone"),
+        ("verified already, with any beginning", 1, True, True, "left alone"),
     ],
 )
-def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, expected: str) -> None:
+def test_the_first_records_are_fresh_or_adopted(
+    case: str, provision: int, known: bool, adopt_all: bool, expected: str
+) -> None:
     decided = decision("web01", SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:])
     adopted = Record(provision=provision, image="flatcar-1", pool="web", decision=decided.digest, evidence="Adopted")
     records = make_first_records([decided], {WEB01: Record()} if known else {}, adopt_all=adopt_all)
@@ -552,7 +554,7 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
 @pytest.mark.parametrize(
     ("provision", "adopt_all", "is_provisioned"), [(0, False, True), (1, True, True), (1, False, False)]
 )
-def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
+def test_a_parked_server_is_adopted_like_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
     # Else it would count as seen for the first time when it is active again, and be installed once more.
     parked = (SEED[0], server("web01", "role: web", f"lifecycle: Parked, provision: {provision}"), *SEED[2:])
     ((_, _, record),) = make_first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
@@ -565,7 +567,7 @@ def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:
     assert (record.image, record.pool, record.evidence) == (None, "disk", "Adopted")
 
 
-def test_what_is_adopted_at_an_instant_is_provisioned_since_then() -> None:
+def test_an_adopted_server_is_provisioned_since_that_time() -> None:
     record = make_adopted_record(decision("web01", *SEED), at("20T12:00"))
     assert (record.evidence, record.provisioned_at) == ("Adopted", at("20T12:00"))
 
@@ -590,7 +592,7 @@ WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", 
         ("a server that the ledger does not know", Record(), None, (), True),
         ("it was provisioned since", Record(provision=1, provisioned_at=LATE), Record(), (), True),
         (
-            "it was provisioned anew since",
+            "it was provisioned again since",
             Record(provision=2, provisioned_at=LATE),
             Record(provision=1, provisioned_at=EARLY),
             (),
@@ -612,26 +614,32 @@ WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", 
             True,
         ),
         (
-            "the ledger knows of a later run",
+            "the ledger has a later run",
             Record(runs={"m": Run(0, EARLY)}),
             Record(runs={"m": Run(1, LATE)}),
             (),
             False,
         ),
-        ("its boot was given since", Record(attempts=(GIVEN,)), Record(), (), True),
+        ("its boot was served since", Record(attempts=(GIVEN,)), Record(), (), True),
         ("it has failed since", Record(attempts=(FAILED,)), Record(attempts=(GIVEN,)), (), True),
-        ("the ledger knows that another client had fetched it", Record(attempts=(GIVEN,)), TAKEN_BACK, (), False),
-        ("the ledger was told that it is pending", Record(attempts=(FAILED,)), Record(provisioned_at=LATE), (), False),
+        ("the ledger has the fetch of another client", Record(attempts=(GIVEN,)), TAKEN_BACK, (), False),
+        (
+            "the ledger has a request that it is pending",
+            Record(attempts=(FAILED,)),
+            Record(provisioned_at=LATE),
+            (),
+            False,
+        ),
         ("its boot was perhaps served since", Record(unknown_serves=(PERHAPS,)), Record(), (), True),
         (
-            "the ledger knows as much of its boot",
+            "the ledger has the same of its boot",
             Record(unknown_serves=(PERHAPS,)),
             Record(unknown_serves=(PERHAPS,)),
             (),
             False,
         ),
         (
-            "the ledger knows that its boot was withheld",
+            "the ledger has that its boot was withheld",
             Record(unknown_serves=(PERHAPS,)),
             Record(unknown_serves=(PERHAPS._replace(intent="", is_withheld=True),)),
             (),
@@ -645,7 +653,7 @@ WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", 
             True,
         ),
         (
-            "the ledger knows that its boot was served",
+            "the ledger has that its boot was served",
             Record(unknown_serves=(PERHAPS,)),
             Record(attempts=(GIVEN,)),
             (),
@@ -655,14 +663,14 @@ WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", 
         ("it was set, and is resolved since", CONSUMED_LATE, Record(), ("provision/1",), False),
     ],
 )
-def test_a_tree_that_knows_more_than_a_ledger_tells_that_it_is_an_older_copy(
+def test_an_output_tree_with_newer_records_shows_that_the_ledger_is_an_older_copy(
     case: str, published: Record, known: Record | None, reasons: tuple[str, ...], is_ahead: bool
 ) -> None:
     ledger = {WEB01: known} if known is not None else {}
     assert find_newer_records({WEB01: published}, ledger, lambda _: reasons) == ([WEB01] if is_ahead else []), case
 
 
-def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> None:
+def test_an_adopted_server_gets_no_user_data_and_has_no_transition() -> None:
     said = "userData: {format: CloudInit, template: a.j2}"
     documents = (
         fleet(),

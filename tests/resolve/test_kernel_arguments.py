@@ -20,13 +20,13 @@ RESOLUTION = Path(__file__).parents[2] / "docs" / "resolution.md"
 @for_each(
     ("case", "lists", "expected"),
     [
-        ("in the order given", ["a b", "c"], "a b c"),
+        ("in the written order", ["a b", "c"], "a b c"),
         ("a later value replaces", ["root=a quiet", "root=b"], "quiet root=b"),
         ("a later flag replaces a value", ["x=1", "x"], "x"),
         ("- and _ are one in a name", ["foo-bar=1", "foo_bar=2"], "foo_bar=2"),
         ("consoles add up", ["console=tty0", "console=ttyS0,115200"], "console=tty0 console=ttyS0,115200"),
         (
-            "the same console stands once, last",
+            "the same console occurs once, last",
             ["console=ttyS0 console=tty0", "console=ttyS0"],
             "console=tty0 console=ttyS0",
         ),
@@ -35,8 +35,8 @@ RESOLUTION = Path(__file__).parents[2] / "docs" / "resolution.md"
         ("-name removes with any value", ["root=a", "-root"], ""),
         ("-name removes each that adds up", ["console=a console=b", "-console"], ""),
         ("-name=value removes just that", ["console=a console=b", "-console=a"], "console=b"),
-        ("what is removed may come again", ["quiet", "-quiet", "quiet"], "quiet"),
-        ("removing nothing is nothing", ["a", "-b"], "a"),
+        ("a removed argument may be added again", ["quiet", "-quiet", "quiet"], "quiet"),
+        ("removing no argument changes nothing", ["a", "-b"], "a"),
         ("dashes alone are an argument", ["a --", "--- b"], "a -- --- b"),
         ("one list keeps what its author wrote", ["root=a quiet root=b quiet"], "root=a quiet root=b quiet"),
         (

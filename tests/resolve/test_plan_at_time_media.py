@@ -1,4 +1,4 @@
-"""Which medium lies in a virtual drive, and until when: the plan's word."""
+"""The medium in a virtual drive, and its end, by the plan."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ HOURS = DATA_GRACE - timedelta(seconds=1)
 @for_each(
     ("case", "record", "after", "medium"),
     [
-        ("nothing is known of it", None, timedelta(), None),
+        ("no record of it", None, timedelta(), None),
         ("pending", FRESH, timedelta(), ISO),
         ("begun", BEGUN, HOURS, ISO),
-        ("begun long ago", BEGUN, DATA_GRACE, None),
+        ("started long ago", BEGUN, DATA_GRACE, None),
         ("proven by its override alone", replace(BEGUN, evidence="Consumed"), HOURS, ISO),
-        ("its installer says that it is done", replace(BEGUN, evidence="Reported"), timedelta(), None),
-        ("an operator says so", replace(BEGUN, evidence="Operator"), timedelta(), None),
+        ("its installer reports the end", replace(BEGUN, evidence="Reported"), timedelta(), None),
+        ("an operator reports the end", replace(BEGUN, evidence="Operator"), timedelta(), None),
         ("consumed", Record(consumed_at=NOON, consumed_key="provision/1"), CONSUMED_GRACE, ISO),
         ("consumed long ago", Record(consumed_at=NOON, consumed_key="provision/1"), DATA_GRACE, None),
         ("given", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), FETCH_GRACE, ISO),
-        ("given long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
+        ("served long ago", Record(attempts=(InstallAttempt(key="provision/1", boots=(SEEN,)),)), DATA_GRACE, None),
     ],
 )
 def test_a_medium_stays_while_its_system_may_run(
@@ -80,7 +80,7 @@ def test_the_end_of_a_medium_is_a_transition_of_its_plan() -> None:
 
 
 @pytest.mark.parametrize("stop", [StopScope.WRITING, StopScope.ALL])
-def test_what_is_stopped_is_ejected(stop: StopScope) -> None:
+def test_a_stop_ejects_the_medium(stop: StopScope) -> None:
     assert _medium(FRESH, stop=stop) is None
 
 
@@ -97,7 +97,7 @@ def _maintained(at: datetime, record: Record) -> str | None:
     return planned.medium if planned is not None else None
 
 
-def test_a_windows_medium_ends_with_it() -> None:
+def test_the_medium_of_a_window_ends_with_it() -> None:
     done = replace(BEGUN, evidence="Reported")
     assert _maintained(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
     assert _maintained(NOON + timedelta(hours=1), done) is None
@@ -130,7 +130,7 @@ def _configured(format: str = "CloudInit", *, often: str = "Once", method: str =
 @pytest.mark.parametrize(
     ("often", "named_by"), [("Once", "the installation"), ("OnImageChange", "the installation"), ("Always", "its text")]
 )
-def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often: str, named_by: str) -> None:
+def test_user_data_gets_its_own_medium_with_a_token_if_its_boot_ends(often: str, named_by: str) -> None:
     found = make_plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
@@ -143,7 +143,7 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
 @pytest.mark.parametrize(
     ("evidence", "lies"), [("Consumed", True), ("Reported", False)], ids=["it may still be read", "it is done"]
 )
-def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
+def test_a_medium_with_user_data_stays_as_long_as_the_boot_medium(evidence: str, lies: bool) -> None:
     found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
     planned = make_plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
     assert planned is not None and [each is not None for each in build_media_urls(planned, KEYS)] == [lies, lies]
@@ -159,7 +159,9 @@ def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(eviden
         ("Ignition/3.4", "VirtualMedia", None),
     ],
 )
-def test_user_data_that_nobody_would_find_on_a_medium_is_refused(format: str, method: str, says: str | None) -> None:
+def test_user_data_that_its_system_would_not_find_on_a_medium_is_rejected(
+    format: str, method: str, says: str | None
+) -> None:
     files = {"t": TEXTS[format]}
     if says is None:
         assert decision("web01", *_configured(format), files=files).policy is not None

@@ -35,7 +35,7 @@ _LABELS: Final = [
 _SELECT: Any = Select
 
 
-def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
+def test_the_policy_of_a_server_does_not_depend_on_servers_decided_before() -> None:
     found = repository(fleet(), *(server(f"web{number:02}", labels) for number, labels in enumerate(_LABELS)))
     servers, draw = list(found.servers.values()), random.Random(1)
     for _ in range(100):
@@ -47,7 +47,7 @@ def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
             assert selection.find(each) == tuple(what for what, select in selecting if selects(select, name, labels))
 
 
-def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sites_of_all_servers_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each with a selection of its own: a command took time by servers times sites.
     made = list[int]()
 
@@ -112,15 +112,15 @@ DECIDED = decide(FLEET).servers["web01"]
     ("instant", "late"),
     [("20T11:59:59", []), ("20T12:00", ["the deadline of a hold of flatcar", "the deadline of the pin of web01"])],
 )
-def test_a_deadline_that_is_past_is_a_warning(instant: str, late: list[str]) -> None:
+def test_an_expired_deadline_is_a_warning(instant: str, late: list[str]) -> None:
     problems = list(find_overdue_opt_outs(FLEET, at(instant)))
     assert sorted(problem.message.partition(" to ")[0] for problem in problems) == late
     for problem in problems:
         assert (problem.code, problem.severity) == ("GB2016", Severity.WARNING)
-    assert decide(FLEET).servers["web01"] == DECIDED  # whatever the hour
+    assert decide(FLEET).servers["web01"] == DECIDED  # at any hour
 
 
-def test_a_deadline_is_shown_where_it_is_written() -> None:
+def test_a_deadline_is_reported_at_its_line() -> None:
     (problem, _) = sorted(find_overdue_opt_outs(FLEET, at("21T00:00")))
     assert problem.path == "001.yaml"
     text = server("web01", "role: web", f"pin: {{image: flatcar-0, reason: NET-412, {UNTIL}}}").splitlines()

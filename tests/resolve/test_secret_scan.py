@@ -1,4 +1,4 @@
-"""What looks like a secret is reported before it is published, and never shown."""
+"""Secrets in documents are reported before they are published, and never shown."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
 
 
-def made(length: int, alphabet: str = ascii_letters + digits) -> str:
-    """What a machine would make; no test is to hold what looks like a secret to those who look for them in it."""
+def make(length: int, alphabet: str = ascii_letters + digits) -> str:
+    """Return a secret as a machine would make it, so that secret scanners find none in the tests."""
     return "".join(Random(length).choices(alphabet, k=length))
 
 
@@ -36,32 +36,35 @@ def encoded(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-PEM = f"-----BEGIN {'PRIVATE'} KEY-----\n{made(64)}\n{made(48)}\n-----END {'PRIVATE'} KEY-----\n"
+PEM = f"-----BEGIN {'PRIVATE'} KEY-----\n{make(64)}\n{make(48)}\n-----END {'PRIVATE'} KEY-----\n"
 JWT = ".".join(
-    (*(encoded(json.dumps(each)).rstrip("=") for each in ({"alg": "HS256"}, {"sub": "node", "aud": "x"})), made(43))
+    (
+        *(encoded(json.dumps(each)).rstrip("=") for each in ({"alg": "HS256"}, {"sub": "node", "aud": "x"})),
+        make(43),
+    )
 )
 
-# Of each kind what a person or a tool writes, and where it would stand.
+# Secrets of each kind as a person or a tool writes them, and their place.
 KINDS: Final = {
     "a TLS key": PEM,
     "an OpenSSH key": PEM.replace("PRIVATE", "OPENSSH PRIVATE"),
     "an OpenPGP key": PEM.replace("PRIVATE KEY", "PGP PRIVATE KEY BLOCK"),
-    "a PuTTY key": f"PuTTY-User-Key-File-{3}: ssh-ed25519\nPrivate-Lines: 1\n{made(48)}\nPrivate-MAC: {made(64)}",
+    "a PuTTY key": f"PuTTY-User-Key-File-{3}: ssh-ed25519\nPrivate-Lines: 1\n{make(48)}\nPrivate-MAC: {make(64)}",
     "a TLS key in base64": f"write_files:\n- path: /etc/tls.key\n  encoding: b64\n  content: {encoded(PEM)}",
-    "a WireGuard key": f"[Interface]\nPrivateKey = {made(43)}=",
-    "an age key": f"AGE-SECRET-KEY-1{made(58, 'QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L')}",
-    "AWS keys": f"aws_access_key_id = AKIA{made(16, 'ABCDEFGHJKLMNPQR2345')}\naws_secret_access_key = {made(40)}",
+    "a WireGuard key": f"[Interface]\nPrivateKey = {make(43)}=",
+    "an age key": f"AGE-SECRET-KEY-1{make(58, 'QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L')}",
+    "AWS keys": f"aws_access_key_id = AKIA{make(16, 'ABCDEFGHJKLMNPQR2345')}\naws_secret_access_key = {make(40)}",
     "a Google service account": json.dumps({"type": "service_account", "private_key": PEM}),
-    "an Azure storage key": f"AccountName=site;AccountKey={made(86)}==",
-    "a GitHub token": f"ghp_{made(36)}",
-    "a GitLab token": f"glpat-{made(20)}",
-    "a Slack token": f"xoxb-{made(12, digits)}-{made(12, digits)}-{made(24)}",
-    "a Stripe key": f"sk_live_{made(24)}",
-    "an npm token": f"//registry.npmjs.org/:_authToken=npm_{made(36)}",
-    "a PyPI token": f"password = pypi-AgEIcHlwaS5vcmc{made(80)}",
+    "an Azure storage key": f"AccountName=site;AccountKey={make(86)}==",
+    "a GitHub token": f"ghp_{make(36)}",
+    "a GitLab token": f"glpat-{make(20)}",
+    "a Slack token": f"xoxb-{make(12, digits)}-{make(12, digits)}-{make(24)}",
+    "a Stripe key": f"sk_live_{make(24)}",
+    "an npm token": f"//registry.npmjs.org/:_authToken=npm_{make(36)}",
+    "a PyPI token": f"password = pypi-AgEIcHlwaS5vcmc{make(80)}",
     "a JSON Web Token": JWT,
-    "a Vault token": f"VAULT={'hvs'}.{made(95)}",
-    "a kubeadm token": f"kubeadm join 192.0.2.1:6443 --token {made(6, digits + 'abc')}.{made(16, digits + 'abc')}",
+    "a Vault token": f"VAULT={'hvs'}.{make(95)}",
+    "a kubeadm token": f"kubeadm join 192.0.2.1:6443 --token {make(6, digits + 'abc')}.{make(16, digits + 'abc')}",
     "registries' passwords": json.dumps({"auths": {"registry.test": {"auth": encoded("ci:hunter22")}}}),
     "a plain password of Subiquity": "autoinstall:\n  identity: {username: admin, password: hunter22}",
     "a plain password of cloud-init": "chpasswd:\n  users:\n  - {name: root, password: hunter22, type: text}",
@@ -73,11 +76,11 @@ KINDS: Final = {
     "a password in a URL": "curl -fsSL https://ci:hunter22@artifacts.test/agent.tar.gz",
     "a password for curl": "curl -fsSL -u ci:hunter22 https://artifacts.test/agent.tar.gz",
     "a header": f"Authorization: Basic {encoded('ci:hunter22')}",
-    "a variable": f"export K3S_TOKEN={made(32)}",
-    "a token of k3s": f"token: K10{made(64, '0123456789abcdef')}::server:{made(32, '0123456789abcdef')}",
+    "a variable": f"export K3S_TOKEN={make(32)}",
+    "a token of k3s": f"token: K10{make(64, '0123456789abcdef')}::server:{make(32, '0123456789abcdef')}",
 }
 
-# What stands where a password would, and is none.
+# Text at the place of a password that is none.
 HARMLESS: Final = (
     *("'!'", "'!!'", "'*'", "'!*'", "xxxx", "'*LK*'", "''", "null", "$6$salt$hash", "'!$6$salt$hash'", "'$2y$10$abc'"),
     *(
@@ -141,7 +144,9 @@ def problems(format: str, text: str, arguments: str = "") -> tuple[Problem, ...]
         ("a token among the arguments", "CloudInit", "#cloud-config\n", "'api-token=x'", "kernel argument api-token"),
     ],
 )
-def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str, arguments: str, where: str) -> None:
+def test_text_that_looks_like_a_secret_is_reported(
+    case: str, format: str, text: str, arguments: str, where: str
+) -> None:
     (problem,) = problems(format, text, arguments)
     assert problem.code == "GB3002", case
     assert where in problem.message if "argument" in where else (problem.path, f"line {problem.line}") == ("t", where)
@@ -171,7 +176,7 @@ def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str,
         ("a hashed argument", "CloudInit", "#cloud-config\n", "'inst.password=$6$a$b'"),
     ],
 )
-def test_what_is_no_secret_is_not_reported(case: str, format: str, text: str, arguments: str) -> None:
+def test_text_that_is_not_a_secret_is_not_reported(case: str, format: str, text: str, arguments: str) -> None:
     assert problems(format, text, arguments) == (), case
 
 
@@ -202,7 +207,7 @@ def test_every_secret_is_found_with_all_of_its_lines(case: str) -> None:
 
 @for_each("kind", KINDS)
 @for_each("where", ["as it is", "indented", "in base64", "in lines of base64", "in JSON"])
-def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: str) -> None:
+def test_t8_each_kind_of_secret_is_found_anywhere(kind: str, where: str) -> None:
     secret = KINDS[kind]
     text = {
         "as it is": secret,
@@ -215,20 +220,20 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
     found = find_secrets(f"#cloud-config\nhostname: web01\n{text}\nruncmd: [reboot]\n")
     assert found, kind
     assert all(secret.first > 2 for secret in found)
-    assert "hunter22" not in str(found) and made(24) not in str(found)
+    assert "hunter22" not in str(found) and make(24) not in str(found)
 
 
 @for_each(
     "text",
     [
         "password: {{ vars.password }}",
-        f"ssh_authorized_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{made(43)} ada@example.net]",
+        f"ssh_authorized_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{make(43)} ada@example.net]",
         "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
-        f"-----BEGIN PUBLIC KEY-----\n{made(64)}\n-----END PUBLIC KEY-----",
+        f"-----BEGIN PUBLIC KEY-----\n{make(64)}\n-----END PUBLIC KEY-----",
         "-----BEGIN AGE ENCRYPTED FILE-----\nYWdl\n-----END AGE ENCRYPTED FILE-----",
-        f"sha256: {made(64, '0123456789abcdef')}",
+        f"sha256: {make(64, '0123456789abcdef')}",
         f"content: {encoded('#!/bin/sh' + chr(10) + 'echo the machine is called web01 and has no secrets at all')}",
-        f"uuid: 4c4c4544-0042-3510-8051-{made(12, '0123456789abcdef')}",
+        f"uuid: 4c4c4544-0042-3510-8051-{make(12, '0123456789abcdef')}",
         "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef",
         "kubeadm join 192.0.2.1:6443 --token {{ vars.token }}",
         f"aws_access_key_id = {'AKIA'}IOSFODNN7EXAMPLE",
@@ -261,22 +266,22 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
         "chage -d 0 root  # the password has to be changed",
     ],
 )
-def test_t8_what_only_looks_alike_is_passed(text: str) -> None:
+def test_t8_text_that_only_looks_similar_is_accepted(text: str) -> None:
     assert [secret.kind for secret in find_secrets(f"#cloud-config\n{text}\n")] == []
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
 @settings(max_examples=examples(10), deadline=None, derandomize=True)
 @given(data=st.data())
-def test_t8_what_a_rule_finds_has_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
+def test_t8_every_match_of_a_rule_contains_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
     found = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII), fullmatch=True))
     assert any(word in found.lower() for word in rule.words)
 
 
-# At file and line, and what is let pass
+# File and line, and accepted findings
 
 
-def test_t8_a_finding_stands_at_its_file_and_line_once_for_all_servers() -> None:
+def test_t8_a_finding_has_its_file_and_line_once_for_all_servers() -> None:
     documents = (
         fleet(),
         *(server(f"web{number:02}") for number in range(3)),
@@ -300,7 +305,7 @@ def test_t8_a_finding_stands_at_its_file_and_line_once_for_all_servers() -> None
         ("# gitboot:allow-secret in the line before\npassword: hunter22", None),
     ],
 )
-def test_t8_a_line_that_says_why_is_let_pass_and_listed(line: str, reason: str | None) -> None:
+def test_t8_a_line_with_a_reason_is_accepted_and_listed(line: str, reason: str | None) -> None:
     (problem,) = problems("CloudInit", f"#cloud-config\n{line}\n")
     assert problem.severity is Severity.WARNING
     assert problem.code == ("GB3002" if reason is None else "GB3020")
@@ -308,7 +313,7 @@ def test_t8_a_line_that_says_why_is_let_pass_and_listed(line: str, reason: str |
     assert "hunter22" not in problem.message
 
 
-def test_t8_a_key_that_is_allowed_does_not_refuse_the_commit() -> None:
+def test_t8_an_allowed_key_does_not_make_the_commit_invalid() -> None:
     allowed = PEM.replace("\n", "  # gitboot:allow-secret a key for tests\n", 1)
     (problem,) = problems("CloudInit", f"#cloud-config\n{allowed}")
     assert (problem.code, problem.severity) == ("GB3020", Severity.WARNING)
@@ -316,7 +321,7 @@ def test_t8_a_key_that_is_allowed_does_not_refuse_the_commit() -> None:
     assert (problem.code, problem.severity) == ("GB3002", Severity.ERROR)
 
 
-def test_t8_what_comes_from_a_variable_is_found_where_it_is_rendered() -> None:
+def test_t8_a_secret_from_a_variable_is_found_where_it_is_rendered() -> None:
     documents = (
         fleet(),
         server("web01", spec="vars: {pw: hunter22}"),
@@ -328,7 +333,7 @@ def test_t8_what_comes_from_a_variable_is_found_where_it_is_rendered() -> None:
     assert "user-data, line 2" in problem.message and problem.code == "GB3002"
 
 
-def test_t8_an_argument_is_let_pass_by_the_line_in_which_it_stands() -> None:
+def test_t8_an_argument_is_accepted_by_the_line_that_contains_it() -> None:
     arguments = "kernelArguments: ['inst.password=hunter22']"
     documents = [fleet(), server("web01"), image("a-1"), policy("web")]
     plain, allowed = (
@@ -381,16 +386,16 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 }
 
 
-def looked_at(text: str) -> list[Secret]:
+def scan_again(text: str) -> list[Secret]:
     secret_scan._scan_line.cache_clear()
     secret_scan._rules_for.cache_clear()
     return find_secrets(text)
 
 
 @for_each("case", HOSTILE)
-def test_a_text_takes_as_long_as_it_is_long(case: str) -> None:
+def test_the_time_for_a_text_grows_linearly_with_its_length(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
-    assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
+    assert growth(lambda size: scan_again(texts[size]), 1500) < AT_MOST, case
 
 
 DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
@@ -410,14 +415,14 @@ DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
         f"report: http://boot.example.net/v1/boot/{MAC}/failed/{DIGEST}",
     ],
 )
-def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
+def test_replacing_the_own_values_of_a_server_hides_no_secret(text: str) -> None:
     alike = secret_scan._replace_own_values(text, [(DIGEST, secret_scan._ANY_DIGEST), (MAC, secret_scan._ANY_MAC)])
     assert alike != text
     assert [each.kind for each in find_secrets(alike)] == [each.kind for each in find_secrets(text)]
 
 
 @for_each("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
-def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: TokenRule) -> None:
+def test_t8_the_time_for_a_text_of_token_like_words_grows_linearly(rule: TokenRule) -> None:
     # Their words again and again, with letters and with parts that never become a token.
     words = dict.fromkeys(each for word in rule.words for each in (word, word.upper(), word.capitalize()))
 
@@ -425,11 +430,11 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
         return "\n".join(f"{word * size}{'a1' * size}\n{word}{'a1.-_' * size}{word * size}" for word in words)
 
     texts = {size: text(size) for size in (300, 300 * TIMES)}
-    assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.kind
+    assert growth(lambda size: scan_again(texts[size]), 300) < AT_MOST, rule.kind
 
 
 @for_each("kind", KINDS)
-def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str) -> None:
+def test_a_rule_for_lines_finds_the_same_in_each_line_as_in_the_whole_text(kind: str) -> None:
     # Wherever a line is broken.
     secret = f"password: a\n{KINDS[kind]} {KINDS[kind]}\nuser: b"
     texts = [secret, *(f"{secret[:at]}\n{secret[at:]}" for at in range(0, len(secret), 3 + len(secret) // 50))]
@@ -442,8 +447,8 @@ def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str)
             assert found == list(rule.find(text)), (rule.kind, text)
 
 
-def test_what_is_found_does_not_depend_on_what_was_looked_at_before() -> None:
+def test_findings_do_not_depend_on_earlier_texts() -> None:
     texts = [f"#cloud-config\n{one}\n{other}\n" for one in KINDS.values() for other in PLAIN.values()]
     known = [find_secrets(text) for text in texts]
-    assert known == [looked_at(text) for text in texts]
+    assert known == [scan_again(text) for text in texts]
     assert any(len({secret.kind for secret in found}) > 1 for found in known)

@@ -1,4 +1,4 @@
-"""What templates can say, what they cannot, and where they end."""
+"""Templates: their results, their errors, and their bounds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fault_of(source: str, **context: object) -> TemplateFault:
         ("{{ vars.motd }}", "a 'b' & \"c\""),  # no HTML
     ],
 )
-def test_template_gives(source: str, text: str) -> None:
+def test_a_template_renders_to_the_expected_text(source: str, text: str) -> None:
     assert render(source) == text
 
 
@@ -126,13 +126,13 @@ def test_every_filter_has_its_example() -> None:
 
 
 @for_each("name", FILTERS)
-def test_filter_gives(name: str) -> None:
+def test_a_filter_returns_the_expected_value(name: str) -> None:
     source, text = FILTERS[name]
     assert render(source) == text
 
 
 @for_each("name", sorted(set(jinja2.filters.FILTERS) - set(templates.FILTERS)))
-def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
+def test_other_filters_of_jinja2_are_not_available(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
         fault = fault_of(source)
         assert (fault.code, fault.line) == (Code.TEMPLATE_FAILED, 1)
@@ -140,7 +140,7 @@ def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
 
 
 @for_each("name", sorted(set(jinja2.tests.TESTS) - set(templates.TESTS)))
-def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
+def test_other_tests_of_jinja2_are_not_available(name: str) -> None:
     fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED
     assert name in fault.message
@@ -205,7 +205,7 @@ def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
         ("{{ [1] | tojson(4000000000) }}", "takes 1 positional argument"),
     ],
 )
-def test_template_fails_with_the_reason(source: str, message: str) -> None:
+def test_a_template_fails_with_the_reason(source: str, message: str) -> None:
     fault = fault_of(source)
     assert fault.code is Code.TEMPLATE_FAILED
     assert message in fault.message
@@ -224,7 +224,7 @@ def test_template_fails_with_the_reason(source: str, message: str) -> None:
         "namespace", "lipsum", "open", "config", "_", "__builtins__", "super",
     ],
 )  # fmt: skip
-def test_nothing_of_python_can_be_reached(expression: str) -> None:
+def test_no_python_object_is_accessible(expression: str) -> None:
     source = (
         f"{{% macro m() %}}{{% endmacro %}}{{% for i in [1] %}}{{{{ loop.index }}}} {{{{ {expression} is defined }}}}"
     )
@@ -241,12 +241,12 @@ def test_nothing_of_python_can_be_reached(expression: str) -> None:
         "{{ [1] | map('-spent', -1) | join }}",
     ],
 )  # fmt: skip
-def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
+def test_no_expression_escapes_the_sandbox(source: str) -> None:
     assert fault_of(source).code is Code.TEMPLATE_FAILED
 
 
 @for_each("source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"])
-def test_syntax_is_its_own_code(source: str) -> None:
+def test_a_syntax_error_has_its_own_code(source: str) -> None:
     fault = fault_of("first\n" + source)
     assert (fault.code, fault.line) == (Code.TEMPLATE_SYNTAX, 2)
 
@@ -263,23 +263,23 @@ def test_syntax_is_its_own_code(source: str) -> None:
         ("\n\n{{ 1 | nothing }}", 3),
     ],
 )
-def test_fault_names_its_line(source: str, line: int) -> None:
+def test_a_fault_has_its_line(source: str, line: int) -> None:
     assert fault_of(source).line == line
 
 
-def test_secret_says_what_to_do_instead() -> None:
+def test_the_error_for_secret_explains_what_to_do_instead() -> None:
     fault = fault_of("{{ secret('token') }}")
     assert fault.code is Code.SECRET
     assert "name the file in userData.secrets" in fault.message
 
 
 @pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])
-def test_what_a_loader_cannot_carry_is_a_fault_of_its_own(loader: str) -> None:
+def test_text_that_a_loader_cannot_carry_has_its_own_fault(loader: str) -> None:
     for source in ("{{ 'a\nb' | LOADER }}", "{{ ['a=\"b c'] | LOADER }}"):
         assert fault_of(source.replace("LOADER", loader)).code is Code.UNQUOTABLE
 
 
-def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
+def test_quoting_filters_accept_a_list_of_kernel_arguments() -> None:
     arguments = CONTEXT["kernel_arguments"]
     text = render("{{ kernel_arguments | ipxe }}\n{{ kernel_arguments | grub }}\n{{ kernel_arguments | kernel }}")
     assert text.split("\n") == [
@@ -307,7 +307,7 @@ def test_a_fault_in_a_file_has_its_line_each_time(file: bytes, code: Code, line:
         assert (caught.value.code, caught.value.line) == (code, line)
 
 
-def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
+def test_a_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
     for file, expected in ((b"#!ipxe\n# {{ server.name }}\n", "#!ipxe\n# web01\n"), (b"#!ipxe\n", "#!ipxe\n")):
         assert render_template(decode_template(b"\xef\xbb\xbf" + file), CONTEXT) == expected
 
@@ -324,11 +324,11 @@ def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline(
         (b"{% macro m(x) %}{{ x ~ site }}{% endmacro %}{{ m(1) }}{{ secret('a') }}", {"site"}),
     ],
 )
-def test_names_are_what_a_template_takes_from_its_context(source: bytes, names: set[str]) -> None:
+def test_the_names_of_a_template_are_those_that_it_reads_from_its_context(source: bytes, names: set[str]) -> None:
     assert find_names(decode_template(source)) == names
 
 
-def test_names_of_a_broken_template_are_a_fault() -> None:
+def test_names_of_an_invalid_template_are_a_fault() -> None:
     with pytest.raises(TemplateFault) as caught:
         find_names("\n{{ x")
     assert (caught.value.line, caught.value.code) == (2, Code.TEMPLATE_SYNTAX)
@@ -453,7 +453,7 @@ for name, source in json.load(sys.stdin).items():
 """
 
 
-def test_nothing_grows_without_bounds() -> None:
+def test_no_expression_grows_without_bounds() -> None:
     run = subprocess.run(
         [sys.executable, "-c", RENDER_ALL],
         input=json.dumps(UNBOUNDED | EXPENSIVE_SYNTAX),
@@ -466,7 +466,7 @@ def test_nothing_grows_without_bounds() -> None:
     by_code = {name: (code, message) for name, (code, message, _) in ends.items()}
     assert {name: by_code[name] for name in UNBOUNDED if by_code[name][0] != "TEMPLATE_BOUNDS"} == {}
     assert {name: by_code[name] for name in EXPENSIVE_SYNTAX if by_code[name][0] == "rendered"} == {}
-    # Neither Python's stack nor the memory is what bounds them, for those differ from machine to machine.
+    # The bounds do not depend on Python's stack or the memory, which differ between machines.
     assert {name: message for name, (_, message) in by_code.items() if "a value is too large" in message} == {}
     # Each takes less than a second of a processor that is neither slow nor shared.
     assert {name: seconds for name, (_, _, seconds) in ends.items() if seconds > 20} == {}
@@ -486,11 +486,11 @@ def test_nothing_grows_without_bounds() -> None:
         ("a long text", "the template has more than 1,048,576 bytes"),
     ],
 )
-def test_bound_is_named(name: str, message: str) -> None:
+def test_the_exceeded_bound_is_named(name: str, message: str) -> None:
     assert message in fault_of(UNBOUNDED[name]).message
 
 
-def test_what_stays_within_the_bounds_is_rendered() -> None:
+def test_a_template_within_the_bounds_is_rendered() -> None:
     assert render("a" * MAX_BYTES) == "a" * MAX_BYTES
     assert render("{{ x }}", x="a" * MAX_BYTES) == "a" * MAX_BYTES
     assert render(f"{{% for a in range({MAX_STEPS}) %}}x{{% endfor %}}") == "x" * MAX_STEPS
@@ -545,7 +545,7 @@ SOURCES = st.one_of(
 @example(source="{{ node_labels | kubelet_taints }}")
 @example(source="{{ 1 | replace(2) }}")
 @example(source="{{ 1e308 * 10 }}")
-def test_a_template_ends_in_a_text_or_in_a_fault_and_always_the_same(source: str) -> None:
+def test_a_template_always_gives_the_same_text_or_the_same_fault(source: str) -> None:
     given = copy.deepcopy(CONTEXT)
     first, second = _end(source, given), _end(source, given)
     assert first == second
@@ -561,7 +561,7 @@ def _end(source: str, context: Mapping[str, object]) -> str:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]).filter(lambda c: c != "{")))
-def test_text_without_markup_is_given_back_as_it_is(text: str) -> None:
+def test_text_without_markup_is_returned_unchanged(text: str) -> None:
     assert render(text) == text
 
 
@@ -573,18 +573,18 @@ JSON = st.recursive(
 
 
 @given(value=JSON)
-def test_tojson_writes_the_value_in_sorted_order(value: object) -> None:
+def test_tojson_prints_the_value_in_sorted_order(value: object) -> None:
     assert render("{{ x | tojson }}", x=value) == json.dumps(value, sort_keys=True)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_data_url_holds_the_text(text: str) -> None:
+def test_data_url_encodes_the_text(text: str) -> None:
     prefix, _, data = render("{{ x | data_url }}", x=text).partition(",")
     assert prefix == "data:;base64"
     assert base64.b64decode(data, validate=True).decode() == text
 
 
-def test_hash_seed_changes_nothing() -> None:
+def test_the_hash_seed_changes_nothing() -> None:
     source = "".join(text for text, _ in FILTERS.values()) + "{{ consol }}"
     code = (
         "import json, sys; from gitboot.resolve.templates import *\n"
@@ -612,7 +612,7 @@ def test_hash_seed_changes_nothing() -> None:
     ("case", "source", "context", "expected"),
     [
         (
-            "a macro made anew in a loop",
+            "a macro that is defined again in a loop",
             "{% for a in [1, 2] %}{% macro m() %}x{% endmacro %}{{ m() }}{% endfor %}",
             {},
             "xx",
@@ -624,12 +624,14 @@ def test_hash_seed_changes_nothing() -> None:
             "yy",
         ),
         ("a number as a number", "{{ 3 | int }}", {}, "3"),
-        ("what is no value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
+        ("not a value", "{{ f == 1 }}", {"f": object()}, Code.TEMPLATE_FAILED),
         ("a number that Python does not read", "{{ " + "1" * 5000 + " }}", {}, Code.TEMPLATE_BOUNDS),
         ("more blocks than Python nests", "{% for a in [1] %}" * 22 + "{% endfor %}" * 22, {}, Code.TEMPLATE_BOUNDS),
     ],
 )
-def test_an_odd_template(case: str, source: str, context: dict[str, object], expected: str | Code) -> None:
+def test_an_unusual_template_renders_or_fails_as_expected(
+    case: str, source: str, context: dict[str, object], expected: str | Code
+) -> None:
     if not isinstance(expected, Code):
         assert render_template(source, context) == expected, case
         return
@@ -638,15 +640,15 @@ def test_an_odd_template(case: str, source: str, context: dict[str, object], exp
     assert raised.value.code is expected, case
 
 
-def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
-    # Not a warning of Python's compiler on stderr, where an instance's events stand.
+def test_a_slice_of_a_number_is_a_fault_in_the_words_of_a_template() -> None:
+    # No warning of Python's compiler goes to stderr, which has the events of an instance.
     with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
         render_template("{{ 1[1:] }}", {})
 
 
 @for_each("name", sorted(FILTERS))
-def test_t4_no_filter_takes_an_argument_that_lets_it_grow(name: str) -> None:
-    # 0.1.0 indented by four thousand million columns where a template asked it to.
+def test_t4_no_filter_has_an_argument_that_lets_it_grow(name: str) -> None:
+    # 0.1.0 indented by four thousand million columns if a template requested it.
     arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
     values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was ever used is what is used now: proc(5)

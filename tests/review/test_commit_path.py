@@ -117,7 +117,7 @@ def test_e19_each_merge_is_acknowledged_by_its_own_line(what: str, commits: list
     assert (found.held_step is None) == (reached == len(commits))
 
 
-def test_e19_what_is_held_says_each_step_and_all_of_them_as_one() -> None:
+def test_e19_a_held_path_lists_each_step_and_all_of_them_as_one() -> None:
     found = walked(Commit(A), Commit(AB), Commit(ABC))
     assert [(hop.old, hop.new) for hop in found.unacknowledged_steps] == [(0, 1), (1, 2), (2, 3)]
     assert found.held_step is not None
@@ -127,7 +127,7 @@ def test_e19_what_is_held_says_each_step_and_all_of_them_as_one() -> None:
         assert walked(Commit(A), Commit(AB), Commit(ABC), last).held_step is None
 
 
-def test_an_approval_counts_as_a_line_does_and_once() -> None:
+def test_an_approval_counts_like_an_acknowledgement_and_once() -> None:
     assert walked(Commit(A), Commit(AB, ((A, AB),)), approved=((START, A),)).held_step is None
     again = (Commit(A), Commit(START), Commit(A))
     assert walked(*again, approved=((START, A),)).held_step is None  # what comes of it is what was approved
@@ -135,7 +135,7 @@ def test_an_approval_counts_as_a_line_does_and_once() -> None:
     assert walked(*more, approved=((START, A),)).reached == 3
 
 
-def test_shares_are_judged_step_by_step() -> None:
+def test_percentages_are_judged_step_by_step() -> None:
     limits = Limits(max_reinstalls=SIZE)
     states = [dict.fromkeys(range(25 * number), 1) for number in (1, 2, 3)]
     assert walked(*map(Commit, states), limits=limits).held_step is None
@@ -143,7 +143,7 @@ def test_shares_are_judged_step_by_step() -> None:
     assert walked(Commit(states[0], (), False), Commit(states[1]), limits=limits).held_step is not None
 
 
-def test_a_line_of_nothing_that_changes_is_told() -> None:
+def test_a_line_that_acknowledges_no_change_is_reported() -> None:
     found = walked(Commit(A, ((START, A), (START, ABC))))
     assert found.held_step is None
     (stale,) = found.ignored_lines
@@ -151,7 +151,7 @@ def test_a_line_of_nothing_that_changes_is_told() -> None:
     assert "other changes" in stale.why
 
 
-def test_beyond_200_commits_there_is_one_joint_step() -> None:
+def test_more_than_200_commits_are_judged_as_one_step() -> None:
     many = [Commit(START)] * MAX_STEPS
     assert walked(*many[:-1], Commit(A, ((START, A),))).held_step is None
     far = walked(Commit(A, ((START, AB),)), *[Commit(A)] * MAX_STEPS, Commit(AB))
@@ -161,7 +161,7 @@ def test_beyond_200_commits_there_is_one_joint_step() -> None:
     assert two.held_step.verdict.digest == extent(START, AB).digest
 
 
-def test_a_commit_that_is_held_for_long_is_judged_once_for_each_that_follows() -> None:
+def test_a_commit_that_is_held_for_long_is_judged_once_for_each_later_commit() -> None:
     asked = []
 
     def judged(old: int, new: int) -> Verdict:
@@ -172,7 +172,7 @@ def test_a_commit_that_is_held_for_long_is_judged_once_for_each_that_follows() -
     assert len(asked) <= 2 * MAX_STEPS + 1
 
 
-def test_e22_what_acknowledges_a_rewind_is_bound_to_its_two_commits() -> None:
+def test_e22_the_acknowledgement_of_a_rewind_is_bound_to_its_two_commits() -> None:
     nothing = extent(A, A)
     rewinds = {nothing.with_rewind(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
     assert len(rewinds | {nothing.digest}) == 4
@@ -187,7 +187,7 @@ def test_e22_what_acknowledges_a_rewind_is_bound_to_its_two_commits() -> None:
     acks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 5)), max_size=4),
     invalid=st.sets(st.integers(0, 3)),
 )
-def test_hops_follow_each_other_and_none_is_held(
+def test_steps_follow_each_other_and_none_is_held(
     numbers: list[int], acks: list[tuple[int, int, int]], invalid: set[int]
 ) -> None:
     states = [START, *({1: number & 1, 2: number >> 1} for number in numbers)]
@@ -210,7 +210,7 @@ def test_hops_follow_each_other_and_none_is_held(
     assert (found.held_step is None) == (found.reached == len(commits))
 
 
-def test_a_machine_is_introduced_with_the_number_that_it_first_had() -> None:
+def test_the_first_provision_of_a_machine_is_the_one_of_its_first_commit() -> None:
     commits = [[("old", 5), ("one", 1)], [("old", 6), ("one", 2), ("three", 3)], [("three", 1)]]
     assert find_first_provisions(["old"], commits) == {"one": 1, "three": 3}
     assert find_first_provisions([], [[("old", 7)]]) == {"old": 7}

@@ -1,4 +1,4 @@
-"""What a commit changes for each server, field by field, and what holds of every comparison."""
+"""The changes of a commit for each server, field by field, and properties of every comparison."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[objec
         ),
     ],
 )
-def test_each_field_that_differs_is_told_with_both_values(
+def test_each_changed_field_is_listed_with_both_values(
     case: str, new: tuple[str, ...], expected: dict[str, tuple[object, object]]
 ) -> None:
     found = changes(SEED, new)
     assert {field: both for field, both in found.items() if not field.startswith("policy.boot.files")} == expected, case
 
 
-def test_a_maintenance_that_is_added_moves_none_of_the_others() -> None:
+def test_an_added_maintenance_does_not_change_the_others() -> None:
     later = maintenance("later", "22T00:00 23T00:00")
     found = changes((*SEED, later), (*SEED, maintenance("earlier", "20T00:00 21T00:00"), later))
     assert set(found) == {"maintenances.earlier"}
@@ -89,7 +89,7 @@ def test_a_maintenance_that_is_added_moves_none_of_the_others() -> None:
     assert old is None and isinstance(new, dict) and new["window"]["end"] == "2026-11-21T00:00:00Z"
 
 
-def test_a_window_that_is_moved_is_two_fields() -> None:
+def test_a_moved_window_changes_two_fields() -> None:
     found = changes((*SEED, maintenance("m", "20T22:00 21T04:00")), (*SEED, maintenance("m", "20T23:00 21T05:00")))
     assert found == {
         "maintenances.m.window.start": ("2026-11-20T22:00:00Z", "2026-11-20T23:00:00Z"),
@@ -97,14 +97,14 @@ def test_a_window_that_is_moved_is_two_fields() -> None:
     }
 
 
-def test_a_renamed_server_is_changed_and_not_another_one() -> None:
+def test_a_renamed_server_is_changed_and_not_a_new_one() -> None:
     renamed = server("web09", "role: web").replace(uuid_of("web09"), uuid_of("web01"))
     found = between(SEED, (SEED[0], renamed, *SEED[2:]))
     assert [(name, effect.kind) for name, effect in found.items()] == [("web09", EffectKind.CHANGED)]
     assert Change(field="server", old="web01", new="web09") in found["web09"].changes
 
 
-def test_a_server_comes_and_goes() -> None:
+def test_a_server_is_added_and_removed() -> None:
     more = (*SEED, server("web02", "role: web"))
     assert {name: effect.kind for name, effect in between(SEED, more).items()} == {"web02": EffectKind.ADDED}
     gone = between(more, SEED)
@@ -115,17 +115,17 @@ def test_a_server_comes_and_goes() -> None:
 @pytest.mark.parametrize(
     ("case", "more"),
     [
-        ("an image that nobody boots", image("spare-1")),
-        ("a stream that nobody follows", document("ImageStream", "s", "current: flatcar-1")),
+        ("an unused image", image("spare-1")),
+        ("an unused stream", document("ImageStream", "s", "current: flatcar-1")),
     ],
 )
-def test_what_changes_no_decision_has_no_effect(case: str, more: str) -> None:
+def test_a_change_of_no_decision_has_no_effect(case: str, more: str) -> None:
     assert between(SEED, (*SEED, more)) == {}, case
 
 
 @settings(max_examples=examples(30), deadline=None)
 @given(fleets(), fleets())
-def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
+def test_there_is_an_effect_exactly_if_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
     old, new = (
         hypothesis_strategies.decided(one.documents).servers,
         hypothesis_strategies.decided(other.documents).servers,
@@ -170,12 +170,12 @@ def pairs(draw: st.DrawFn) -> tuple[GeneratedFleet, GeneratedFleet]:
     """Two fleets: any two, or one with some documents of the other, as a commit would change it."""
     one, other = draw(fleets()), draw(fleets())
     kinds = draw(st.sampled_from([None, ("Fleet",), ("ImageStream",), ("Server",), ("Fleet", "ImageStream")]))
-    if kinds is None or ("Server" in kinds and (one.bios != other.bios or _named(one) < _named(other))):
+    if kinds is None or ("Server" in kinds and (one.bios != other.bios or _list_policies(one) < _list_policies(other))):
         return one, other
     return one, one.having(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
 
 
-def _named(fleet: GeneratedFleet) -> set[str]:
+def _list_policies(fleet: GeneratedFleet) -> set[str]:
     return set(fleet.names("BootPolicy"))
 
 
@@ -194,7 +194,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
                 made = render_server_files(commit.decisions, decision, planned)
                 files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
         state = build_server_state(commit.decisions, decision, None, min(fleet.instants(None)))
-        found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
+        found[name] = files | {state_path(name): state.files[state_path(name)]}  # it shows the whole decision
     unused = {
         path: file
         for name, host in commit.decisions.networks.items()
@@ -207,7 +207,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
 
 @LAWS
 @given(fleet=fleets())
-def test_a_fleet_and_itself_differ_in_nothing(fleet: GeneratedFleet) -> None:
+def test_a_fleet_does_not_differ_from_itself(fleet: GeneratedFleet) -> None:
     changes = all_between(Commit.of(fleet), Commit.of(fleet, in_blocks))
     assert changes.is_empty
     assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
@@ -235,7 +235,7 @@ _ONE_WAY = {
 
 @LAWS
 @given(pair=pairs())
-def test_there_and_back_mirror_each_other(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
+def test_the_reverse_comparison_is_the_mirror_image(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
     old, new = map(Commit.of, pair)
     there, back = all_between(old, new), all_between(new, old)
 
@@ -259,7 +259,7 @@ def _way(change: ServerChange, *, swapped: bool) -> object:
 
 @LAWS
 @given(pair=pairs())
-def test_what_a_comparison_names_and_only_that_changes_in_the_tree(
+def test_exactly_what_a_comparison_names_changes_in_the_output_tree(
     pair: tuple[GeneratedFleet, GeneratedFleet],
 ) -> None:
     fleet, _ = pair
@@ -277,7 +277,7 @@ def test_what_a_comparison_names_and_only_that_changes_in_the_tree(
 
 @LAWS
 @given(pair=pairs())
-def test_every_server_that_changes_is_in_one_group_with_others_like_it(
+def test_every_changed_server_is_in_one_group_with_similar_ones(
     pair: tuple[GeneratedFleet, GeneratedFleet],
 ) -> None:
     old, new = map(Commit.of, pair)
@@ -294,7 +294,7 @@ def test_every_server_that_changes_is_in_one_group_with_others_like_it(
 
 @LAWS
 @given(pair=pairs())
-def test_a_digest_says_which_decisions_change_and_into_what(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
+def test_a_digest_determines_which_decisions_change_and_how(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
     old, new = map(Commit.of, pair)
     changes = all_between(old, new)
     assert changes.digest == all_between(old, new).digest

@@ -26,7 +26,7 @@ def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tri
 
 
 def web(count: int, spec: str = "provision: 1", *, group: str = "", first: int = 0) -> Files:
-    """As many web servers, in a fleet that has none."""
+    """Return so many web servers for a fleet that has none."""
     labels = "role: web" + (f", site: {group}" if group else "")
     return {f"servers/w{number}.yaml": server(f"w{number}", labels, spec) for number in range(first, first + count)}
 
@@ -54,7 +54,7 @@ def acted_for(**ledgers: str) -> Files:
         ({"a": "one", "b": "two"}, {"b": "two"}, {("allowTakeover", "all", 1)}),
     ],
 )
-def test_who_ceases_to_act_is_asked_about_and_who_joins_the_others_is_not(
+def test_servers_that_become_inactive_are_held_and_those_that_join_are_not(
     before: dict[str, str], after: dict[str, str], expected: Tripped
 ) -> None:
     gone = dict.fromkeys(acted_for(**before).keys() - acted_for(**after).keys())
@@ -113,7 +113,7 @@ def without(count: int) -> Files:
         ),
     ],
 )
-def test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
+def test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
     what: str, old: Files, new: Files, expected: set[tuple[str, str]]
 ) -> None:
     assert {(guard, area) for guard, area, _ in tripped(new, {**BARE, **old})} == expected
@@ -124,17 +124,17 @@ def test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
     [
         ({"servers/fra1-web01.yaml": server("fra1-web01", "role: web, site: fra1", "provision: 2")}, "maxReinstalls"),
         ({"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}, "maxUnknownChanges"),
-        ({"images/bios.yaml": image("bios-2", "kernelArguments: [debug]")}, None),  # nothing boots it
+        ({"images/bios.yaml": image("bios-2", "kernelArguments: [debug]")}, None),  # no server boots it
         ({"images/1.yaml": image("flatcar-1", "userData: CloudInit, kernelArguments: [a]")}, "mutatedImages"),
         (dict.fromkeys(path for path in FLEET if path.startswith("servers/")), "allowEmpty"),
     ],
 )
-def test_what_always_wants_a_second_look_is_held_from_the_first_on(new: Files, expected: str | None) -> None:
+def test_a_change_that_always_needs_a_second_look_is_held(new: Files, expected: str | None) -> None:
     found = {guard for guard, _, _ in tripped(new)}
     assert expected in found if expected else not found
 
 
-def test_the_image_of_unknown_servers_is_in_use() -> None:
+def test_the_image_of_unknown_servers_counts_as_used() -> None:
     old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")}
     new = {"images/memtest.yaml": image("memtest-7", "writesDisk: false, kernelArguments: [a]")}
     assert {guard for guard, _, _ in tripped(new, old)} == {"maxReinstalls", "mutatedImages", "maxUnknownChanges"}
@@ -156,7 +156,7 @@ def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
     assert not judge(changes.extent, Limits()).held
 
 
-def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
+def test_a_first_commit_is_judged_only_by_its_pending_servers() -> None:
     found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
     changes = compare_decisions(None, decide(found), None, found)
     assert judge(changes.extent, Limits(), pending=50).trips == ()
@@ -165,7 +165,7 @@ def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
     assert judge(changes.extent, Limits()).trips[0].number == 60
 
 
-def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
+def test_returning_servers_that_would_be_installed_again_count_as_reinstalled() -> None:
     (trip,) = judge(compared({}).extent, Limits(), returning=2).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
@@ -181,7 +181,7 @@ def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
 # Limits
 
 
-def test_a_fleet_tightens_limits_and_loosens_none() -> None:
+def test_a_fleet_can_tighten_limits_and_loosen_none() -> None:
     guards = read(Guards, {"maxUpdatePercent": "10", "maxDeletes": "99", "maxInstalls": "0"})
     limits = Limits().tighten(guards)
     assert (limits.max_update_percent, limits.max_deletes, limits.max_installs) == (10, 25, 0)
@@ -218,7 +218,7 @@ LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
         ("with the line ends of Windows", f"Bump\r\n\r\n{LINE}\r\n"),
     ],
 )
-def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None:
+def test_an_acknowledgement_counts_at_any_place_in_the_message(what: str, message: str) -> None:
     given, unheeded = find_acknowledgements([Message("c1", message)], DIGEST)
     assert (set(given), unheeded) == ({(DIGEST, "maxReinstalls")}, ())
 
@@ -239,13 +239,13 @@ def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None
         (f"Gitboot-Ack {DIGEST} maxReinstalls", "not of the form"),
     ],
 )
-def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: str) -> None:
+def test_an_invalid_acknowledgement_does_not_count_and_is_reported(line: str, why: str) -> None:
     given, (unheeded,) = find_acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
     assert (given, unheeded.commit, unheeded.line) == ({}, "c1", line)
     assert why in unheeded.why
 
 
-def test_a_message_of_eight_times_as_many_empty_lines_takes_no_more_than_its_share() -> None:
+def test_the_time_for_a_message_grows_linearly_with_its_empty_lines() -> None:
     def read(size: int) -> None:
         assert find_acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST)[0]
 
@@ -253,11 +253,11 @@ def test_a_message_of_eight_times_as_many_empty_lines_takes_no_more_than_its_sha
 
 
 @for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
-def test_what_is_no_acknowledgement_is_none(message: str) -> None:
+def test_a_text_that_is_not_an_acknowledgement_is_ignored(message: str) -> None:
     assert find_acknowledgements([Message("c1", message)], DIGEST) == ({}, ())
 
 
-def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
+def test_an_acknowledgement_counts_only_for_its_guard_and_its_digest() -> None:
     new = {
         "servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2"),
         "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound"),
@@ -274,7 +274,7 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
     assert judge(changes.extent, Limits(), {(str(OTHER), "maxReinstalls"): "Ada"}).holding[0] is Guard.MAX_REINSTALLS
 
 
-def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
+def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
     held = reviewed(new)
     lines = [line for _, line in held.list_ack_lines()]

@@ -1,4 +1,4 @@
-"""Authors who hide something from reviewers and guards: behind another server, behind a claim, behind no server."""
+"""Changes that an author hides from reviewers and guards: behind another server, behind a claim, behind no server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def diffed(work: Work, range: str = "main..topic") -> Diffed:
     return Diffed(done.returncode, text, markdown, json.loads(found))
 
 
-def test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with(work: Work) -> None:
+def test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_another_server(work: Work) -> None:
     hidden = '{% if server.name == "fra1-web07" %}  - ' + EVIL + "\n{% endif %}"
     work.commit({"userdata/web.j2": f"{USER_DATA}runcmd:\n  - true\n{hidden}"})
     found = diffed(work)
@@ -106,7 +106,7 @@ def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_un
     assert diffed(work, "accepted..topic").exit_code == 0
 
 
-def test_finding_s17_who_may_fetch_is_no_change_of_0_servers(work: Work) -> None:
+def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers(work: Work) -> None:
     work.git("checkout", "--quiet", "main")
     work.commit({"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {clients: ['10.0.0.0/8']}")})
     work.git("checkout", "--quiet", "-B", "topic")
@@ -179,14 +179,14 @@ def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> 
         "\N{MATHEMATICAL LEFT ANGLE BRACKET}name\N{MATHEMATICAL RIGHT ANGLE BRACKET}",  # as own values are shown
     ],
 )
-def test_a_server_with_a_line_of_its_own_is_in_no_other_group(what: str, condition: str, line: str) -> None:
+def test_a_server_with_its_own_line_is_in_no_other_group(what: str, condition: str, line: str) -> None:
     other = "# {{ server.name }}"
     found = alike(web(f"{{% if {condition} %}}{line}\n{{% else %}}{other}\n{{% endif %}}"))
     assert ["fra1-web07"] in found
     assert sorted(map(len, found)) == [1, 17]
 
 
-def test_a_line_at_another_place_is_another_difference() -> None:
+def test_a_line_at_another_position_is_another_difference() -> None:
     blank = "# \n" * 9
     lines = "{% if server.name == 'fra1-web07' %}# exit\n{% endif %}"
     others = "{% if server.name != 'fra1-web07' %}# exit\n{% endif %}"
@@ -196,7 +196,7 @@ def test_a_line_at_another_place_is_another_difference() -> None:
     )
 
 
-def test_what_is_hidden_as_a_secret_is_said_to_differ() -> None:
+def test_a_hidden_secret_is_shown_as_different() -> None:
     old = {**FLEET, **web("password: hunter2\n")}
     review = reviewed(web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old)
     assert ["fra1-web07"] in [list(group.names) for group in review.groups]
@@ -257,14 +257,14 @@ def in_json(text: str, wrapped: str) -> str:
     return text
 
 
-def test_a_key_that_stands_twice_is_shown() -> None:
+def test_a_key_that_occurs_twice_is_shown() -> None:
     twice = (
         '{"ignition": {"version": "3.4.0"}, {% if server.name == "fra1-web07" %}"a": "' + EVIL + '",{% endif %} "a": 1}'
     )
     assert having(reviewed({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
 
 
-def test_each_machine_that_takes_the_place_of_another_is_shown() -> None:
+def test_each_machine_that_replaces_another_is_shown() -> None:
     names = ("fra1-web01", "fra1-web02", "fra1-web03")
     spec = "provision: 1"
     new = {
@@ -274,7 +274,7 @@ def test_each_machine_that_takes_the_place_of_another_is_shown() -> None:
     assert alike(new) == [[name] for name in names]
 
 
-def test_a_new_address_is_a_difference_of_its_own() -> None:
+def test_a_new_address_is_a_separate_difference() -> None:
     """A value that the commit changes is no server's own: the author chose it."""
     names = ("fra1-web01", "fra1-web02", "fra1-web03")
 
@@ -389,7 +389,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
         ),
     ],
 )
-def test_a_boot_that_claims_to_write_no_disk_counts_by(
+def test_reinstallations_by_a_boot_that_claims_to_write_no_disk_are_counted(
     what: str, old: Files, new: Files, expected: set[ReinstallReason]
 ) -> None:
     changes = {change.name: change for change in compared(new, old).servers}
@@ -425,7 +425,7 @@ def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Fi
     assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding) is held
 
 
-def test_an_acknowledgement_of_a_claim_counts_for_its_content() -> None:
+def test_an_acknowledgement_of_a_claim_counts_for_its_content_only() -> None:
     one, other = (compared({"images/rescue.yaml": image("rescue-1", spec)}) for spec in (CLAIM, f"{CLAIM}, {WIPE}"))
     assert one.servers == other.servers == ()
     assert one.digest != other.digest
@@ -439,7 +439,7 @@ def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
     assert compared({path: FLEET[path]}, gone).unknown_claims == ()
 
 
-# Who may fetch
+# Allowed clients
 
 
 def spec(
@@ -473,7 +473,9 @@ def spec(
         ("one-time boots at the endpoint alone", spec(boots=OneTimeBoots.COPIES), spec(), [False]),
     ],
 )
-def test_finding_m2_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
+def test_finding_m2_more_allowed_clients_are_detected(
+    what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]
+) -> None:
     assert [each.widens for each in compare_access(old, new)] == expected
 
 
@@ -532,7 +534,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ),
     ],
 )
-def test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch(
+def test_a_server_with_a_new_secret_or_a_new_place_for_it_has_the_risk_of_access(
     sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
 ) -> None:
     before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))

@@ -1,4 +1,4 @@
-"""The order on decisions: what it exempts offers nothing new, and what counts as a reinstallation can write a disk."""
+"""Harmless changes offer nothing new, and every change that can write a disk counts as a reinstallation."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ _CHANGES = (
 
 @st.composite
 def records(draw: st.DrawFn, old: Decision) -> Record | None:
-    """What may be known while ``old`` counts."""
+    """Return possible records while ``old`` is accepted."""
     if draw(st.integers(0, 4)) == 0:
         return None
     record = Record()
@@ -253,8 +253,8 @@ def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootP
     return make_plan(replace(old, maintenances=()), instant, record)
 
 
-def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
-    """Whether the policy's own boot is offered at one of these instants to a server that is pending."""
+def _is_policy_boot_offered(old: Decision, instants: list[datetime]) -> bool:
+    """Return whether the boot of the policy is offered at one of these times to a pending server."""
     seen_off = release_key(old.policy, Record()) if old.policy is not None else None
     return any(
         planned is not None and planned.maintenance is None and planned.boot is not None
@@ -267,7 +267,7 @@ LAWS = settings(max_examples=examples(400), deadline=None)
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
+def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
@@ -289,14 +289,14 @@ def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
             assert planned is not None and planned.maintenance is None and planned.key is not None
             by_policy = _by_policy(old, instant, record)
             assert by_policy is not None and by_policy.boot == offered
-            assert _comes_to_it(old, instants[number:])
+            assert _is_policy_boot_offered(old, instants[number:])
         if planned is not None and planned.override is not None and planned.override.target is not OverrideTarget.HDD:
             assert any(each is not None and each.override is not None for each in here)
 
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
+def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
     old, new = pair
     if find_reinstalls(old, new):
         return
@@ -312,18 +312,18 @@ def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair:
         assert planned.maintenance is None and planned.key is not None  # made once, for a provision key
         by_policy = _by_policy(old, instant, record)
         assert by_policy is not None and by_policy.boot is not None and by_policy.boot.writes_disk
-        assert _comes_to_it(old, instants[number:])
+        assert _is_policy_boot_offered(old, instants[number:])
 
 
 @LAWS
 @given(pair=pairs())
-def test_what_is_less_is_no_reinstallation(pair: tuple[Decision, Decision]) -> None:
+def test_a_harmless_change_is_no_reinstallation(pair: tuple[Decision, Decision]) -> None:
     old, new = pair
     assert not (is_harmless(old, new) and find_reinstalls(old, new))
 
 
 @given(decision=decisions())
-def test_a_decision_is_less_than_itself(decision: Decision) -> None:
+def test_a_decision_without_a_change_is_harmless(decision: Decision) -> None:
     assert is_harmless(decision, decision)
 
 
@@ -345,14 +345,14 @@ def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     ],
     ids=str,
 )
-def test_whose_decision_it_is_and_where_files_lie_is_no_less(other: dict[str, Any]) -> None:
+def test_another_server_and_other_places_of_files_are_not_harmless(other: dict[str, Any]) -> None:
     assert not is_harmless(AT_REST, replace(AT_REST, **other))
     assert is_harmless(AT_REST, AT_REST)
 
 
 @LAWS
 @given(data=st.data(), pair=pairs())
-def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
+def test_a_window_that_is_shortened_after_a_run_requests_no_second_run(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
@@ -371,13 +371,13 @@ def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
 # Rows of the edges, as commits
 
 
-def held(new: Files, old: Files) -> dict[str, int]:
+def find_trips(new: Files, old: Files) -> dict[str, int]:
     return {trip.guard.value: trip.number for trip in judge(compared(new, old).extent, Limits()).trips}
 
 
 ALL = "20T22:00 21T04:00"
 WIPE = maintenance("m", ALL, "networkBoot: Once", boots="bios")  # writes disks, on all 22 servers
-RESCUE = maintenance("m", ALL)  # writes none
+RESCUE = maintenance("m", ALL)  # it writes none
 ALWAYS = policy("web", "{matchLabels: {role: web}}")  # installs at each boot
 ONCE = policy("web", "{matchLabels: {role: web}}", often="Once")
 NEVER = policy("web", "{matchLabels: {role: web}}", often="Never")
@@ -417,12 +417,12 @@ PARKED: Files = {
         ),
     ],
 )
-def test_e16_less_is_never_held(what: str, old: Files, new: Files) -> None:
+def test_e16_a_harmless_change_is_never_held(what: str, old: Files, new: Files) -> None:
     base = {**FLEET, **_at_places(old)}
     changes = compared(_at_places(new), base)
     assert changes.servers
     assert {frozenset(each.risks & {Risk.HARMLESS}) for each in changes.servers} == {frozenset({Risk.HARMLESS})}
-    assert held(_at_places(new), base) == {}
+    assert find_trips(_at_places(new), base) == {}
 
 
 def _at_places(files: Files) -> Files:
@@ -430,17 +430,17 @@ def _at_places(files: Files) -> Files:
     return {places.get(path, path): text for path, text in files.items()}
 
 
-def test_e16_taking_away_what_writes_no_disk_counts_for_the_share_of_updates() -> None:
+def test_e16_the_removal_of_a_boot_that_writes_no_disk_counts_as_an_update() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     for new in (NEVER, policy("web", "{matchLabels: {role: web}}", boots="repair", often="Once")):
-        assert set(held({"policies/web.yaml": new}, diskless)) >= {"maxUpdatePercent"}
+        assert set(find_trips({"policies/web.yaml": new}, diskless)) >= {"maxUpdatePercent"}
 
 
-def test_e16_retired_and_deleted_count_as_removed() -> None:
+def test_e16_retired_and_deleted_servers_count_as_removed() -> None:
     retired = {path: str(text).replace("Parked", "Retired") for path, text in PARKED.items()}
-    assert "maxDeletePercent" in held(retired, FLEET)
-    assert "maxUpdatePercent" not in held(retired, FLEET)
-    assert held(retired, FLEET) == held(dict.fromkeys(SERVERS[:13]), FLEET)
+    assert "maxDeletePercent" in find_trips(retired, FLEET)
+    assert "maxUpdatePercent" not in find_trips(retired, FLEET)
+    assert find_trips(retired, FLEET) == find_trips(dict.fromkeys(SERVERS[:13]), FLEET)
 
 
 def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too() -> None:
@@ -449,29 +449,31 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
     raised = maintenance("m", ALL, "networkBoot: Once, run: 2", boots="bios")
     longer = maintenance("m", "20T22:00 21T08:00", "networkBoot: Once", boots="bios")
     for new in (later, raised, longer):
-        assert held({"m.yaml": new}, old)["maxReinstalls"] == 22
-    assert "maxReinstalls" not in held({"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE})
+        assert find_trips({"m.yaml": new}, old)["maxReinstalls"] == 22
+    assert "maxReinstalls" not in find_trips(
+        {"m.yaml": maintenance("m", "27T22:00 28T04:00")}, {**FLEET, "m.yaml": RESCUE}
+    )
 
 
-def test_e21_what_a_window_uncovers_is_more() -> None:
+def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", ALL), "policies/web.yaml": ALWAYS}
     changes = compared({"m.yaml": None}, covered)
     assert {each.why for change in changes.with_risk(Risk.REINSTALL) for each in change.reinstalls} == {
         ReinstallReason.UNCOVERED
     }
-    assert held({"m.yaml": None}, covered)["maxReinstalls"] == 18
+    assert find_trips({"m.yaml": None}, covered)["maxReinstalls"] == 18
 
 
-def test_e21_a_window_that_ends_uncovers_nothing_that_is_made_once() -> None:
-    assert held({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
+def test_e21_the_end_of_a_window_uncovers_no_one_time_boot() -> None:
+    assert find_trips({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
 
 
-def test_e21_a_maintenance_without_an_end_uncovers_what_nothing_else_would_have_asked_for() -> None:
+def test_e21_a_removed_maintenance_without_an_end_uncovers_the_boots_below_it() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", "20T22:00 -")}
-    assert held({"m.yaml": None}, covered)["maxReinstalls"] == 22
+    assert find_trips({"m.yaml": None}, covered)["maxReinstalls"] == 22
 
 
-def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
+def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> None:
     moved = {
         "policies/other.yaml": policy("other", "{servers: [fra1-web01]}", "priority: 9", often="Once"),
         "policies/label.yaml": policy(
@@ -481,7 +483,7 @@ def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
     changes = compared(moved)
     assert [each.name for each in changes.servers] == ["fra1-web01", "fra1-web02"]
     assert not changes.with_risk(Risk.REINSTALL)
-    assert held(moved, FLEET) == {}
+    assert find_trips(moved, FLEET) == {}
 
 
 @pytest.mark.parametrize(
@@ -491,19 +493,19 @@ def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
         ("networkBoot: Always, reinstall: EveryBoot", ReinstallReason.NETWORK_BOOT),
     ],
 )
-def test_e23_a_pool_move_that_changes_the_condition_is_one(spec: str, why: ReinstallReason) -> None:
+def test_e23_a_move_to_another_pool_with_another_condition_is_a_reinstallation(spec: str, why: ReinstallReason) -> None:
     other = document("BootPolicy", "other", f"select: {{servers: [fra1-web01]}}, priority: 9, profile: web, {spec}")
     (change,) = compared({"policies/other.yaml": other}).servers
     assert [each.why for each in change.reinstalls] == [why]
 
 
-def test_e24_a_fleet_alone_is_not_held_and_one_that_lost_its_servers_is() -> None:
+def test_e24_a_fleet_without_servers_is_not_held_and_one_that_lost_its_servers_is() -> None:
     bare = dict.fromkeys(SERVERS)
-    assert held({"images/new.yaml": image("new-9")}, {**FLEET, **bare}) == {}
-    assert "allowEmpty" in held(bare, FLEET)
+    assert find_trips({"images/new.yaml": image("new-9")}, {**FLEET, **bare}) == {}
+    assert "allowEmpty" in find_trips(bare, FLEET)
 
 
-def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None:
+def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:
     stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
     assert {each.reinstalls for each in changes.servers} == {(Reinstall(ReinstallReason.STOPPED, None, None),)}
@@ -514,7 +516,7 @@ def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None
     )
 
 
-def test_what_stopping_changes_for_a_diskless_fleet_is_nothing() -> None:
+def test_a_stop_changes_nothing_for_a_diskless_fleet() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     stop = {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     for each in compared(stop, diskless).servers:

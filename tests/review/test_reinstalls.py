@@ -1,4 +1,4 @@
-"""What lets a maintenance reset a machine once more, and which install boots a newer decision does not offer."""
+"""Maintenances that reset a machine again, and install boots that a newer decision does not offer."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
 @for_each(
     ("case", "old", "new", "counts"),
     [
-        ("it comes", (), (check(),), True),
-        ("it comes, gracefully", (), (check("power: GracefulRestart"),), True),
-        ("it comes, and switches on", (), (check("networkBoot: Once, power: On"),), False),
-        ("it comes, and switches nothing", (), (check("networkBoot: Once"),), False),
-        ("it is told to", (check("networkBoot: Once"),), (check(),), True),
+        ("it is added", (), (check(),), True),
+        ("it is added, gracefully", (), (check("power: GracefulRestart"),), True),
+        ("it is added, and switches on", (), (check("networkBoot: Once, power: On"),), False),
+        ("it is added, and switches nothing", (), (check("networkBoot: Once"),), False),
+        ("it gets power", (check("networkBoot: Once"),), (check(),), True),
         ("it did switch on", (check("networkBoot: Once, power: On"),), (check(),), True),
         ("it asks first now", (check(),), (check("networkBoot: Once, power: GracefulRestart"),), False),
         ("its run is raised", (check(),), (check(f"{RESTART}, run: 2"),), True),
@@ -58,23 +58,25 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
         ("it begins earlier", (check(),), (check(window="20T09:00 21T04:00"),), False),
         ("it is a window later", (check(),), (check(window="21T04:00 21T09:00"),), True),
         ("more at a time", (check(),), (check(f"{RESTART}, maxUnavailable: 9"),), False),
-        ("it goes", (check(),), (), False),
+        ("it is removed", (check(),), (), False),
     ],
 )
-def test_what_is_counted(case: str, old: tuple[str, ...], new: tuple[str, ...], counts: bool) -> None:
+def test_resets_by_a_maintenance_are_counted(
+    case: str, old: tuple[str, ...], new: tuple[str, ...], counts: bool
+) -> None:
     changes = changed(old, new)
     assert (changes.extent.resets == 1, bool(changes.with_risk(Risk.RESET))) == (counts, counts), case
 
 
-def test_a_raised_run_is_not_less_where_nothing_else_is_asked_for() -> None:
-    """A rolling restart boots the disk: that boot alone is none that was not offered before."""
+def test_a_raised_run_that_offers_no_other_boot_is_not_harmless() -> None:
+    """A rolling restart boots the disk, which was offered before too."""
     rolling = maintenance("roll", WINDOW, "networkBoot: Always, power: Restart, run: 1", boots="restart")
     disk = "apiVersion: gitboot.dev/v1alpha1\nkind: BootProfile\nmetadata: {name: restart}\nspec: {method: Disk}\n"
     (change,) = changed((disk, rolling), (disk, rolling.replace("run: 1", "run: 2"))).servers
     assert Risk.RESET in change.risks and Risk.HARMLESS not in change.risks
 
 
-def test_too_many_are_held_and_the_review_says_of_which_maintenance() -> None:
+def test_too_many_resets_are_held_and_the_review_names_the_maintenance() -> None:
     changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),), servers=50)
     limits = Limits(max_update_percent=100)
     (trip,) = judge(changes.extent, limits).trips
@@ -86,7 +88,7 @@ def test_a_new_server_is_counted_too() -> None:
     assert changed(None, (check(),), servers=50).extent.resets == 51
 
 
-def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
+def test_a_server_that_no_longer_waits_for_power_off_may_be_installed_while_it_runs() -> None:
     bmc = "bmc: {address: 'https://bmc.test', credentials: rack}"
     waits = tuple(
         policy("web", often="Once", spec="waitFor: PowerOff")
@@ -107,12 +109,12 @@ def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
     assert between(does_not, waits) == {Risk.BOOT, Risk.HARMLESS}
 
 
-def test_other_changes_are_none() -> None:
+def test_other_changes_cause_no_resets() -> None:
     changes = changed((check(), policy("more", "None")), (check(), policy("more", "None", "priority: 9")))
     assert changes.extent.resets == 0
 
 
-def test_a_review_says_which_maintenance_resets_how_many_at_a_time() -> None:
+def test_a_review_shows_which_maintenance_resets_how_many_servers_at_a_time() -> None:
     changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),))
     lines = [line for change in changes.servers for line in phrases.describe_resets(change)]
     assert lines == ["Maintenance/check: Restart, 5% at a time of each rack"]
@@ -164,20 +166,20 @@ def test_an_install_boot_that_a_newer_commit_does_not_offer_is_withheld(
     assert (planned.phase, planned.cause, planned.override) == (Phase.DISK, Cause.WITHHELD, None)
 
 
-def test_what_a_newer_commit_offers_too_is_not_withheld() -> None:
-    """Also where that commit lets it be attempted more often."""
+def test_a_boot_that_a_newer_commit_offers_too_is_not_withheld() -> None:
+    """This holds even if that commit allows more attempts."""
     assert find_withheld_boots(web01(), web01(), "newer") == ()
     assert boots(web01(), web01()).cause is Cause.PENDING
 
 
-def test_a_boot_that_writes_no_disk_stays_whatever_a_newer_commit_takes_back() -> None:
+def test_a_boot_that_writes_no_disk_stays_even_if_a_newer_commit_removes_it() -> None:
     live = decision(
         "web01", fleet(), server("web01"), image("live-1", "writesDisk: false"), profile("web", "live-1"), policy("web")
     )
     assert find_withheld_boots(live, None, "newer") == ()
 
 
-def test_a_boot_is_withheld_only_in_the_span_in_which_the_newer_commit_does_not_offer_it() -> None:
+def test_a_boot_is_withheld_only_while_the_newer_commit_does_not_offer_it() -> None:
     newer = web01("flatcar-1", maintenance("night", "20T22:00 21T04:00"))
     (found,) = find_withheld_boots(web01(), newer, "newer")
     assert (found.start, found.end) == (at("20T22:00"), at("21T04:00"))
@@ -186,7 +188,7 @@ def test_a_boot_is_withheld_only_in_the_span_in_which_the_newer_commit_does_not_
     assert boots(web01(), newer, instant="21T05:00").cause is Cause.PENDING
 
 
-def test_a_maintenance_that_installs_is_withheld_by_its_name_and_the_policy_is_not() -> None:
+def test_an_installing_maintenance_is_withheld_by_its_name_and_the_policy_is_not() -> None:
     wipe = maintenance("wipe", "20T10:00 20T14:00", boots="wipe")
     (found,) = find_withheld_boots(web01("flatcar-1", wipe), web01(), "newer")
     assert (found.maintenance, found.start, found.end) == ("wipe", at("20T10:00"), at("20T14:00"))
@@ -195,9 +197,7 @@ def test_a_maintenance_that_installs_is_withheld_by_its_name_and_the_policy_is_n
 
 
 @pytest.mark.parametrize(("newer", "goes_on"), [("flatcar-1", True), ("flatcar-2", False)])
-def test_an_attempt_that_has_begun_gets_its_remaining_boots_unless_its_image_is_taken_back(
-    newer: str, goes_on: bool
-) -> None:
+def test_a_started_attempt_gets_its_remaining_boots_unless_its_image_is_taken_back(newer: str, goes_on: bool) -> None:
     seen = StepEvidence(NOON - timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
     begun = replace(PENDING, attempts=(InstallAttempt(key="provision/2/flatcar-1", boots=(seen,)),))
     planned = boots(web01(boots=2), web01(newer, boots=2, arguments="quiet"), begun)
@@ -205,7 +205,7 @@ def test_an_attempt_that_has_begun_gets_its_remaining_boots_unless_its_image_is_
     assert boots(web01(boots=2), web01(newer, boots=2, arguments="quiet")).cause is Cause.WITHHELD
 
 
-def test_what_is_withheld_leaves_the_digest_of_a_decision() -> None:
-    """What is recorded of a server names the decision of its commit."""
+def test_a_withheld_boot_does_not_change_the_digest_of_a_decision() -> None:
+    """The record of a server names the decision of its commit."""
     lessened = replace(web01(), withheld=find_withheld_boots(web01(), None, "newer"))
     assert lessened.digest == web01().digest and lessened != web01()

@@ -1,6 +1,6 @@
-"""What a reviewer sees of a dozen commits, in tests/golden_review/, read in review like code.
+"""Reviews of a dozen commits, in tests/golden_review/, which are reviewed like code.
 
-`GOLDEN=write pytest tests/review/test_review_golden.py` writes it anew: read the diff.
+`GOLDEN=write pytest tests/review/test_review_golden.py` writes them again: read the diff.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def board(number: str, bmc: str) -> str:
     return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))
 
 
-# What the commit changes, what it changes it in, and what becomes of it.
+# The change of the commit, the fleet that it changes, and the outcome.
 SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
     "image-bump": (stream("current: flatcar-2"), FLEET, ReviewOutcome.HELD),
     "canary-10-to-50": (canary(50), {**FLEET, **canary(10)}, ReviewOutcome.FINE),
@@ -167,7 +167,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
 
 
 @for_each("name", SCENARIOS)
-def test_a_reviewer_sees_exactly_this(name: str) -> None:
+def test_the_review_is_exactly_this(name: str) -> None:
     new, old, outcome = SCENARIOS[name]
     review = reviewed(new, old)
     assert review.outcome is outcome
@@ -180,12 +180,12 @@ def test_a_reviewer_sees_exactly_this(name: str) -> None:
 
 
 @for_each("name", SCENARIOS)
-def test_the_json_is_what_its_schema_says(name: str) -> None:
+def test_the_json_is_valid_by_its_schema(name: str) -> None:
     found = json.loads((GOLDEN / f"{name}.json").read_text())
     assert [error.message for error in SCHEMA.iter_errors(found)] == []
 
 
-def test_a_line_that_is_not_heeded_is_told_in_each_format() -> None:
+def test_an_ignored_acknowledgement_is_reported_in_each_format() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
     review = reviewed(SCENARIOS["reinstall"][0], messages=(Message("c" * 40, line),))
     for write in FORMATS.values():
@@ -194,7 +194,7 @@ def test_a_line_that_is_not_heeded_is_told_in_each_format() -> None:
         assert "it acknowledges other changes" in shown
 
 
-def test_how_many_reasons_more_a_group_has_is_told_to_people_and_each_to_machines() -> None:
+def test_people_see_how_many_more_reasons_a_group_has_and_machines_see_each() -> None:
     """Twelve maintenances that write disks."""
     names = [f"m{day}" for day in range(10, 22)]
     review = reviewed(
@@ -210,7 +210,7 @@ def test_how_many_reasons_more_a_group_has_is_told_to_people_and_each_to_machine
     assert len(group.reinstalls) == len(found["reinstalls"]) == 12
 
 
-def test_text_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_states_what_it_omits(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"w{number:03}" for number in range(120)]
     old = {f"{name}.yaml": server(name, f"role: web, site: {name}") for name in names}
     new = {
@@ -230,7 +230,7 @@ def test_text_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_json(reviewed(new, {**FLEET, **old})).count('"rendered": null') == 119
 
 
-def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
+def test_no_golden_file_is_without_a_scenario() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.{end}" for name in SCENARIOS for end in FORMATS}
 
 
@@ -240,7 +240,7 @@ def test_no_format_shows_a_secret(path: Path) -> None:
 
 
 @for_each("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.name)
-def test_the_text_is_readable_at_100_columns_but_for_what_is_to_be_copied(path: Path) -> None:
+def test_the_text_fits_in_100_columns_except_lines_to_copy(path: Path) -> None:
     read, _, rest = path.read_text().partition("PROBLEMS\n")  # which are one a line, as `validate` has them
     wide = [line for line in (read + rest.partition("HOW TO")[2]).splitlines() if len(line) > 100]
     copied = ("    Gitboot-Ack: ", "    gitboot approve ", "    +", "    -", "     ")

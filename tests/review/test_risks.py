@@ -1,4 +1,4 @@
-"""What changed between two commits: who is who, how dangerous it is, when it counts, and what the digest is of."""
+"""Changes between two commits: the identity of servers, the risks, the time of the effect, and the digest."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_finding_r9_an_output_without_boot_files_changes_no_server(output: str) 
         assert not changes.is_empty
 
 
-def test_new_servers_are_installs_where_they_want_a_first_boot() -> None:
+def test_new_servers_count_as_installs_if_they_want_a_first_boot() -> None:
     old = {path: text for path, text in FLEET.items() if path != PATH}
     assert one({PATH: FLEET[PATH]}, old).risks == {Risk.ADDED, Risk.INSTALL}
     assert one(own("provision: 0"), old).risks == {Risk.ADDED}
@@ -230,7 +230,7 @@ def _decision() -> Decision:
     return decision(NAME, *documents, files={"userdata/web.j2": str(FLEET["userdata/web.j2"])})
 
 
-def test_every_part_of_a_decision_is_seen_by_a_class() -> None:
+def test_every_field_of_a_decision_belongs_to_a_risk() -> None:
     before = _decision()
     assert before.policy is not None
     assert before.policy.boot is not None
@@ -247,7 +247,7 @@ def test_every_part_of_a_decision_is_seen_by_a_class() -> None:
         assert find_risks(each, before, ()), each
 
 
-def test_the_parts_above_are_all_that_a_boot_has() -> None:
+def test_the_fields_above_are_all_fields_of_a_boot() -> None:
     assert set(BOOT) == {each.name for each in fields(Boot)}
 
 
@@ -337,7 +337,7 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
         ("a kernel argument", FLEET, web("kernelArguments: [debug]"), set()),
     ],
 )
-def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_asked_for(
+def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_requested_before(
     what: str, old: Files, new: Files, expected: set[ReinstallReason]
 ) -> None:
     found = {change.name: change for change in compared(new, old).servers}
@@ -346,7 +346,7 @@ def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_asked_for(
     assert (Risk.REINSTALL in found[NAME].risks if NAME in found else False) == bool(expected)
 
 
-# Who is who
+# Identities
 
 
 def machine(name: str, uuid: str, mac: str = "", serial: str = "", bmc: str = "") -> Files:
@@ -375,14 +375,14 @@ MAC = "52:54:00:00:00:01"
         ("the same BMC", machine("a", "1", bmc="x"), {"servers/a.yaml": None, **machine("b", "2", bmc="x")}),
     ],
 )
-def test_it_is_the_same_server_by(what: str, old: Files, new: Files) -> None:
+def test_a_server_with_a_common_identity_is_the_same_server(what: str, old: Files, new: Files) -> None:
     changes = compared(new, {**FLEET, **old})
     (change,) = changes.servers
     assert (change.fate, Risk.IDENTITY in change.risks, change.reinstalls) == (ChangeKind.EDITED, True, ())
     assert (changes.before, changes.after, changes.unchanged) == (23, 23, 22)
 
 
-def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
+def test_a_uuid_identifies_a_machine_better_than_a_name() -> None:
     old = {**FLEET, **machine("a", "1"), **machine("b", "2")}
     changes = compared({**machine("a", "2"), **machine("b", "1")}, old)
     assert [(change.old and change.old.server, change.name) for change in changes.servers] == [("b", "a"), ("a", "b")]
@@ -396,7 +396,7 @@ def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
         (ReinstallReason.SERIAL, {"serial": "4J8VM72"}, {}),
     ],
 )
-def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
+def test_a_machine_that_another_document_now_matches_may_be_reinstalled(
     taker: str, why: ReinstallReason, mark: dict[str, str], other: dict[str, str]
 ) -> None:
     old = {**FLEET, **machine("a", "1", **mark), **machine("b", "2")}
@@ -414,12 +414,12 @@ def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
     )
 
 
-def test_nothing_in_common_is_one_server_less_and_one_more() -> None:
+def test_without_a_common_identity_one_server_is_removed_and_one_is_added() -> None:
     changes = compared({"servers/a.yaml": None, **machine("b", "2")}, {**FLEET, **machine("a", "1")})
     assert [change.fate for change in changes.servers] == [ChangeKind.REMOVED, ChangeKind.ADDED]
 
 
-def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
+def test_another_bmc_is_reported_even_if_no_decision_changes() -> None:
     changes = compared(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
     assert changes.is_empty
     assert changes.moved_bmcs == ("a",)
@@ -451,11 +451,11 @@ def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
         ("the outputs", FLEET, {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {EffectTime.NOW}),
     ],
 )
-def test_a_change_takes_effect(what: str, old: Files, new: Files, expected: set[EffectTime]) -> None:
+def test_a_change_takes_effect_at_its_time(what: str, old: Files, new: Files, expected: set[EffectTime]) -> None:
     assert {effect.when for effect in one(new, old).effects} == expected
 
 
-def test_a_window_is_told_as_it_will_be() -> None:
+def test_a_window_is_reported_with_its_new_times() -> None:
     (effect,) = one(window("20T22:00 21T05:00"), {**FLEET, **window()}).effects
     assert effect == Effect(EffectTime.WINDOW, at("20T22:00"), at("21T05:00"), "m")
 
@@ -463,7 +463,7 @@ def test_a_window_is_told_as_it_will_be() -> None:
 # The digest
 
 
-def test_the_digest_is_of_decisions_and_not_of_how_they_came_about() -> None:
+def test_the_digest_depends_on_decisions_and_not_on_their_spelling() -> None:
     one_way = compared(own("provision: 1, kernelArguments: [debug]"))
     with_notes = {PATH: f"# Looks at CHG-7.\n{own('provision: 1, kernelArguments: [debug]')[PATH]}"}
     assert compared(with_notes).digest == one_way.digest
@@ -483,19 +483,19 @@ def test_the_digest_is_of_decisions_and_not_of_how_they_came_about() -> None:
         ("proof", {"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {monitors: [10.0.0.0/8]}")}),
     ],
 )
-def test_any_further_change_is_another_digest(what: str, new: Files) -> None:
+def test_any_further_change_gives_another_digest(what: str, new: Files) -> None:
     first = own("provision: 2")
     assert compared({**first, **new}).digest != compared(first).digest
 
 
-def test_the_bmc_of_a_new_server_is_part_of_what_is_looked_at() -> None:
+def test_the_bmc_of_a_new_server_is_part_of_the_digest() -> None:
     one, other = (compared(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
     assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
     assert one.digest != other.digest
     assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
 
 
-# What DHCP is told is in no decision
+# The DHCP configuration is in no decision
 
 DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
 
@@ -506,13 +506,13 @@ def addressed(address: str, mac: str = MAC) -> Files:
     return {"servers/a.yaml": document("Server", "a", nic, "role: web")}
 
 
-def test_what_proves_an_installation_and_who_makes_it_is_no_mere_presentation() -> None:
+def test_a_change_of_evidence_or_ledger_is_not_mere_presentation() -> None:
     for spec in ("monitors: [10.0.0.0/8]", f"ledger: {uuid_of('other')}"):
         found = compared({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
         assert (found.is_empty, found.servers) == (False, ())
 
 
-def test_an_address_counts_where_dhcp_is_published() -> None:
+def test_an_address_counts_if_dhcp_is_an_output() -> None:
     old = {**FLEET, **addressed("10.0.0.1/24")}
     assert compared(addressed("10.0.0.2/24"), old).is_empty
     found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
@@ -521,7 +521,7 @@ def test_an_address_counts_where_dhcp_is_published() -> None:
     assert list(found.shared.new["hosts"]) == ["a"]
 
 
-def test_a_site_counts_where_dhcp_is_published() -> None:
+def test_a_site_counts_if_dhcp_is_an_output() -> None:
     site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
     one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
     assert not compared(other, {**FLEET, **one}).is_empty
@@ -533,10 +533,10 @@ def test_a_site_counts_where_dhcp_is_published() -> None:
         ((1, 2), (UnknownReason(UnknownCause.MOVED, "fra1"),)),
         ((1, 1), ()),  # one instance acts for both
         ((None, None), ()),
-        ((None, 2), ()),  # who acted for the first is not said
+        ((None, 2), ()),  # it is unknown which instance acted for the first
     ],
 )
-def test_who_comes_to_a_site_with_an_instance_of_its_own_is_unknown_there(
+def test_a_server_that_moves_to_a_site_with_its_own_instance_is_unverified_there(
     ledgers: tuple[int | None, int | None], found: tuple[UnknownReason, ...]
 ) -> None:
     named = [f", ledger: {uuid_of(str(each))}" if each is not None else "" for each in ledgers]
@@ -557,14 +557,14 @@ def test_who_comes_to_a_site_with_an_instance_of_its_own_is_unknown_there(
     assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(found)
 
 
-def test_addresses_of_other_servers_are_no_part_of_the_digest() -> None:
+def test_addresses_of_other_servers_are_not_part_of_the_digest() -> None:
     """A rebase onto another server's document keeps an acknowledgement."""
     old = {**FLEET, "fleet.yaml": fleet(DHCP), **addressed("10.0.0.1/24")}
     rebased = {**old, **machine("new", "2")}
     assert compared(addressed("10.0.0.2/24"), old).digest == compared(addressed("10.0.0.2/24"), rebased).digest
 
 
-def test_an_edited_image_counts_though_no_decision_follows_from_it() -> None:
+def test_an_edited_image_counts_even_if_no_decision_changes() -> None:
     def edited(spec: str) -> Files:
         return {"images/1.yaml": image("flatcar-1", f"userData: {spec}")}
 
@@ -576,12 +576,12 @@ def test_an_edited_image_counts_though_no_decision_follows_from_it() -> None:
     assert len({one.digest, other.digest, compared({}, old).digest}) == 3
 
 
-def test_the_way_back_is_another_digest() -> None:
+def test_the_reverse_change_has_another_digest() -> None:
     there, back = compared(own("provision: 2")), compared(own("provision: 1"), {**FLEET, **own("provision: 2")})
     assert there.digest != back.digest
 
 
-def test_a_commit_without_one_before_it_is_all_new() -> None:
+def test_a_commit_without_a_predecessor_is_all_new() -> None:
     repository = load(snapshot(files={path: str(text) for path, text in FLEET.items()}))
     changes = compare_decisions(None, decide(repository), None, repository)
     assert changes.first

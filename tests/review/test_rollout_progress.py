@@ -1,4 +1,4 @@
-"""Whether a rollout may take its next step, and which images and streams are in use."""
+"""The next step of a rollout, and the images and streams that are in use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOON = at("20T12:00")
 NAMES = sorted(
     (f"web{number:02}" for number in range(12)), key=lambda name: joining_percentage("stable", identity(name))
 )
-FIRST = sorted(NAMES[:4])  # whom the present step reaches
+FIRST = sorted(NAMES[:4])  # the servers that the present step reaches
 PERCENT = joining_percentage("stable", identity(NAMES[3]))
 
 
@@ -110,7 +110,7 @@ def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, 
     assert ("reported no completion" in accepted.why) is is_begun
 
 
-def test_it_is_about_whom_the_step_reaches() -> None:
+def test_the_step_is_about_the_servers_that_it_reaches() -> None:
     assert [each.server for each in APPLIED.machines] == FIRST
 
 
@@ -135,24 +135,24 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ),
         ("one has another image", {FIRST[0]: replace(HAS_IT, image="flatcar-1")}, {"after": 100}, "Waits", FIRST[0]),
         ("one was adopted", {FIRST[0]: make_adopted_record(APPLIED.machines[0])}, {"after": 100}, "Waits", FIRST[0]),
-        ("a person says so", {FIRST[0]: replace(HAS_IT, evidence="Operator")}, {"after": 100}, "Next", "4 of 4"),
+        ("an operator reports it", {FIRST[0]: replace(HAS_IT, evidence="Operator")}, {"after": 100}, "Next", "4 of 4"),
         ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"cannot tell what is on the disks of {FIRST[0]}"),
         ("one was to have another", {FIRST[0]: OVERTAKEN}, {"after": 100}, "Waits", f"not installed yet: {FIRST[0]}"),
         ("one has failed to", {FIRST[0]: OVERTAKEN_FAILED}, {}, "Stopped", f"the installation failed on {FIRST[0]}"),
         ("one was overwritten", {FIRST[0]: replace(HAS_IT, overwritten_by="m")}, {}, "Waits", "cannot tell"),
         ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"the installation failed on {FIRST[3]}"),
         ("one has failed, one is unknown", {FIRST[0]: None, FIRST[3]: FAILED}, {}, "Stopped", "failed"),
-        ("whom it does not reach has failed", {NAMES[-1]: FAILED}, {}, "Next", "4 of 4"),
-        ("the instance is in doubt", {}, {"wait_reason": "RecordsVerified: NewLedger"}, "Waits", "NewLedger"),
+        ("a server that it does not reach has failed", {NAMES[-1]: FAILED}, {}, "Next", "4 of 4"),
+        ("the instance is unverified", {}, {"wait_reason": "RecordsVerified: NewLedger"}, "Waits", "NewLedger"),
         ("it spoke an hour ago", {}, {"at": NOON - timedelta(hours=1)}, "Next", "4 of 4"),
         ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "it is not current"),
         ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "it is not current"),
-        ("it says no time", {}, {"at": None}, "Waits", "it is not current"),
-        ("it is not where Git is", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, which has"),
+        ("it has no time", {}, {"at": None}, "Waits", "it is not current"),
+        ("it is behind Git", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, which has"),
         ("it rolls out another image", {}, {"here": decided_at(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
     ],
 )
-def test_it_goes_on_once_its_machines_have_proven_it(
+def test_a_rollout_continues_once_its_machines_have_proven_the_step(
     case: str, records: dict[str, Record | None], of_proof: dict[str, Any], outcome: str, why: str
 ) -> None:
     found = judged(records, **of_proof)
@@ -173,7 +173,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
     assert found.why.endswith("make flatcar-2 the stream's current image")
 
 
-def test_a_step_that_reaches_nobody_waits_for_nobody() -> None:
+def test_a_step_that_reaches_no_server_does_not_wait() -> None:
     here, applied = decided_at(0)
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
     found = advance("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
@@ -208,7 +208,7 @@ def fleet_with(stream: str, *more: str, pinned: str = "") -> tuple[str, ...]:
     )
 
 
-def found(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> ImageReport:
+def report(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> ImageReport:
     loaded = repository(*documents)
     return report_images(loaded, decide(loaded), records, instant)  # type: ignore[arg-type]
 
@@ -223,8 +223,8 @@ def digests(percent: int) -> dict[str, Digest]:
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95])
-def test_raising_the_percentage_reaches_exactly_those_that_are_told(percent: int) -> None:
-    now = found(*fleet_with(stream(percent)))
+def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) -> None:
+    now = report(*fleet_with(stream(percent)))
     for joining in now.streams[0].joining:
         assert joining.percent > percent
         raised, below = digests(joining.percent), digests(joining.percent - 1)
@@ -233,10 +233,10 @@ def test_raising_the_percentage_reaches_exactly_those_that_are_told(percent: int
     assert len(waiting) == decided(now)["flatcar-1"]
 
 
-def test_at_100_percent_nobody_is_left() -> None:
-    (whole,) = found(*fleet_with(stream(100))).streams
+def test_at_100_percent_no_server_is_left() -> None:
+    (whole,) = report(*fleet_with(stream(100))).streams
     assert (whole.images, whole.joining) == ({"flatcar-2": 20}, ())
-    (none,) = found(*fleet_with(stream(None))).streams
+    (none,) = report(*fleet_with(stream(None))).streams
     assert (none.rollout, none.percent, none.images, none.joining) == (None, None, {"flatcar-1": 20}, ())
 
 
@@ -254,18 +254,18 @@ def test_at_100_percent_nobody_is_left() -> None:
         ),
     ],
 )
-def test_a_rollout_never_reaches_one_that_is(case: str, documents: tuple[str, ...]) -> None:
-    reached = [name for each in found(*documents).streams[0].joining for name in each.servers]
+def test_a_rollout_never_reaches_a_pinned_or_held_server(case: str, documents: tuple[str, ...]) -> None:
+    reached = [name for each in report(*documents).streams[0].joining for name in each.servers]
     assert sorted(reached) == [name for name in WEBS if name != "web03"], case
 
 
-def test_pins_and_holds_are_told_with_those_whom_they_keep_the_overdue_first() -> None:
+def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -> None:
     holds = (
         ", holds: [{select: {servers: [web01, web02]}, image: flatcar-0, reason: later, until: '2027-01-01T00:00:00Z'},"
         " {select: {servers: [web02, web03]}, image: flatcar-2, reason: ever},"
         " {select: {servers: [web05]}, image: flatcar-2, reason: noon, until: '2026-11-20T12:00:00Z'}]"
     )
-    behind = found(*fleet_with(stream(0, holds), pinned="web05")).behind
+    behind = report(*fleet_with(stream(0, holds), pinned="web05")).behind
     assert [(each.what, each.reason, each.servers, each.overdue) for each in behind] == [
         ("the pin of web05", "broken NIC", ("web05",), True),
         ("a hold of flatcar", "noon", (), True),  # its pin wins
@@ -274,44 +274,44 @@ def test_pins_and_holds_are_told_with_those_whom_they_keep_the_overdue_first() -
     ]
 
 
-def test_servers_that_have_an_image_are_told_beside_those_that_boot_it() -> None:
+def test_servers_that_have_an_image_are_listed_beside_those_that_boot_it() -> None:
     records = {uuid_of(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
     records |= {uuid_of("of another fleet"): Record(image="flatcar-0"), uuid_of("web09"): Record()}
-    now = found(*fleet_with(stream(None)), records=records)
+    now = report(*fleet_with(stream(None)), records=records)
     assert {each.name: (each.decided, each.provisioned) for each in now.items} == {
         "flatcar-0": (0, 3),
         "flatcar-1": (20, 0),
         "flatcar-2": (0, 0),
     }
-    assert {each.provisioned for each in found(*fleet_with(stream(None))).items} == {None}
+    assert {each.provisioned for each in report(*fleet_with(stream(None))).items} == {None}
 
 
-def test_servers_without_a_boot_from_the_network_count_nowhere() -> None:
+def test_servers_without_a_network_boot_are_not_counted() -> None:
     disk = (profile("local", "", method="Disk"), policy("db", "{matchLabels: {role: db}}", boots="local"))
     parked = server("spare", "role: web", "lifecycle: Parked")
-    now = found(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
+    now = report(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
     assert decided(now) == {"flatcar-0": 0, "flatcar-1": 20, "flatcar-2": 0}
     assert now.streams[0].images == {"flatcar-1": 20}
 
 
 @pytest.mark.parametrize(("instant", "expected"), [("19T00:00", 20), ("21T03:59", 20), ("21T04:00", 0)])
-def test_a_window_counts_until_it_is_over(instant: str, expected: int) -> None:
+def test_a_window_counts_until_its_end(instant: str, expected: int) -> None:
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"))
-    now = found(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
+    now = report(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
     assert {each.name: each.maintenances for each in now.items}["memtest-7"] == expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("Warn", ["web05"]), ("None", ["web05"])])
 def test_servers_below_the_minimum_version_are_named(mode: str, expected: list[str]) -> None:
     skew = f", skew: {{mode: '{mode}', minimumVersion: '1'}}"
-    old = found(*fleet_with(stream(0, skew), pinned="web05")).too_old
+    old = report(*fleet_with(stream(0, skew), pinned="web05")).too_old
     assert [each.server for each in old] == expected
     assert (old[0].stream, old[0].image, old[0].version, old[0].minimum_version) == ("flatcar", "flatcar-0", "0", "1")
 
 
-def test_an_image_names_the_streams_that_have_it() -> None:
+def test_an_image_lists_the_streams_that_contain_it() -> None:
     hold = ", holds: [{select: {servers: [web01]}, image: flatcar-0, reason: GPU}]"
-    now = found(*fleet_with(stream(0, hold), image("spare-1")))
+    now = report(*fleet_with(stream(0, hold), image("spare-1")))
     assert {each.name: each.streams for each in now.items} == {
         **{f"flatcar-{number}": ("flatcar",) for number in (0, 1, 2)},
         "spare-1": (),
@@ -319,7 +319,7 @@ def test_an_image_names_the_streams_that_have_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(jsonio.format_document(**to_json_value(found(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio.format_document(**to_json_value(report(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"

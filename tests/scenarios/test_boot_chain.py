@@ -1,4 +1,4 @@
-"""A boot is a chain of fetches: whoever follows one sees one version, through commit after commit."""
+"""A boot is a chain of fetches: a client that follows one gets one version, through commit after commit."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def history(repository: Path, commits: int) -> list[str]:
 
 
 def follow(fetch: Callable[[str], str | None]) -> str | None:
-    """Follow the chain of an entry; the image that all of it is of, or what is wrong with it."""
+    """Follow the chain of a boot script; return the image of the whole chain, or its fault."""
     entry = fetch(ENTRY)
     if entry is None:
-        return None  # an entry is missing only before the first publication
+        return None  # a boot script is missing only before the first publication
     (named,) = re.findall(r"/assets/([^/]+)/kernel", entry)
     (folder,) = re.findall(r"/(o/[0-9a-f]{64})/", entry)
     user_data = fetch(f"{folder}/user-data")
@@ -74,7 +74,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
     def read(kind: str, fetch: Callable[[str], str | None]) -> None:
         while not done.is_set():
             seen[kind][follow(fetch)] += 1
-            time.sleep(0.005)  # the passes want some of this process, too
+            time.sleep(0.005)  # the reconciles need some of this process, too
 
     with in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
@@ -118,7 +118,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
         assert len(chains) > 2 * lives, f"{kind} saw only {len(chains)} versions"
 
 
-# The seed problem at every lookup: at one instant there is one answer, whenever passes happen to run
+# The seed problem at every lookup: at one time there is one response, whenever reconciles run
 
 
 USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
@@ -189,26 +189,26 @@ def expected(now: datetime) -> set[str]:
     return {"repair-7"} if START <= now < END else {"flatcar-1"}
 
 
-def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path, lives: int) -> None:
+def test_all_lookups_change_together_at_the_transition_whenever_reconciles_run(tmp_path: Path, lives: int) -> None:
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
     with assembled(tmp_path, clock) as parts:
         instance = parts.reconciler
         instance.reconcile(clock.now)
         for _ in range(5 * lives):
-            clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
+            clock.now = START - timedelta(days=2)  # it is set back, and an operator confirms it
             instance_tables.add_request(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
             with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
                     clock.now = now
-                    if order.random() < 0.3:  # a pass may come at any time, or not at all
+                    if order.random() < 0.3:  # a reconcile may come at any time, or not at all
                         instance.reconcile(now)
                     asked += len(LOOKUPS)
                     assert answers(client) == expected(now), now
     assert asked > 250 * lives
 
 
-def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
+def test_a_tree_that_is_only_served_changes_at_the_transition_too(tmp_path: Path) -> None:
     clock = Clock(START - timedelta(hours=1))
     with assembled(tmp_path, clock) as parts:
         parts.reconciler.reconcile(START - timedelta(hours=1))
@@ -225,7 +225,7 @@ def states(folder: Path) -> dict[str, tuple[PathVersion, ...]]:
     return dict(parse_state((folder / "output" / state_path("web01")).read_bytes()).paths)
 
 
-def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
+def test_the_next_boot_is_published_before_its_transition(tmp_path: Path) -> None:
     with assembled(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
@@ -237,7 +237,7 @@ def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None
         assert all((tmp_path / "output" / path).is_file() for path in state.files)
 
 
-def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
+def test_planning_at_the_transition_gives_the_announced_boot(tmp_path: Path) -> None:
     with assembled(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))

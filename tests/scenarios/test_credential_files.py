@@ -121,7 +121,7 @@ def test_finding_p1_a_git_token_that_cannot_be_read_is_a_condition_and_the_old_o
         assert len(forge.requests) > requests
 
 
-def test_finding_p1_an_instance_starts_again_without_its_git_token_and_goes_on_with_the_accepted_commit(
+def test_finding_p1_an_instance_restarts_without_its_git_token_and_keeps_the_accepted_commit(
     forge: HttpsServer, tmp_path: Path
 ) -> None:
     token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
@@ -190,7 +190,7 @@ def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(
             eventually(lambda: status() == {})
 
 
-def test_finding_p1_a_rotated_key_opens_secrets_and_the_key_before_opens_none(tmp_path: Path) -> None:
+def test_finding_p1_a_rotated_key_decrypts_secrets_and_the_previous_key_does_not(tmp_path: Path) -> None:
     file, other = tmp_path / "keys", tmp_path / "other"
     before, after = make_key(file), make_key(other)
     keys = AgeKeys(file)
@@ -209,7 +209,7 @@ def test_finding_p1_a_rotated_key_opens_secrets_and_the_key_before_opens_none(tm
 # Receivers, the forge, targets, BMCs, registries, PostgreSQL
 
 
-def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_notice(tmp_path: Path) -> None:
+def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_message(tmp_path: Path) -> None:
     with hook() as first, hook() as second:
         file = notify_file(tmp_path, one=f'webhook = "{first.url}"')
         send = RereadingSender(partial(read_receiver, file, "one"), None)
@@ -234,7 +234,7 @@ def test_finding_p1_a_receiver_whose_secret_is_missing_is_a_condition(repository
         secret = next(path for path in tmp_path.glob("*") if path.is_file() and SECRET in path.read_text())
         with running(repository.bare, tmp_path, "--notify", str(file), "--poll", "1", records="fresh") as instance:
             secret.unlink()
-            repository.push({"broken.yaml": "kind: [\n"})  # an event that receivers are told of
+            repository.push({"broken.yaml": "kind: [\n"})  # an event for receivers
             found = until(instance, "NotificationsSent", status=False)
             assert found["reason"] == "UsageError" and str(secret) in found["message"]
             write_private(secret, SECRET)
@@ -314,7 +314,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
         assert len(signed) == number
 
 
-def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_job(
+def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "_CACHE_S", 0)

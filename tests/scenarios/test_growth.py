@@ -1,4 +1,4 @@
-"""What an instance takes does not grow with the commits that it has seen, nor what an answer takes with the fleet."""
+"""The memory of an instance does not grow with its commits, and the cost of a response does not grow with the fleet."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
 MOST_PACKS = 51  # of the clone; more are made one
-MOST_BYTES = 768  # a commit: of one that were held there would be more
+MOST_BYTES = 768  # a commit: if commits were kept, there would be more
 ONCE = 32 * 1024  # of what is only made once it is needed, a little in each part
-FULL = 64  # commits until what is kept of the newest ones takes no more memory
+FULL = 64  # commits until the bounded memory of the newest ones stops growing
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a process and its clone take."""
+    """The memory and files of a process and its clone."""
 
     descriptors: int
     memory: int
 
 
-def test_memory_descriptors_and_packs_stay_as_they_are_over_many_commits(tmp_path: Path, lives: int) -> None:
+def test_memory_descriptors_and_packs_do_not_grow_over_many_commits(tmp_path: Path, lives: int) -> None:
     repository = Repository.create(tmp_path / "git")
     names = [f"web{number:02}" for number in range(20)]
     repository.push({f"{name}.yaml": server(name, "role: web") for name in names})
@@ -60,7 +60,7 @@ def test_memory_descriptors_and_packs_stay_as_they_are_over_many_commits(tmp_pat
                 newest = change(repository, names, number)
                 reconcile(parts)
                 if number >= FULL and (number - FULL) % part == part - 1:
-                    found.append(taken())
+                    found.append(measure_memory())
         finally:
             tracemalloc.stop()
         assert parts.reconciler.status.applied == newest
@@ -71,7 +71,7 @@ def test_memory_descriptors_and_packs_stay_as_they_are_over_many_commits(tmp_pat
 
 
 def change(repository: Repository, names: list[str], number: int) -> str:
-    """By turns a server, and what nobody boots."""
+    """Change a server, or a file that boots nothing, in turn."""
     if number % 4 == 3:
         return repository.push({"README.md": f"commit {number}\n"})
     name = names[number % len(names)]
@@ -84,8 +84,8 @@ def reconcile(parts: Parts) -> None:
     parts.events.clear()
 
 
-def taken() -> Taken:
-    """What is left once the caches, which are bounded, are emptied."""
+def measure_memory() -> Taken:
+    """Return the memory that is left after the bounded caches are emptied."""
     for each in (*gc.get_objects(), *of_modules()):
         if isinstance(each, functools._lru_cache_wrapper):
             each.cache_clear()
@@ -94,7 +94,7 @@ def taken() -> Taken:
 
 
 def of_modules() -> Iterator[object]:
-    """What gitboot's modules and their classes hold: the collector lists nothing that was there before the tests."""
+    """Return the memory of gitboot's modules and classes; the collector does not list what existed before the tests."""
     for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "gitboot"]:
         for value in vars(module).values():
             yield value
@@ -102,12 +102,12 @@ def of_modules() -> Iterator[object]:
                 yield from (getattr(each, "__func__", each) for each in vars(value).values())
 
 
-# What one answer takes
+# The cost of one response
 
 
 @dataclass
 class Answering:
-    """BMCs that answer when a test says so."""
+    """BMCs that respond when the test says so."""
 
     asked: dict[SystemUuid, BmcTask] = field(default_factory=dict)
     answers: dict[SystemUuid, TaskResult] = field(default_factory=dict)
@@ -128,16 +128,16 @@ class Answering:
         return given
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no task runs."""
 
     def answer(self, outcome: Outcome, **more: Any) -> None:
-        """One of those that are asked has answered."""
+        """Let one of the waiting BMCs respond."""
         job = self.asked.pop(min(self.asked))
         self.answers[job.uuid] = TaskResult(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
 
 
 def steps(act: Callable[[], object]) -> int:
-    """How many lines are run by it: what walks over all servers runs some for each, on any machine."""
+    """Return how many lines a call runs, which grows with the fleet if it walks over all servers."""
     counted = 0
 
     def trace(_: FrameType, event: str, __: object) -> Any:
@@ -155,7 +155,7 @@ def steps(act: Callable[[], object]) -> int:
 
 
 def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
-    """What it takes to reconcile where each server has a BMC that is asked, and one of them answers."""
+    """Return the lines of a reconcile in which each server has a waiting BMC and one of them responds."""
     bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
     give_credentials(folder, password="correct horse")
     with Bench(folder, credentials=folder) as bench:
@@ -183,7 +183,7 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
 
 
 def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
-    """What it takes to reconcile where a server has fetched its installer, and its record says so."""
+    """Return the lines of a reconcile in which a server has fetched its installer and gets a record."""
     with Bench(folder) as bench:
         names = [f"web{number:03}" for number in range(servers)]
         bench.decide(
@@ -202,7 +202,7 @@ def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("steps_of", [steps_of_answers, steps_of_fetches])
-def test_what_one_server_does_takes_as_much_whatever_the_size_of_the_fleet(
+def test_the_cost_of_one_server_does_not_depend_on_the_size_of_the_fleet(
     tmp_path: Path, steps_of: Callable[[Path, int], Iterator[tuple[str, int]]]
 ) -> None:
     found = []

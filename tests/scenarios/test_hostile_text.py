@@ -1,6 +1,6 @@
-"""Text that strangers write into commits, machines and BMCs, where commands print it: real processes.
+"""Text that strangers write into commits, machines and BMCs, printed by commands in real processes.
 
-No terminal and no CI system may obey any of it, in whatever format and by whatever command.
+No terminal and no CI system may execute any of it, in any format of any command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.helpers.instance_with_bmcs import Rack
 from tests.helpers.running_instance import begin
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
-# What a file may be called: a slash would begin another folder.
+# Possible names of files: a slash would begin another folder.
 NAMES = (
     "::error file=x::owned.yaml",
     "##[add-mask]owned.yaml",
@@ -75,7 +75,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 @pytest.mark.parametrize(
     "command", ["validate", "validate --rev HEAD", "diff HEAD~1..HEAD", "plan", "images", "history web01"]
 )
-def test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system(work: Work, command: str) -> None:
+def test_finding_s14_no_file_name_begins_a_command_of_a_ci_system(work: Work, command: str) -> None:
     done = captured(*command.split())
     assert done.returncode in (Exit.INVALID, Exit.USAGE)
     assert harmful(done.stdout + done.stderr) == []
@@ -84,7 +84,7 @@ def test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system(work: Wor
 
 @pytest.mark.parametrize("format", ["text", "json", "sarif", "junit", "markdown"])
 @pytest.mark.parametrize("to_file", [False, True], ids=["printed", "in a file"])
-def test_no_format_holds_what_a_terminal_obeys(work: Work, tmp_path: Path, format: str, to_file: bool) -> None:
+def test_no_format_contains_terminal_commands(work: Work, tmp_path: Path, format: str, to_file: bool) -> None:
     file = tmp_path / "found"
     done = captured("diff", "HEAD~1..HEAD", "-o", f"{format}={file}" if to_file else format)
     text = file.read_text() if to_file else done.stdout
@@ -97,7 +97,7 @@ def test_no_format_holds_what_a_terminal_obeys(work: Work, tmp_path: Path, forma
         ElementTree.fromstring(text)
 
 
-def test_commands_for_github_hold_no_others(work: Work) -> None:
+def test_commands_for_github_contain_no_other_commands(work: Work) -> None:
     """A command ends at the end of its line, and its properties at a comma or a colon."""
     lines = captured("validate", "-o", "github").stdout.splitlines()
     commands = [re.fullmatch(r"::error file=([^,:]*),line=\d+,col=\d+,title=GB\d+::([^\n]*)", line) for line in lines]
@@ -119,7 +119,7 @@ def test_commands_for_github_hold_no_others(work: Work) -> None:
     ],
     ids=repr,
 )
-def test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal(tmp_path: Path, author: bytes) -> None:
+def test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal(tmp_path: Path, author: bytes) -> None:
     work = Work(tmp_path / "fleet")
     who = author.replace(b"\n", b"\r")  # a header ends with its line
     work.commit({"server.yaml": server("web01")}, "First")
@@ -150,8 +150,8 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield made
 
 
-def test_finding_s7_no_machine_commands_the_terminal_that_shows_events(rack: Rack) -> None:
-    """A machine says its serial number in a query string; it is another than the document's."""
+def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rack) -> None:
+    """A machine sends a serial number in its query that differs from the document."""
     begun = Heard(
         *("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, "--credentials", rack.credentials),
         *("--listen", "127.0.0.1:0", "--poll", "3600", "--log-format", "text"),
@@ -185,7 +185,7 @@ def _until(stream: Iterator[str], lines: list[str], pattern: str) -> str:
     raise AssertionError(lines)
 
 
-def test_no_bmc_commands_the_terminal_that_shows_it(rack: Rack) -> None:
+def test_no_bmc_controls_the_terminal_that_shows_it(rack: Rack) -> None:
     rack.once()  # it has accepted a commit
     machine = rack.blades["web01"].machine
     machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget=f"Pxe{HOSTILE}")
@@ -223,7 +223,7 @@ COMMANDS = dict(_leaves(cli))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_no_command_obeys_or_passes_on_what_it_is_given(
+def test_no_command_obeys_or_passes_on_hostile_input(
     path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each value that a command has to have is hostile; so is a value that it may have, and does not take."""

@@ -50,14 +50,14 @@ def seed(spec: str = "provision: 1", *more: str, often: str = "Once") -> tuple[s
 
 
 def boot(bench: Bench, *documents: str) -> None:
-    """The machine boots what these documents make of it, and a minute passes."""
+    """Let the machine boot what these documents decide, and let a minute pass."""
     bench.decide(*documents)
     bench.fetch(bench.plan())
     bench.plan()
     bench.wait(minutes=2)
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
@@ -65,11 +65,11 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
 BOARD = uuid_of("a new board")
 
 
-# What a maintenance leaves
+# Leftovers of a maintenance
 
 
 @pytest.mark.parametrize("often", ["networkBoot: Once", "networkBoot: Always"])
-def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -> None:
+def test_e12_a_wipe_leaves_the_record_unverified(bench: Bench, often: str) -> None:
     wipe = maintenance("wipe", "20T12:10 20T14:00", often, boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -77,11 +77,11 @@ def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -
     assert bench.record is not None
     assert (bench.record.overwritten_by, bench.record.provision) == ("wipe", 1)
     bench.now = at("20T14:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
     assert (bench.condition("RecordsVerified") or (None,))[:2] == (False, "UnverifiedServers")
     assert bench.instance.reconciler.status.records == {"Unknown": 1}
     bench.decide(*seed("provision: 2", wipe))
-    assert shown(bench.plan()) == INSTALLS
+    assert summarize_plan(bench.plan()) == INSTALLS
     bench.fetch(bench.plan())
     bench.plan()
     assert bench.record is not None
@@ -89,7 +89,7 @@ def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -
 
 
 @pytest.mark.parametrize(("outcome", "overwritten_by"), [(None, "wipe"), (Outcome.WITHHELD, None)])
-def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_installed(
+def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_the_record_unverified(
     bench: Bench, outcome: Outcome | None, overwritten_by: str | None
 ) -> None:
     """Its endpoint was killed before it recorded an outcome. No offer is used up, so a machine gets it again."""
@@ -109,7 +109,7 @@ def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_inst
     assert bench.record is not None and bench.record.overwritten_by == overwritten_by
 
 
-def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unknown_what_is_installed(
+def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_leaves_the_record_unverified(
     bench: Bench,
 ) -> None:
     boot(bench, *seed())
@@ -125,7 +125,7 @@ def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unkno
     assert bench.record is not None and bench.record.overwritten_by == "wipe"
 
 
-def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_e12_the_state_after_a_wipe_survives_a_restart(tmp_path: Path) -> None:
     documents = seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios"))
     with Bench(tmp_path) as bench:
         boot(bench, *seed())
@@ -135,11 +135,11 @@ def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None
     with Bench(tmp_path) as bench:
         bench.now = at("20T14:00")
         bench.decide(*documents)
-        assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
+        assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
         assert bench.record == before
 
 
-def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_later(bench: Bench) -> None:
+def test_e12_an_installation_after_a_wipe_stays_when_the_wipe_is_reported_later(bench: Bench) -> None:
     wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -153,8 +153,8 @@ def test_e12_what_was_installed_after_a_wipe_stands_when_the_wipe_is_heard_of_la
     assert (bench.record.overwritten_by, sorted(bench.record.runs)) == (None, ["wipe"])
 
 
-def test_e12_a_new_board_is_not_wiped_once_more_in_the_same_window(bench: Bench) -> None:
-    """A run is the server's, whichever board is in it: nobody has asked for another one."""
+def test_e12_a_new_board_is_not_wiped_again_in_the_same_window(bench: Bench) -> None:
+    """A run belongs to the server with any board, and no other run was requested."""
     wipe = maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios")
     boot(bench, *seed())
     bench.now = at("20T12:10")
@@ -166,12 +166,12 @@ def test_e12_a_new_board_is_not_wiped_once_more_in_the_same_window(bench: Bench)
         return [each.replace(f"uuid: {uuid_of('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
 
     bench.decide(*board(wipe))
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.decide(*board(wipe.replace("Once", "Once, run: 2")))
-    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     bench.decide(*board(wipe))
     bench.now = at("20T14:00")
-    assert shown(bench.plan()) == INSTALLS
+    assert summarize_plan(bench.plan()) == INSTALLS
 
 
 # When a maintenance is made again
@@ -181,13 +181,13 @@ def test_e17_a_maintenance_whose_name_is_used_again_next_quarter_runs(bench: Ben
     boot(bench, *seed())
     bench.now = at("20T22:00")
     boot(bench, *seed("provision: 1", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.now = at("28T22:00")
     boot(bench, *seed("provision: 1", maintenance("repair", "28T22:00 29T04:00", "networkBoot: Once")))
     assert bench.told("MaintenanceBooted") == ["MaintenanceBooted"] * 2
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     bench.now = at("29T04:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.PROVISIONED)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.PROVISIONED)
 
 
 @pytest.mark.parametrize(
@@ -198,29 +198,29 @@ def test_e17_a_maintenance_whose_name_is_used_again_next_quarter_runs(bench: Ben
         (("20T22:00 20T23:00", "20T23:00 21T04:00"), False),  # shortened, then moved to where it lay before
     ],
 )
-def test_e17_a_window_that_is_moved_asks_for_no_second_run(bench: Bench, windows: tuple[str, ...], again: bool) -> None:
+def test_e17_a_moved_window_requests_no_second_run(bench: Bench, windows: tuple[str, ...], again: bool) -> None:
     bench.now = at("20T22:00")
     boot(bench, *seed("provision: 0", maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     for window in windows:
         bench.decide(*seed("provision: 0", maintenance("repair", window, "networkBoot: Once")))
         bench.plan()
     bench.now = at("21T07:00") if "08:00" in windows[-1] else at("20T23:30")
-    assert (shown(bench.plan())[0] is Phase.MAINTENANCE) == again
+    assert (summarize_plan(bench.plan())[0] is Phase.MAINTENANCE) == again
 
 
-def test_e17_a_run_counts_for_the_window_that_stood_when_it_was_made(bench: Bench) -> None:
+def test_e17_a_run_counts_for_the_window_of_its_time(bench: Bench) -> None:
     """The plan is the same in both windows, and so is its digest."""
     bench.decide(*seed("provision: 0", maintenance("repair", "20T13:00 20T14:00", "networkBoot: Once")))
     bench.plan()
     bench.now = at("20T13:30")
     boot(bench, *seed("provision: 0", maintenance("repair", "20T13:30 20T18:00", "networkBoot: Once")))
     bench.now = at("20T17:00")
-    assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     assert bench.record is not None
     assert bench.record.runs["repair"].end == at("20T18:00")
 
 
-# What a commit brings, and takes away: over a real repository, with the guards that an instance has by itself
+# Commits that add and remove servers: with a real repository and the default guards
 
 IMAGES = (image("flatcar-1"), image("bios-2"), image("memtest-7", "writesDisk: false"))
 PROFILES = (profile("web", "flatcar-1"), profile("bios", "bios-2"), profile("repair", "memtest-7"))
@@ -255,7 +255,7 @@ class World:
         return self.parts.reconciler.state.plans.servers[name].plan
 
     def install(self, *names: str) -> None:
-        """Their machines fetch what they boot now, and two minutes pass."""
+        """Let the machines fetch their boots, and let two minutes pass."""
         self.fetch(*names)
         self.turn(minutes=2)
 
@@ -296,7 +296,7 @@ class World:
         return [event for event in self.parts.events if event.type == type]
 
 
-def held_digest(world: World) -> str:
+def get_held_digest(world: World) -> str:
     assert world.held is not None
     return world.held.digest
 
@@ -322,13 +322,13 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     names = [f"moved{number:02}" for number in range(49)]
     commit = world.push(servers(), servers(*names, spec="provision: 3"), servers("new"), ONCE)
     assert (world.applied, world.held) == (commit, None)
-    assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
-    assert shown(world.plan("new")) == INSTALLS
+    assert {summarize_plan(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
+    assert summarize_plan(world.plan("new")) == INSTALLS
     (event,) = world.told("ServerUnknown")
     assert "and 44 more: it is new with provision 3" in event.message
 
 
-def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:
+def test_e11_the_provision_number_that_counts_is_the_first_one_of_a_server(tmp_path: Path, world: World) -> None:
     """Introduced at 1 and raised since, both in one poll; and the other way round."""
     world.repository.push({"more.yaml": servers("raised") + "---\n" + servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
@@ -338,18 +338,18 @@ def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path:
         "raised",
         "lowered",
     }
-    assert shown(world.plan("raised")) == (Phase.DISK, Cause.WITHHELD)  # its first number would install it
-    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(world.plan("raised")) == (Phase.DISK, Cause.WITHHELD)  # its first number would install it
+    assert summarize_plan(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
-def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(tmp_path: Path, world: World) -> None:
+def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(tmp_path: Path, world: World) -> None:
     """Also where it was gone in between."""
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": "# nobody\n"})
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
     world.turn()
     assert world.held is None
-    assert shown(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_e11_no_machine_is_new_that_came_with_a_higher_number_in_the_same_poll(t
         ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
     ],
 )
-def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
+def test_e12_a_replaced_board_is_installed_as_its_document_states(
     tmp_path: Path, said: str, expected: tuple[Phase, Cause]
 ) -> None:
     unlimited = Limits(max_reinstalls=10)
@@ -369,12 +369,12 @@ def test_e12_a_board_that_was_replaced_is_installed_as_its_document_says(
         world.install("web00", "web01")
         board = servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}")
         commit = world.push(board, servers("web01"), ONCE)
-        assert (world.applied, shown(world.plan("web00"))) == (commit, expected)
+        assert (world.applied, summarize_plan(world.plan("web00"))) == (commit, expected)
         assert bool(world.told("ServerUnknown")) == (expected != INSTALLS)
-        assert shown(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+        assert summarize_plan(world.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_e12_what_a_board_replaces_may_be_said_later(tmp_path: Path) -> None:
+def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> None:
     with world_of(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
         world.install("web00")
         for said, expected in (
@@ -382,7 +382,7 @@ def test_e12_what_a_board_replaces_may_be_said_later(tmp_path: Path) -> None:
             (f"provision: 2, replaces: {uuid_of('web00')}", INSTALLS),
         ):
             world.push(servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}"), ONCE)
-            assert shown(world.plan("web00")) == expected
+            assert summarize_plan(world.plan("web00")) == expected
 
 
 OPEN = maintenance("m", "20T10:00 20T18:00", boots="bios")
@@ -401,19 +401,21 @@ TO_DISK = policy("web", boots="disk", often="Once")
         ("a maintenance is deleted", (ONCE, OPEN), (ONCE,)),
     ],
 )
-def test_e16_less_is_never_held(tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+def test_e16_a_harmless_change_is_never_held(
+    tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
     with world_of(tmp_path, Limits(), servers(), *before) as world:
         world.install(*NAMES)
         commit = world.push(servers(), *after)
         assert (world.applied, world.held) == (commit, None), what
 
 
-def test_e16_parking_is_never_held(world: World) -> None:
+def test_e16_parking_servers_is_never_held(world: World) -> None:
     commit = world.push(servers(spec="provision: 1, lifecycle: Parked"), ONCE)
     assert (world.applied, world.held) == (commit, None)
 
 
-def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: World) -> None:
+def test_e20_returning_servers_with_an_always_policy_count_as_reinstalled(world: World) -> None:
     few = servers(*NAMES[1:])
     assert world.push(few, ONCE) == world.applied
     before = world.applied
@@ -427,7 +429,7 @@ def test_e20_servers_that_come_back_under_always_count_as_reinstalled(world: Wor
     assert world.push(servers(), ONCE) == world.applied  # as it is installed
 
 
-def test_e20_the_same_in_one_poll(world: World) -> None:
+def test_e20_returning_servers_in_one_poll_count_as_reinstalled(world: World) -> None:
     few, always = servers(*NAMES[1:]), policy("back", "{servers: [web00]}", "priority: 1")
     texts = ["---\n".join((fleet(), *IMAGES, *PROFILES, *each)) for each in ((few, ONCE), (servers(), ONCE, always))]
     first = world.repository.push({"fleet.yaml": texts[0]})
@@ -437,8 +439,8 @@ def test_e20_the_same_in_one_poll(world: World) -> None:
     assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
 
 
-def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones(tmp_path: Path, world: World) -> None:
-    """The clone is told later which commit is accepted; by then the ledger has seen what came with it."""
+def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_old(tmp_path: Path, world: World) -> None:
+    """The clone learns the accepted commit later, when the ledger already has the new servers."""
 
     def fail(revision: Revision) -> None:
         raise SourceError("the disk is full")
@@ -449,10 +451,10 @@ def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones
     with world.restarted(tmp_path) as again:
         again.turn()
         assert (again.applied, again.held) == (commit, None)
-        assert shown(again.plan("new")) == INSTALLS
+        assert summarize_plan(again.plan("new")) == INSTALLS
 
 
-def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path) -> None:
+def test_e21_the_removal_of_a_maintenance_that_hid_an_installer_is_held(tmp_path: Path) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
     with world_of(tmp_path, Limits(), servers(), policy("web"), window) as world:
         before = world.applied
@@ -461,14 +463,14 @@ def test_e21_a_maintenance_that_hid_an_installer_cannot_go_unseen(tmp_path: Path
         assert (world.applied, "maxReinstalls" in world.held.guards) == (before, True)
 
 
-def test_e23_a_pool_move_of_an_installed_server_is_no_reinstallation(world: World) -> None:
+def test_e23_a_move_of_an_installed_server_to_another_pool_is_no_reinstallation(world: World) -> None:
     other = policy("other", "{servers: [web00]}", "priority: 1, nodeLabels: {pool: other}", often="Once")
     commit = world.push(servers(), ONCE, other)
     assert (world.applied, world.held) == (commit, None)
-    assert shown(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
+    assert summarize_plan(world.plan("web00")) == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
+def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     commit = repository.push({"fleet.yaml": fleet()})
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
@@ -477,7 +479,7 @@ def test_e24_a_fleet_alone_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
         assert (world.applied, world.held) == (commit, None)
         second = world.push(servers(), ONCE, message="The first servers")
         assert (world.applied, world.held) == (second, None)
-        assert {shown(world.plan(name)) for name in NAMES} == {INSTALLS}
+        assert {summarize_plan(world.plan(name)) for name in NAMES} == {INSTALLS}
 
 
 # Standing back, and stopping
@@ -487,7 +489,7 @@ DISK = (Phase.DISK, Cause.STOPPED)
 
 
 def files(spec: str, *more: str) -> dict[str, str]:
-    """A fleet with this said in its Fleet, of servers that are to be installed."""
+    """Return a fleet with this text in its Fleet and with servers to install."""
     wanting = servers(spec="provision: 1")
     return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, wanting, ONCE, *more))}
 
@@ -499,27 +501,29 @@ def wanting(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_needs_nothing(wanting: World) -> None:
+def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_until_it_is_reverted(
+    wanting: World,
+) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
     before = wanting.push(servers(), ONCE, window)
-    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     wanting.repository.push(files(f", provisioning: {{ledger: {uuid_of('typo')}}}", window))
     wanting.turn()
     assert wanting.held is not None
     assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
     assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-    assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
+    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
     wanting.turn(hours=6)
-    assert shown(wanting.plan("web00")) == DISK  # its own windows end
+    assert summarize_plan(wanting.plan("web00")) == DISK  # its own windows end
     assert wanting.parts.reconciler.state.schedule.may_set is False
     wanting.repository.push(files("", window))
     wanting.turn()
     assert wanting.held is None
     assert wanting.condition("LedgerNamed") is None
-    assert shown(wanting.plan("web00")) == INSTALLS
+    assert summarize_plan(wanting.plan("web00")) == INSTALLS
 
 
-def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path, wanting: World) -> None:
+def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, wanting: World) -> None:
     ours = wanting.parts.reconciler.state.knowledge.facts.identity
     wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
     wanting.turn()
@@ -534,20 +538,20 @@ def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path
             each.turn()
             assert each.held is not None
             assert each.held.guards == ("allowTakeover",)
-        digest = held_digest(other)
-        assert shown(wanting.plan("web00")) == DISK
+        digest = get_held_digest(other)
+        assert summarize_plan(wanting.plan("web00")) == DISK
         assert other.parts.reconciler.state.plans.servers == {}
         wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
         for each in (wanting, other):
             each.turn()
             assert each.held is None
         assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-        assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
+        assert (other.condition("LedgerNamed"), summarize_plan(wanting.plan("web00"))) == (None, DISK)
         assert len(other.parts.reconciler.state.plans.servers) == len(NAMES)
 
 
 @pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
-def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str) -> None:
+def test_e16_a_stop_takes_effect_at_once(tmp_path: Path, wanting: World, how: str) -> None:
     before = wanting.applied
     said = files(", stopped: smoke in fra1")
     if how == "held":  # an image in use was edited
@@ -555,14 +559,14 @@ def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str)
     commit = wanting.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
     wanting.turn()
     assert wanting.applied == (commit if how == "accepted" else before)
-    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
     assert wanting.condition("InstallsAllowed") == (False, "StoppedByFleet")
     with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
         again.turn()
-        assert {shown(again.plan(name)) for name in NAMES} == {DISK}
+        assert {summarize_plan(again.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
+def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(wanting: World) -> None:
     wanting.repository.push(files(", stopped: smoke in fra1"))
     wanting.turn()
     wanting.repository.push(files(""))
@@ -570,27 +574,27 @@ def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
     assert wanting.held is not None
     assert "maxReinstalls" in wanting.held.guards
     assert "12 servers would boot from the network at once: web00, web01" in wanting.told("Held")[-1].message
-    assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None:
+def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanting: World) -> None:
     window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
     wanting.push(servers(), ONCE, window)
     wanting.request("stop", reason="smoke in fra1", everything=False)
-    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert wanting.condition("InstallsAllowed") == (False, "Stopped")
     wanting.request("stop", reason="all of it", everything=True)
-    assert shown(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    assert summarize_plan(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
     with wanting.restarted(tmp_path) as again:
         again.turn()
-        assert {shown(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
+        assert {summarize_plan(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
         again.request("start")
-        assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
+        assert {summarize_plan(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("InstallsAllowed") == (True, "Allowed")
 
 
-SOLES = '{"fra1":"0123"}'  # the host's spool, by site
+SOLES = '{"fra1":"0123"}'  # the fetch log of the host, by site
 CLAIMS = {
     "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 alone"),
     "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 alone"),
@@ -610,8 +614,8 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
     wanting.turn()
-    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert wanting.condition("InstallsAllowed") == (False, "SoleClaim")
     (event,) = wanting.told("InstallsStopped")
     assert told in event.message and event.message.endswith(f"then delete {file}")
@@ -624,14 +628,14 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
         in wanting.told("Requested")[-1].message
     )
     wanting.turn(hours=8)  # the window ends as usual
-    assert shown(wanting.plan("web11")) == DISK
+    assert summarize_plan(wanting.plan("web11")) == DISK
     file.unlink()
     wanting.turn()
-    assert {shown(wanting.plan(name)) for name in NAMES} == {INSTALLS}
+    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {INSTALLS}
     assert wanting.condition("InstallsAllowed") == (True, "Allowed")
 
 
-def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(wanting: World) -> None:
+def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(wanting: World) -> None:
     wanting.fetch(*NAMES[:3])
     fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
     assert fetches.count(b"\n") == 3
@@ -666,21 +670,21 @@ def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
         ("a maintenance without an end", maintenance("m", "20T10:00 -", "networkBoot: Once", boots="bios"), "GB2019"),
     ],
 )
-def test_e18_what_would_install_at_every_boot_is_refused_and_the_last_commit_goes_on(
+def test_e18_an_installation_at_every_boot_is_rejected_and_the_accepted_commit_stays(
     world: World, what: str, text: str, code: str
 ) -> None:
     before = world.applied
     world.push(servers(), *([] if what == "a policy" else [ONCE]), text)
     assert [problem.code for problem in world.parts.reconciler.status.problems] == [code]
     assert (world.applied, world.condition("CommitAccepted")) == (before, (False, "Invalid"))
-    assert {shown(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
+    assert {summarize_plan(world.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.PROVISIONED)}
 
 
 # An endpoint without its instance
 
 
-def answered(folder: Path, name: str, instant: datetime) -> str:
-    """What an endpoint over the tree that is left behind answers a server's loader then.
+def request_boot(folder: Path, name: str, instant: datetime) -> str:
+    """Return the response of an endpoint over the remaining tree to the loader of a server.
 
     The status has the clock of this host, which the test does not move, so the endpoint compares its clock with none.
     """
@@ -695,7 +699,7 @@ def answered(folder: Path, name: str, instant: datetime) -> str:
     return next((each for each in ("memtest-7", "bios-2", "flatcar-1") if f"assets/{each}" in text), "disk")
 
 
-def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) -> None:
+def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path) -> None:
     nights = [
         maintenance(f"night{day}", f"{day}T22:00 {day + 1}T04:00", "networkBoot: Always", select="{servers: [web00]}")
         for day in range(20, 27)
@@ -705,11 +709,11 @@ def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) 
         world.push(servers("web00"), ONCE, *nights)
         world.now = at("20T23:00")
         world.turn()
-    opened = [answered(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
+    opened = [request_boot(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
     assert opened[:3] == ["memtest-7"] * 3
-    ended = {answered(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
+    ended = {request_boot(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
     assert ended == {"disk"}
-    assert answered(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
+    assert request_boot(tmp_path, "web00", at("20T23:00") + timedelta(hours=720)) == "disk"
 
 
 @pytest.mark.parametrize(
@@ -720,7 +724,7 @@ def test_e14_every_window_that_an_endpoint_opens_is_ended_by_it(tmp_path: Path) 
         ("20T10:00 -", "21T13:00", "disk"),
         ("20T12:30 -", "20T12:40", "memtest-7"),
         ("20T12:30 -", "20T13:15", "disk"),
-        ("20T13:30 -", "20T14:00", "disk"),  # it would be opened by nobody who is alive
+        ("20T13:30 -", "20T14:00", "disk"),  # no living process would open it
     ],
 )
 def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
@@ -729,10 +733,10 @@ def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
     with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", window))
-    assert answered(tmp_path, "web00", at(instant)) == boots
+    assert request_boot(tmp_path, "web00", at(instant)) == boots
 
 
-def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tmp_path: Path) -> None:
+def test_e14_a_maintenance_without_an_end_continues_while_the_instance_runs(tmp_path: Path) -> None:
     with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", "20T13:30 -"))
@@ -742,7 +746,7 @@ def test_e14_a_maintenance_without_an_end_goes_on_while_the_instance_is_alive(tm
             assert due > world.now
             late = due + timedelta(minutes=30)  # what it does at that instant has time
             if due > at("20T13:30"):
-                assert answered(tmp_path, "web00", late) == "memtest-7"
+                assert request_boot(tmp_path, "web00", late) == "memtest-7"
             world.now = due
             world.parts.reconciler.reconcile(due)
-            assert answered(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")
+            assert request_boot(tmp_path, "web00", due) == ("memtest-7" if due >= at("20T13:30") else "disk")

@@ -1,4 +1,4 @@
-"""The paths that only an installation asks for, its data and its reports: from user data to observation."""
+"""Paths that only an installation requests, its data and its reports: from user data to observation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ASKED = PATH.removeprefix("boot")
 TOKEN = PATH.rpartition("/")[2]
 
 
-def test_user_data_names_the_path_that_the_tree_has() -> None:
+def test_user_data_has_the_report_path_of_the_output_tree() -> None:
     boot = state(decisions()).decision.policy
     assert boot and boot.boot and boot.boot.user_data
     assert f"http://boot.test{ASKED}" in boot.boot.user_data.files["config.ign"]
@@ -62,7 +62,7 @@ def test_user_data_names_the_path_that_the_tree_has() -> None:
     assert state(decisions()).files[PATH].content == b""
 
 
-def test_the_system_that_is_installed_asks_for_its_user_data_where_nobody_else_does() -> None:
+def test_the_installed_system_requests_its_user_data_at_a_path_of_its_own() -> None:
     planned = state(decisions())
     assert f"ignition.config.url=http://boot.test{DATA.removeprefix('boot')} " in planned.files[ENTRY].content.decode()
     boot = planned.decision.policy
@@ -71,7 +71,7 @@ def test_the_system_that_is_installed_asks_for_its_user_data_where_nobody_else_d
     assert planned.evidence_digests[DATA] == TOKEN
 
 
-def test_what_is_booted_each_time_shares_its_user_data_with_others() -> None:
+def test_a_boot_for_every_time_shares_its_user_data_with_others() -> None:
     diskless = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false")
     always = policy("web", "{matchLabels: {role: web}}")
     found = decided(REPORTED, SERVER, diskless, WEB[1], SEED[3], SEED[5], always, files=TEMPLATES)
@@ -89,11 +89,13 @@ def test_what_is_booted_each_time_shares_its_user_data_with_others() -> None:
         pytest.param(None, False, id="unknown"),
     ],
 )
-def test_user_data_is_there_for_as_long_as_the_installation_may_ask(record: Record | None, is_there: bool) -> None:
+def test_user_data_is_available_as_long_as_the_installation_may_request_it(
+    record: Record | None, is_there: bool
+) -> None:
     assert (DATA in state(decisions(), record).files) == is_there
 
 
-def test_there_is_one_for_each_nic_that_may_boot() -> None:
+def test_each_nic_that_may_boot_has_a_report_path() -> None:
     interfaces = f'[{{mac: "{mac_of("web01")}"}}, {{mac: "{mac_of("b")}"}}, {{mac: "{mac_of("c")}", boot: false}}]'
     several = SERVER.replace(f'[{{mac: "{mac_of("web01")}"}}]', interfaces)
     assert several != SERVER
@@ -102,7 +104,7 @@ def test_there_is_one_for_each_nic_that_may_boot() -> None:
     assert {path.rpartition("/")[2] for path in found} == {TOKEN}
 
 
-def test_it_is_another_for_each_server_number_and_image() -> None:
+def test_each_server_number_and_image_has_its_own_report_path() -> None:
     raised = state(decisions(web01=server("web01", "role: web", "provision: 2")))
     other = SERVER.replace(uuid_of("web01"), uuid_of("web02"))
     assert len({PATH, *reports(raised), *reports(state(decisions(web01=other)))}) == 3
@@ -119,7 +121,7 @@ def test_it_is_another_for_each_server_number_and_image() -> None:
         pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), PENDING, id="parked"),
     ],
 )
-def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record: Record | None) -> None:
+def test_without_a_report_to_expect_there_is_no_report_path(found: Decisions, record: Record | None) -> None:
     assert reports(state(found, record)) == []
 
 
@@ -127,18 +129,18 @@ def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record:
     ("found", "record"),
     [
         pytest.param(decisions(), INSTALLED, id="provisioned"),
-        pytest.param(decisions(), None, id="nothing is known"),
+        pytest.param(decisions(), None, id="no record"),
         pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
         pytest.param(decisions(), CONSUMED, id="consumed for longer than evidence may take"),
     ],
 )
-def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
+def test_a_report_counts_whatever_the_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
     planned = state(found, record)
     assert reports(planned) == [PATH]
     assert planned.evidence_digests[PATH] == TOKEN
 
 
-def test_under_another_evidence_the_decision_is_the_same() -> None:
+def test_with_other_evidence_the_decision_is_the_same() -> None:
     assert decisions().servers == decisions(settings=SEED[0]).servers
 
 
@@ -158,7 +160,7 @@ def client(site: Site) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client) -> None:
+def test_a_report_gets_a_204_and_is_recorded(site: Site, client: httpx.Client) -> None:
     found = client.get(ASKED)
     assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
     assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
@@ -167,18 +169,18 @@ def test_a_report_is_answered_204_and_observed(site: Site, client: httpx.Client)
     assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
 
 
-def test_the_fetch_of_the_entry_is_no_report(site: Site, client: httpx.Client) -> None:
+def test_the_fetch_of_the_boot_script_is_not_a_report(site: Site, client: httpx.Client) -> None:
     client.get(f"/v1/boot/{MAC}/boot.ipxe")
     assert [observed.is_report for observed in site.observed()] == [False]
 
 
 @pytest.mark.parametrize("mac", [MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", "")])
-def test_any_notation_of_the_mac_will_do(site: Site, client: httpx.Client, mac: str) -> None:
+def test_any_notation_of_the_mac_address_is_accepted(site: Site, client: httpx.Client, mac: str) -> None:
     assert client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}").status_code == 204
     assert [observed.path for observed in site.observed()] == [PATH]
 
 
-def test_each_report_is_heard_whatever_the_client_has_kept(site: Site, client: httpx.Client) -> None:
+def test_each_report_counts_even_if_the_client_has_it_cached(site: Site, client: httpx.Client) -> None:
     assert client.get(ASKED, headers={"if-none-match": "*"}).status_code == 204
     assert len(site.observed()) == 1
 
@@ -201,21 +203,21 @@ def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
         f"/provisioned/{TOKEN}",
     ],
 )
-def test_everything_else_is_the_one_404(site: Site, client: httpx.Client, path: str) -> None:
+def test_every_other_path_gets_the_same_404(site: Site, client: httpx.Client, path: str) -> None:
     found, nothing = client.get(path), client.get("/nothing")
     assert found.status_code == 404
     assert {**found.headers, "date": ""} == {**nothing.headers, "date": ""}
     assert site.observed() == []
 
 
-def test_it_is_answered_before_in_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
+def test_reports_are_accepted_before_during_and_after_a_maintenance(site: Site, client: httpx.Client) -> None:
     for now in (BEFORE, START, at("20T23:00")):
         site.now = now
         assert client.get(ASKED).status_code == 204
     assert [observed.digest for observed in site.observed()] == [TOKEN] * 3
 
 
-def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
+def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
     found = client.get(DATA.removeprefix("boot"))
     assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.coreos.ignition+json")
     assert found.headers["cache-control"] == "no-store"
@@ -231,7 +233,7 @@ def test_data_is_answered_and_observed_as_the_start_of_the_installation(site: Si
         pytest.param(state(decisions(web01=server("web01", spec="lifecycle: Parked"))), id="it was parked"),
     ],
 )
-def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
+def test_a_started_installation_continues_after_any_commit(
     site: Site, client: httpx.Client, now: RenderedState
 ) -> None:
     assert DATA not in now.files
@@ -246,9 +248,7 @@ def test_an_installation_that_has_begun_goes_on_whatever_is_committed_meanwhile(
     assert client.get(DATA.removeprefix("boot")).status_code == 404
 
 
-def test_the_last_word_of_an_installation_is_heard_whatever_is_committed_meanwhile(
-    site: Site, client: httpx.Client
-) -> None:
+def test_the_last_report_of_an_installation_counts_after_any_commit(site: Site, client: httpx.Client) -> None:
     now = Fleet(servers={"web01": state(decisions(web01=server("web01", "role: web", "provision: 2")))}, shared={})
     for at_ in (BEFORE, BEFORE + timedelta(days=6)):
         site.publish(now, at=at_)
@@ -262,18 +262,18 @@ def test_the_last_word_of_an_installation_is_heard_whatever_is_committed_meanwhi
     assert site.observed() == []
 
 
-def test_a_window_that_opens_leaves_the_data_there(site: Site, client: httpx.Client) -> None:
+def test_the_start_of_a_window_leaves_the_data_available(site: Site, client: httpx.Client) -> None:
     site.now = START
     assert client.get(DATA.removeprefix("boot")).status_code == 200
 
 
-def test_a_success_may_be_posted_as_well_as_asked_for(site: Site, client: httpx.Client) -> None:
+def test_a_success_may_be_posted_or_requested(site: Site, client: httpx.Client) -> None:
     assert client.post(ASKED, content=b"{}").status_code == 204
     assert [(each.path, each.digest) for each in site.observed()] == [(PATH, TOKEN)]
 
 
 @pytest.mark.parametrize("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
-def test_only_an_installers_word_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
+def test_only_reports_may_be_posted(site: Site, client: httpx.Client, path: str) -> None:
     found = client.post(path.removeprefix("boot"), content=b"x")
     assert (found.status_code, found.content) == (405, b"")
     assert site.observed() == []
@@ -289,24 +289,24 @@ def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: ht
     assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \\u001b[31mdisk found \ufffd")
 
 
-def test_a_log_in_pieces_is_one_log(site: Site, client: httpx.Client) -> None:
+def test_a_log_in_chunks_is_one_log(site: Site, client: httpx.Client) -> None:
     assert client.post(FAILED.removeprefix("boot"), content=iter([b"one\n", b"two\n"])).status_code == 204
     assert [observed.log for observed in site.observed()] == ["one\ntwo"]
 
 
-def test_a_failure_without_a_log_may_be_fetched(site: Site, client: httpx.Client) -> None:
+def test_a_failure_without_a_log_may_be_reported_by_get(site: Site, client: httpx.Client) -> None:
     assert client.get(FAILED.removeprefix("boot")).status_code == 204
     assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, None)]
 
 
-def test_a_log_without_an_end_is_not_read_to_it(site: Site, client: httpx.Client) -> None:
-    with suppress(httpx.TransportError):  # it may not be heard, as it is still talking
+def test_a_log_without_an_end_is_not_read_to_its_end(site: Site, client: httpx.Client) -> None:
+    with suppress(httpx.TransportError):  # the client may not read it, because it still sends
         assert client.post(FAILED.removeprefix("boot"), content=b"x" * 1_200_000).status_code == 413
     assert site.observed() == []
 
 
 @pytest.mark.parametrize("sizes", [(1_200_000,), (1_000_000, 200_000), (600_000, 600_000, 1)])
-def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ...]) -> None:
+def test_a_log_is_too_large_in_any_number_of_chunks(sizes: tuple[int, ...]) -> None:
     pieces = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
     pieces[-1]["more_body"] = False
 
@@ -319,12 +319,12 @@ def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ..
 @pytest.mark.parametrize(
     ("giver", "records"),
     [
-        pytest.param(None, False, id="the endpoint has no spool"),
-        pytest.param("0" * 32, True, id="the tree's instance reads another spool"),
+        pytest.param(None, False, id="the endpoint has no fetch log"),
+        pytest.param("0" * 32, True, id="the tree's instance reads another fetch log"),
     ],
 )
 @pytest.mark.parametrize("path", [ASKED, FAILED.removeprefix("boot")])
-def test_a_report_that_no_instance_will_read_is_answered_503(giver: str | None, records: bool, path: str) -> None:
+def test_a_report_that_no_instance_will_read_gets_a_503(giver: str | None, records: bool, path: str) -> None:
     with new_site(None) as site:
         site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
         with site.serve(records=records) as url:
@@ -334,6 +334,6 @@ def test_a_report_that_no_instance_will_read_is_answered_503(giver: str | None, 
         assert site.observed() == []
 
 
-def test_a_report_is_answered_503_until_a_tree_is_published() -> None:
+def test_a_report_gets_a_503_until_a_tree_is_published() -> None:
     with new_site(None) as site, site.serve() as url:
         assert http_peers.post(url + ASKED).status_code == 503

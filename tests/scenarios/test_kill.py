@@ -1,4 +1,4 @@
-"""Processes killed at any instant: of a pass, of a hand-over between two sites, and around a PATCH of a BMC."""
+"""Processes killed at any time: in a reconcile, in a hand-over between two sites, and around a PATCH of a BMC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.helpers.redfish_double.profiles import ENABLED, Json
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.scenarios.test_installations import INSTALLS, World, shown
+from tests.scenarios.test_installations import INSTALLS, World, summarize_plan
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
 
@@ -69,7 +69,7 @@ def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
     return {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
 
 
-def passes(folder: Path, repository: Path) -> None:
+def reconcile_forever(folder: Path, repository: Path) -> None:
     with in_process(folder, repository, allow_rewind=True) as parts:
         while True:
             parts.source.fetch()
@@ -99,7 +99,7 @@ def check(folder: Path, versions: dict[str, dict[str, bytes]]) -> None:
         connection.close()
 
 
-def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_path: Path, lives: int) -> None:
+def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_path: Path, lives: int) -> None:
     kills = 20 * lives
     repository = Repository.create(tmp_path / "git")
     commits = [repository.push(documents(name)) for name in ("flatcar-1", "flatcar-2")]
@@ -110,7 +110,7 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
         child = os.fork()
         if child == 0:
             try:
-                passes(tmp_path, repository.bare)
+                reconcile_forever(tmp_path, repository.bare)
             except BaseException:  # noqa: BLE001 - the parent shows it
                 (tmp_path / "failure").write_text(traceback.format_exc())
             finally:
@@ -129,7 +129,7 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
         assert (boot / name).read_bytes() == content
 
 
-# A server that changes its site, while whoever hands it over is killed: at most one of two sites ever installs it
+# A server that changes its site while the process that hands it over is killed: at most one site ever installs it
 
 
 WEB01: Final = SystemUuid(uuid_of("web01"))
@@ -156,7 +156,7 @@ class Move:
             if installs:
                 world.install("web01")
             found = parts.reconciler.state.plans.servers.get("web01")
-            return shown(found.plan) if found is not None else None
+            return summarize_plan(found.plan) if found is not None else None
 
     def hand_over(self, old: str, new: str) -> None:
         """All that a person types and what both instances do meanwhile, from the beginning."""
@@ -189,7 +189,7 @@ def _published(file: Path) -> str:
 
 
 def killed(do: Move, old: str, new: str, after_s: float) -> bool:
-    """Do it in a process that is killed after a while; say whether it had come to its end."""
+    """Call a function in a process that is killed after a while; return whether it had ended."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -222,7 +222,7 @@ def move(tmp_path: Path) -> Move:
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["pending", "installed"])
-def test_killed_at_any_instant_one_has_it_or_nobody_and_it_is_typed_again(
+def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_command_can_be_repeated(
     move: Move, lives: int, *, installed: bool
 ) -> None:
     chance, kills = random.Random(2029), 0
@@ -259,7 +259,7 @@ PASSES = 2
 
 
 def set_and_look(folder: Path, order: dict[str, Any]) -> None:
-    """What the child does until it is killed: it sets the number that it is told, and looks what became of it."""
+    """Run in the child until it is killed: set the numbered override, and read its state."""
     bmc = f"bmc: {{address: '{order['bmc']}', system: {order['system']}, credentials: rack}}"
     with Bench(folder, credentials=folder) as bench:
         bench.now = datetime.fromisoformat(order["at"])
@@ -336,11 +336,11 @@ class Victim:
 
 
 class Watched(Machine):
-    """A machine that knows what its BMC was really made to boot, and kills who wrote it."""
+    """A machine that records its real boots, and kills the process that wrote to it."""
 
     victim = Victim()
     provision = 1
-    standing: int | None = None  # the number that stands
+    standing: int | None = None  # the number that is set
     sets = 0
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
@@ -360,7 +360,7 @@ class Watched(Machine):
         return super().system()
 
 
-def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
+def test_an_instance_that_is_killed_around_a_patch_sets_no_override_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int
 ) -> None:
     kills = 10 * lives

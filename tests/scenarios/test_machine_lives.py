@@ -1,6 +1,6 @@
-"""Lives of a machine: whatever happens in whatever order, nothing is installed twice and nothing is left behind.
+"""Lives of a machine: in any order of events, nothing is installed twice and nothing is left behind.
 
-``pytest tests/scenarios/test_machine_lives.py --lives 500`` searches for long.
+``pytest tests/scenarios/test_machine_lives.py --lives 500`` runs a long search.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def bmcs() -> Iterator[dict[str, RedfishServer]]:
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else value.value,
 )
-def test_no_life_of_a_machine_has_it_installed_twice(
+def test_no_random_life_of_a_machine_installs_it_twice(
     profile: Profile,
     way: Way,
     bmcs: dict[str, RedfishServer],

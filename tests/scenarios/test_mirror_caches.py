@@ -87,7 +87,7 @@ def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
 
 @of_pairs([*PAIRS, *(("endpoint", cache) for cache in CACHES)])
 def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
-    """A cache with its default settings answers with the version that the mirror has, and with its headers."""
+    """A cache with its default settings sends the version of the mirror, with its headers."""
     for _ in range(2):
         assert contents(cached, WINDOW) == {}
     cached.publish(ENDED)
@@ -118,7 +118,7 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached) -> Non
 
 
 @of_pairs([pair for pair in PAIRS if pair[0] != "bucket" or pair[1] == "varnish"])
-def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(cached: Cached) -> None:
+def test_finding_m9_each_kind_of_path_has_its_headers_and_downloads_of_kernels_resume(cached: Cached) -> None:
     """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
     cached.publish(EVERY)
     for path in mirrors.EVERY_PATH:
@@ -130,13 +130,13 @@ def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(ca
         assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
 
 
-# A mirror whose answers caches may keep
+# A mirror whose responses may be cached
 
 UNCONFIGURED = {"no Cache-Control": (), "a Cache-Control of its own, as Git hosts have": ("expires 5m",)}
 
 
 @pytest.mark.parametrize("settings", UNCONFIGURED.values(), ids=UNCONFIGURED)
-def test_finding_m7_a_mirror_whose_boot_scripts_a_cache_may_keep_is_reported(
+def test_finding_m7_a_mirror_whose_boot_scripts_may_be_cached_is_reported(
     tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """Without a request for a boot script, and also if no cache has stored anything yet."""
@@ -177,7 +177,7 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
 
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
 @pytest.mark.parametrize("way", COPIES)
-def test_finding_m1_a_maintenance_ends_on_each_way_out_though_the_publisher_is_dead(
+def test_finding_m1_a_maintenance_ends_on_each_kind_of_copy_even_without_the_publisher(
     way: str, window: str, tmp_path: Path
 ) -> None:
     with site(None) as publisher, ExitStack() as ways:
@@ -186,7 +186,7 @@ def test_finding_m1_a_maintenance_ends_on_each_way_out_though_the_publisher_is_d
             publisher.now = INSIDE
             publisher.publish(planned(fleet(settings), *LIVE, maintenance("repair", window), now=INSIDE), at=INSIDE)
             url = ways.enter_context(WAYS[way](publisher.root, tmp_path)).url
-            # Nothing is published from here on. Only the clock of the endpoint goes on.
+            # Nothing is published from here on. Only the clock of the endpoint runs.
             inside = {boots(url, path) for path in ALL_LOADERS}
             publisher.now = AFTER
             after = {boots(url, path) for path in ALL_LOADERS}
@@ -194,7 +194,7 @@ def test_finding_m1_a_maintenance_ends_on_each_way_out_though_the_publisher_is_d
     assert (inside, after, alone) == ({"memtest"}, {"live"}, {"live"})
 
 
-def test_finding_m1_the_mirrors_program_ends_a_window_of_a_branch(tmp_path: Path) -> None:
+def test_finding_m1_the_mirror_program_ends_a_window_of_a_branch(tmp_path: Path) -> None:
     """Without an endpoint: the program copies from the checkout, whose files have other times."""
     publisher, folder = SignedSite(tmp_path / "publisher"), tmp_path / "way"
     folder.mkdir()
@@ -209,7 +209,7 @@ def test_finding_m1_the_mirrors_program_ends_a_window_of_a_branch(tmp_path: Path
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_finding_m2_no_way_out_installs_a_server(way: str, tmp_path: Path) -> None:
+def test_finding_m2_no_kind_of_copy_installs_a_server(way: str, tmp_path: Path) -> None:
     published = Site(tmp_path / "output")
     waiting = server("web01", spec="provision: 1"), *POOL
     without, named = (
@@ -229,7 +229,7 @@ def test_finding_m2_no_way_out_installs_a_server(way: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, tmp_path: Path) -> None:
+def test_finding_m6_an_edited_file_is_found_on_each_kind_of_copy(way: str, tmp_path: Path) -> None:
     """By the list that the copy carries, with the public key alone; through a cache as without."""
     site, folder = SignedSite(tmp_path), tmp_path / "way"
     folder.mkdir()

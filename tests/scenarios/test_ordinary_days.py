@@ -1,4 +1,4 @@
-"""Ordinary days, with real processes: nothing has to be switched off to get work done, and nothing boots twice."""
+"""Ordinary days with real processes: no protection has to be switched off for work, and no machine boots twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Client:
 
     name: str
     url: str
-    address: str | None = None  # that a proxy in front of the endpoint says it has
+    address: str | None = None  # the header of a proxy in front of the endpoint
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         if self.address is None:
@@ -63,7 +63,7 @@ class Client:
 
 
 def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, str]:
-    """A fleet whose servers are installed once, by an image that asks for user data."""
+    """Return a fleet whose servers are installed once, by an image that requests user data."""
     settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
     pool = (
         image("flatcar-1", ", ".join(["userData: CloudInit", *(f"{key}: {value}" for key, value in spec.items())])),
@@ -76,7 +76,7 @@ def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, 
 
 @contextmanager
 def instance_of(folder: Path, files: dict[str, str], *arguments: str, fresh: bool = True) -> Iterator[Instance]:
-    """An instance that follows these files, on a ledger of which it is said that nothing is installed."""
+    """Run an instance that follows these files, with a ledger that was begun as fresh."""
     repository = Repository.create(folder / "git")
     repository.push(files)
     with running(repository.bare, folder, *arguments) as instance:
@@ -91,10 +91,10 @@ def steps(instance: Instance) -> dict[str, int]:
     return found
 
 
-# E7: entries are given, and what they name is nowhere
+# E7: boot scripts are served, and the files that they name are missing
 
 
-def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Path) -> None:
+def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Path) -> None:
     names = [f"web{number:02}" for number in range(8)]
     with instance_of(tmp_path, documents(*names), *configured(step_minutes=0.05)) as instance:
         clients = [Client(name, instance.url) for name in names]
@@ -134,7 +134,7 @@ def installing(instance: Instance, name: str) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("evidence", ["Reported", "Fetched"])
-def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path: Path, evidence: str) -> None:
+def test_finding_r4_an_installation_is_visible_from_its_first_fetch(tmp_path: Path, evidence: str) -> None:
     """The page of the tree, `status`, `plan`, the API and the metrics show it, with its last step and the time."""
     files = documents("web01", evidence=evidence)
     files["fleet.yaml"] = files["fleet.yaml"].replace(
@@ -170,7 +170,7 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path:
 
 
 @pytest.mark.parametrize("many", [6])
-def test_e13_a_rack_that_lost_its_overrides_is_healed_by_one_order(tmp_path: Path, many: int) -> None:
+def test_e13_a_rack_that_lost_its_overrides_is_repaired_by_one_request(tmp_path: Path, many: int) -> None:
     with Rack(tmp_path) as rack:
         blades = [rack.add(f"web{number:02}", provision=1) for number in range(many)]
         rack.push()
@@ -202,8 +202,8 @@ def test_e13_a_rack_that_lost_its_overrides_is_healed_by_one_order(tmp_path: Pat
 # Loaders, networks, hosts
 
 
-def test_two_nics_and_an_entry_that_is_asked_for_again_are_one_boot(tmp_path: Path) -> None:
-    """The first NIC's loader finds the kernel answered 503 and comes back; the second NIC asks as well."""
+def test_two_nics_and_a_repeated_boot_script_request_are_one_boot(tmp_path: Path) -> None:
+    """The loader of the first NIC gets a 503 for the kernel and comes back; the second NIC requests the boot too."""
     with instance_of(tmp_path, documents("web01")) as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
@@ -230,7 +230,7 @@ def test_an_installer_that_boots_twice_gets_its_second_boot_and_no_third(tmp_pat
         assert len(attempt["boots"]) == 2
 
 
-def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says(tmp_path: Path) -> None:
+def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows(tmp_path: Path) -> None:
     files = documents("web01", evidence="Reported, attempts: 2")
     files["user-data.j2"] = "#cloud-config\nfailed: {{ urls.failed }}\n"
     with instance_of(tmp_path, files) as instance:
@@ -252,8 +252,8 @@ def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says
         assert [each["failed"]["log"].splitlines()[0] for each in attempts] == ["attempt 1", "attempt 2"]
 
 
-def test_machines_behind_one_address_are_told_apart(tmp_path: Path) -> None:
-    """NAT, or a container whose gateway is all that it sees: who fetched is known by what was fetched."""
+def test_machines_behind_one_address_are_distinguished(tmp_path: Path) -> None:
+    """NAT, or a container that only sees its gateway: the fetched path identifies the machine."""
     names = ("web01", "web02", "web03")
     with instance_of(tmp_path, documents(*names), *configured(trusted_proxies=[PROXY])) as instance:
         clients = {name: Client(name, instance.url, "192.0.2.1") for name in names}
@@ -264,7 +264,7 @@ def test_machines_behind_one_address_are_told_apart(tmp_path: Path) -> None:
         eventually(lambda: [name for name in names if clients[name].is_given_its_boot()] == ["web02"])
 
 
-def test_a_proxy_near_the_machines_keeps_no_boot(tmp_path: Path) -> None:
+def test_a_proxy_near_the_machines_caches_no_boot(tmp_path: Path) -> None:
     with instance_of(tmp_path, documents("web01")) as instance, proxied(instance.url, tmp_path / "proxy") as url:
         web01 = Client("web01", url)
         eventually(lambda: steps(instance) == {"Pending": 1})
@@ -283,7 +283,7 @@ def test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_
         assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
 
 
-def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp_path: Path) -> None:
+def test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address(tmp_path: Path) -> None:
     arguments = ("--operators", "127.0.0.1/32", *configured(trusted_proxies=[PROXY]))
     with (
         instance_of(tmp_path, documents("web01"), *arguments) as instance,
@@ -298,7 +298,7 @@ def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp
         assert condition(instance, "ProxiesTrusted").get("remedy", "").find(PROXY) == -1
 
 
-def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
+def test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
     with instance_of(tmp_path, documents("web01")) as instance:
         done = typed("stop-installs", "--state", tmp_path / "state", *REASON)
         assert done.code == 0, done
@@ -309,7 +309,7 @@ def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_
 
 @contextmanager
 def forwarding(url: str, folder: Path) -> Iterator[str]:
-    """nginx as another user before an endpoint; it asks from 127.0.0.2 and appends to X-Forwarded-For."""
+    """Run nginx as another user before an endpoint; it connects from 127.0.0.2 and appends to X-Forwarded-For."""
     text = f"""user nobody nogroup; daemon off; pid {folder}/pid; error_log stderr; events {{}}
         http {{ access_log off; server {{ listen 127.0.0.1:PORT; location / {{
           proxy_pass {url}; proxy_bind 127.0.0.2; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -349,7 +349,7 @@ def nginx(text: str, folder: Path) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path) -> None:
+def test_a_timer_may_run_gitboot_once_beside_an_endpoint(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(documents("web01"))
     spool = tmp_path / "spool"
@@ -380,7 +380,7 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
         assert "ProxiesTrusted" in typed("status", "--state", tmp_path / "state").out
 
 
-def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_path: Path) -> None:
+def test_a_server_whose_board_has_no_uuid_is_set_and_installed(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         web = rack.add("web01", provision=1)
         web.machine.uuid, web.machine.serial = "00000000-0000-0000-0000-000000000000", "To be filled by O.E.M."
@@ -399,7 +399,7 @@ def installs(instance: Instance, machine: Machine) -> None:
     assert Client(machine.name, instance.url).is_given_its_boot()
 
 
-def test_a_diskless_fleet_boots_while_nobody_has_said_what_is_installed(tmp_path: Path) -> None:
+def test_a_diskless_fleet_boots_before_the_records_are_begun(tmp_path: Path) -> None:
     files = documents("web01", "web02", writesDisk="false")
     files["fleet.yaml"] = files["fleet.yaml"].replace("networkBoot: Once", "networkBoot: Always")
     with instance_of(tmp_path, files, fresh=False) as instance:
@@ -408,7 +408,7 @@ def test_a_diskless_fleet_boots_while_nobody_has_said_what_is_installed(tmp_path
             assert all(Client(name, instance.url).is_given_its_boot() for name in ("web01", "web02"))
 
 
-def test_monitors_may_look_at_everything(tmp_path: Path) -> None:
+def test_monitors_may_fetch_everything_without_an_effect(tmp_path: Path) -> None:
     files = documents("web01", evidence="Fetched, monitors: [192.0.2.0/24]")
     with instance_of(tmp_path, files, *configured(trusted_proxies=[PROXY])) as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})

@@ -1,13 +1,13 @@
-"""boot-operator's and metal-operator's cases, told in gitboot's words.
+"""Test cases of boot-operator and metal-operator, translated to gitboot.
 
-A case has what is given, the operation that is asked for, and what is expected of it. For each operation a function
-builds from the given what gitboot would have in its place, and holds its answer against the expected. Where a case
-notes a better behaviour under ``gitboot``, that is what is expected.
+A case has its initial state, an operation and the expected result. For each operation a function builds the equivalent
+state in gitboot, and compares its result. If a case has a better behaviour under ``gitboot``, that is the expected
+result.
 
-A workload's boot configuration becomes a BootPolicy, a maintenance's a Maintenance whose window is open while the
-server is in state Maintenance; a configuration that its server does not name becomes a policy that selects nobody,
-and what has been deleted is not in the commit. A claim becomes a provision number, the annotation of a provisioned
-server a record.
+The boot configuration of a workload becomes a BootPolicy, that of a maintenance a Maintenance whose window is open
+while the server is in state Maintenance. A configuration that its server does not name becomes a policy that selects no
+server, and a deleted configuration is not in the commit. A claim becomes a provision number, and the annotation of a
+provisioned server a record.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ REQUESTED: Final = uuid_of("the machine that asks")
 TEMPLATE: Final = {"node.ign": '{"ignition": {"version": "3.4.0"}, "boots": "{{ image.name }}"}'}
 LOCAL_DISK: Final = "the local disk, as an unknown machine"
 
-# What the notes of cases ask of gitboot.
+# Better behaviour from the notes of cases.
 BETTER: Final = {
     "BOS-001": LOCAL_DISK,
     "BOS-003": LOCAL_DISK,
@@ -161,13 +161,13 @@ def _selected(given: Case) -> str:
     assert planned.boot is not None
     served = boot_files(decisions, found, planned)
     assert {path.split("/")[1] for path in served} >= {"v1", "ipxe", "ignition"}
-    for path, content in served.items():  # whatever a machine asks by, it is the same configuration
+    for path, content in served.items():  # for each identity of a machine, it is the same configuration
         assert _names_in(given, [content]) == {planned.boot.profile}, path
     return planned.boot.profile
 
 
 def boot_files(decisions: Decisions, found: Decision, planned: BootPlan | None) -> dict[str, bytes]:
-    """What the machine itself can fetch, by path."""
+    """Return the files that the machine can fetch, by path."""
     files = render_server_files(decisions, found, planned)
     return {path: file.content for path, file in files.items() if path.startswith("boot/")}
 
@@ -186,7 +186,7 @@ def _check_ties_name_all(given: Case, error: InvalidRepository) -> None:
 
 
 def _check_nothing_is_served(given: Case, documents: list[str]) -> None:
-    """Where a fleet allows servers without a policy, such a server has no plan."""
+    """If a fleet allows servers without a policy, such a server has no plan."""
     lenient = fleet("baseURL: 'http://boot.test', requirePolicy: false")
     decisions = decided(lenient, *documents[1:], files=TEMPLATE)
     for found in decisions.servers.values():
@@ -228,7 +228,7 @@ def _key(reference: Mapping[str, str]) -> str:
 
 
 def _owned(given: Case, owner: str) -> list[str]:
-    """The configurations that an owner brings in, whatever the version of its API."""
+    """Return the configurations of an owner, for any version of its API."""
     return [
         config["name"]
         for config in given["configs"]
@@ -239,7 +239,7 @@ def _owned(given: Case, owner: str) -> list[str]:
     ]
 
 
-# boot_method: the first boot from the network, later ones as the policy says
+# boot_method: the first boot from the network, later ones as the policy states
 
 DEFAULT_POLICY: Final = CASES["MOB-001"]["expect"]["effectivePolicy"]
 BOOTS: Final = {"Pxe": "", "UefiHttp": "httpBoot: uki"}
@@ -283,7 +283,7 @@ def boot_method(case: Case) -> None:
             method_of(make_plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING))
             == expected["method"]
         )
-    else:  # a maintenance or a discovery: one boot of its own, whatever has become of the workload's
+    else:  # a maintenance or a discovery: one boot of its own, whatever happened to the workload's
         once = maintenance("repair", OPEN, "networkBoot: Once")
         found = decision("web01", *workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
         for known in (INSTALLED, PENDING):
@@ -307,7 +307,7 @@ def boot_method(case: Case) -> None:
 
 
 class Lifetime:
-    """One server through the events of a case, and what is known of it."""
+    """One server through the events of a case, with its record."""
 
     def __init__(self, *, repairs: str) -> None:
         self._repairs, self._commits = repairs, 0
@@ -352,7 +352,7 @@ class Lifetime:
         self.provision += 1
 
     def boot(self) -> None:
-        """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
+        """Fetch the boot script completely, which is the evidence of a first boot, and let time pass."""
         planned = self.look()
         assert planned.phase is Phase.NETWORK
         offer = build_offer(self.decision(), planned, self.record)
@@ -376,7 +376,7 @@ class Lifetime:
 
 
 def _nothing(lifetime: Lifetime) -> None:
-    """In gitboot there is nothing to wait for: what an accepted commit decides has been validated."""
+    """Do nothing: gitboot has nothing to wait for, because an accepted commit is valid."""
 
 
 def _move(lifetime: Lifetime) -> None:
@@ -389,7 +389,7 @@ EVENTS: Final[dict[str, Callable[[Lifetime], None]]] = {
     "claim created": Lifetime.claim,
     "SBC Ready": _nothing,
     "first boot succeeded": Lifetime.boot,
-    "provisioned claim deleted": _nothing,  # what is known of the machine stays known
+    "provisioned claim deleted": _nothing,  # the record of the machine stays
     "new claim on the same server": Lifetime.claim,
     "CAPI pivot moves the SBC with annotations": _move,
     "existing SBC from before the feature, no annotation": _nothing,  # a server without `provision`
@@ -431,14 +431,14 @@ def lifecycle(case: Case, folder: Path) -> None:
         assert told[key] == expected[key], key
 
 
-# validation_gate: image and method agree, or the commit is refused and nothing is planned
+# validation_gate: image and method must match, or the commit is rejected and nothing is planned
 
 ARTIFACTS: Final = {"UKI": "uki", "UKI only": "uki", "kernel+initramfs only": "kernel, initrd"}
 
 
 def validation_gate(case: Case) -> None:
     given, method = case["given"], case["given"]["policyMethod"]
-    # Under UEFI gitboot's entries boot a UKI by Pxe, too; metal-operator's Pxe is one of kernels.
+    # Under UEFI gitboot's boot scripts boot a UKI by Pxe, too; metal-operator's Pxe is one of kernels.
     documents = (
         fleet(),
         server("web01", firmware="BIOS" if method == "Pxe" else "UEFI"),
@@ -460,7 +460,7 @@ def validation_gate(case: Case) -> None:
     assert planned.override.http_boot_uri == answer["UKIURL"] == "http://boot.test/assets/a-1/uki"
 
 
-# What a BMC is asked for
+# Requests to a BMC
 
 
 def wanted_by(planned: BootPlan | None) -> WantedOverride | None:
@@ -515,14 +515,14 @@ class Rack:
             self.records[record.reason] = record
 
     def boots(self, order: Iterable[str] = ("disk",)) -> str:
-        """What the machine boots when it is reset: what an override says, else the first in its firmware's order."""
+        """Return what the machine boots after a reset: the target of its override, or the first in its boot order."""
         self.machine.run_through()
         target = self.machine.boots[-1].target
         return {"None": next(iter(order)), "Hdd": "HDD"}.get(target, target)
 
     @property
     def override(self) -> dict[str, str] | None:
-        """The override that stands, in the cases' words."""
+        """Return the current override in the words of the cases."""
         seen = self.machine.override
         if seen["BootSourceOverrideEnabled"] == "Disabled":
             return None
@@ -548,7 +548,7 @@ def override(case: Case) -> None:
 
 
 def observed(machine: Machine) -> BmcObservation:
-    """What is read of a machine, from the resource that takes its overrides."""
+    """Return the reading of a machine from the resource that accepts overrides."""
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = None
     if machine.settings_path and "BootSourceOverrideTarget" in machine.settings()["Boot"]:
@@ -556,7 +556,7 @@ def observed(machine: Machine) -> BmcObservation:
     return build_observation(system, settings)
 
 
-# power_on: what a machine boots whose firmware stops where nobody told it otherwise
+# power_on: the boot of a machine whose firmware stops without a setting
 
 
 def power_on(case: Case) -> None:
@@ -617,7 +617,7 @@ def reconcile(case: Case) -> None:
             rack.machine.reset("ForceOff")
         try:
             planned = make_plan(decision("web01", *documents), NOON, known)
-        except InvalidRepository:  # nothing is accepted; each later pass looks again
+        except InvalidRepository:  # no commit is accepted; each later reconcile tries again
             planned = None
         rack.ask(wanted_by(planned))
         assert rack.override == expected.get("override")
@@ -627,7 +627,7 @@ def reconcile(case: Case) -> None:
 
 
 def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
-    """It is switched on where its policy says so, and installed once."""
+    """The machine is switched on if its policy says so, and installed once."""
     powered = decision("web01", *documents[:-1], policy("web", spec="power: On", often="Once"))
     planned = make_plan(powered, NOON, PENDING)
     assert planned is not None and planned.key is not None and planned.override is not None
@@ -653,7 +653,7 @@ def override_payload(case: Case) -> None:
         seen = observed(machine)
         fitted = adapt_override(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
-            assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
+            assert fitted is None, vendor  # HPE's mode is read-only, so an operator must act
             continue
         assert fitted is not None
         patch = build_boot_patch(fitted, seen)
@@ -662,14 +662,14 @@ def override_payload(case: Case) -> None:
 
 
 def _profile(vendor: str, mode: str | None) -> Profile:
-    """A BMC of this vendor that shows this mode, or none; where it lacks the mode, it refuses one."""
+    """Return a BMC of this vendor with this mode or none; a BMC without the mode rejects it."""
     found = next(each for each in PROFILES.values() if each.manufacturer.startswith(vendor))
     mine = [each for each in PROFILES.values() if each.manufacturer == found.manufacturer]
     fitting = [each for each in mine if (each.mode is Property.ABSENT) == (mode is None)]
     return fitting[0] if fitting else replace(found, mode=Property.ABSENT)
 
 
-# list_systems: a system without overrides is none that gitboot could use
+# list_systems: gitboot cannot use a system without overrides
 
 
 def list_systems(case: Case) -> None:
@@ -706,7 +706,7 @@ def boot_order_payload(case: Case) -> None:
 
 
 def _maintenance_reboots(case: Case) -> None:
-    """The override is kept for the whole maintenance: a reboot by the BMC finds it again."""
+    """The override lasts for the whole maintenance: after a reboot by the BMC it is still set."""
     for artifacts, boots in (("kernel", ""), ("uki", "httpBoot: uki")):
         method = "UefiHttp" if boots else "Pxe"
         tool = image("tool-1", "writesDisk: false", artifacts), profile("tool", "tool-1", boots, method=method)
@@ -746,7 +746,7 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
 
 
 def _consumed_only_by_a_boot(case: Case) -> None:
-    """During POST the override still stands: it is neither cleared nor taken for consumed."""
+    """During POST the override is still set: it is neither cleared nor taken for consumed."""
     install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
     assert install is not None
     with Rack() as rack:
@@ -781,7 +781,7 @@ def history(case: Case) -> None:
 def park(case: Case) -> None:
     given, expected = case["given"], case["expect"]
     operation = given.get("op", "")
-    if operation == "<unknown>":  # the operation is the field `lifecycle`, and a word that it does not know an error
+    if operation == "<unknown>":  # the operation is the field `lifecycle`, and an unknown value is an error
         with pytest.raises(InvalidRepository) as refused:
             decided(*_reserved("<unknown>"))
         assert [problem.code for problem in refused.value.problems] == [Code.CHOICE]
@@ -800,8 +800,8 @@ def park(case: Case) -> None:
 
 
 def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
-    """Parking withdraws gitboot's own override, once; then whatever is done to the machine stays as it is."""
-    window = maintenance("repair", OPEN, boots="web")  # what could ask for a reset
+    """Parking clears gitboot's own override, once; later changes of the machine stay."""
+    window = maintenance("repair", OPEN, boots="web")  # possible causes of a reset
     parked = decided(*_reserved("Parked"), window)
     planned = make_plan(parked.servers["web01"], NOON, PENDING)
     assert (_state(parked), planned) == ("Parked", None)
@@ -819,7 +819,7 @@ def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
 
 
 def _reserved(lifecycle: str, *, claimed: bool = True) -> list[str]:
-    """A server that a policy selects for a claim, or none does."""
+    """Return a server that a policy selects for a claim, or that no policy selects."""
     return [
         fleet("baseURL: 'http://boot.test', requirePolicy: false"),
         server("web01", spec=f"provision: 1, lifecycle: '{lifecycle}'"),
@@ -859,22 +859,22 @@ APPLICABLE: Final = [id for id, case in CASES.items() if case["when"]["op"] in O
 
 
 @for_each("id", APPLICABLE)
-def test_a_case_of_the_operators_that_came_before(id: str) -> None:
+def test_a_case_of_earlier_operators_has_its_expected_result(id: str) -> None:
     OPERATIONS[CASES[id]["when"]["op"]](CASES[id])
 
 
 @pytest.mark.parametrize("id", LIFECYCLES)
-def test_a_lifecycle_of_the_operators_that_came_before(id: str, tmp_path: Path) -> None:
+def test_a_lifecycle_of_earlier_operators_has_its_expected_result(id: str, tmp_path: Path) -> None:
     lifecycle(CASES[id], tmp_path)
 
 
-def test_every_case_is_told_or_has_its_reason_why_not() -> None:
+def test_every_case_is_tested_or_has_a_reason_why_not() -> None:
     told = {*APPLICABLE, *LIFECYCLES}
     assert told | NOT_APPLICABLE.keys() == CASES.keys()
     assert told.isdisjoint(NOT_APPLICABLE)
     assert all(reason.endswith(".") for reason in NOT_APPLICABLE.values())
 
 
-def test_every_note_about_gitboot_is_held_to() -> None:
+def test_every_note_about_gitboot_is_tested() -> None:
     noted = {id for id in APPLICABLE if "gitboot" in CASES[id] and CASES[id]["when"]["op"] == "select"}
     assert noted == BETTER.keys()

@@ -43,7 +43,7 @@ BY_UUID = f"/ipxe/{uuid_of('web01')}"
 
 
 def images_in(script: str) -> str:
-    """The image that an entry boots, by its kernel's URL; "disk" for the local-disk entry."""
+    """Return the image that a boot script boots, by the URL of its kernel; "disk" for the local disk."""
     found = re.findall(r"^kernel .*/assets/([^/]+)/", script, re.MULTILINE)
     return found[0] if found else "disk"
 
@@ -59,7 +59,7 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path, repository: Repository) -> None:
+def test_a_maintenance_boots_in_its_window_and_never_outside(tmp_path: Path, repository: Repository) -> None:
     """The seed problem: a workload and a maintenance match one server, and the maintenance stays in Git.
 
     Its end finds the instance with a commit at its evaluator that takes longer than the window.
@@ -121,7 +121,7 @@ def test_a_commit_in_a_work_tree_is_served_without_waiting_for_the_poll(tmp_path
         assert images_in(instance.get(ENTRY).text) == "memtest-7"
 
 
-def test_an_invalid_commit_leaves_the_last_accepted_one_served_after_a_restart_too(
+def test_an_invalid_commit_leaves_the_accepted_one_served_after_a_restart_too(
     tmp_path: Path, repository: Repository
 ) -> None:
     good = repository.push(fleet_files(*SEED))
@@ -142,7 +142,7 @@ def test_an_invalid_commit_leaves_the_last_accepted_one_served_after_a_restart_t
         check(instance)
 
 
-def test_with_nothing_accepted_yet_a_bad_commit_is_not_served_and_not_the_end(tmp_path: Path) -> None:
+def test_without_an_accepted_commit_a_bad_commit_is_not_served_and_the_instance_continues(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "kind: Fleet\n"})
     with running(repository.bare, tmp_path, ready=False) as instance:
@@ -156,7 +156,7 @@ def test_with_nothing_accepted_yet_a_bad_commit_is_not_served_and_not_the_end(tm
 
 
 @pytest.mark.parametrize("written", ["{0}:{1}", "{0}-{1}", "bare", "dots", "UPPER"])
-def test_an_entry_is_found_in_every_notation_of_its_mac(
+def test_a_boot_script_is_found_in_every_notation_of_its_mac_address(
     tmp_path_factory: pytest.TempPathFactory, shared_instance: Instance, written: str
 ) -> None:
     colons = mac_of("web01")
@@ -180,7 +180,7 @@ def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield instance
 
 
-def test_unknown_machines_and_files_get_one_and_the_same_404(shared_instance: Instance) -> None:
+def test_unknown_machines_and_files_get_the_same_404(shared_instance: Instance) -> None:
     paths = [
         "/v1/boot/52-54-00-00-00-01/boot.ipxe",
         "/v1/boot/nonsense/boot.ipxe",
@@ -206,7 +206,7 @@ def test_the_api_lists_servers_with_their_plans(shared_instance: Instance) -> No
     )
 
 
-def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
+def test_a_second_instance_with_the_same_state_is_rejected_with_the_process_of_the_first(
     tmp_path: Path, repository: Repository
 ) -> None:
     with running(repository.bare, tmp_path) as instance:
@@ -223,7 +223,7 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
         assert f"process {instance.process.pid}" in second.stderr
 
 
-def passes(instance: Instance) -> int:
+def count_reconciles(instance: Instance) -> int:
     line = "\ngitboot_reconcile_duration_seconds_count "
     return int(float(instance.get("/metrics").text.partition(line)[2].partition("\n")[0]))
 
@@ -250,11 +250,11 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
 
             eventually(lambda: override() == ("Once", "Pxe"))
             eventually(lambda: event("OverrideConfirmed"))
-            # Somebody else's fetch does not count: the override still stands.
+            # A fetch by another client does not count: the override is still set.
             instance.get(ENTRY)
             eventually(lambda: event("FetchIgnored"))
             assert images_in(instance.get(ENTRY).text) == "flatcar-1"
-            # The machine resets, boots from the network once and fetches its entry.
+            # The machine resets, boots from the network once and fetches its boot script.
             machine.reset()
             machine.run_through()
             assert override()[0] == "Disabled"
@@ -263,10 +263,10 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             writes = len(machine.writes)
             repository.push({"note.txt": "not YAML, and no change to any server"})
             eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
-            passed = passes(instance)
-            for number in range(1, 3):  # two passes, each of which would have had it set
+            passed = count_reconciles(instance)
+            for number in range(1, 3):  # two reconciles, each of which would have set it
                 instance.process.send_signal(signal.SIGUSR1)
-                eventually(lambda number=number: passes(instance) >= passed + number)  # type: ignore[misc]
+                eventually(lambda number=number: count_reconciles(instance) >= passed + number)  # type: ignore[misc]
         assert len(machine.writes) == writes
         assert "calvin" not in str(instance.events)
 
@@ -298,7 +298,7 @@ def test_another_hash_seed_time_zone_and_locale_give_the_same_bytes(tmp_path: Pa
     assert len(trees[0]) > 8
 
 
-def test_signals_in_their_thousands_hold_nothing_up(tmp_path: Path, repository: Repository) -> None:
+def test_thousands_of_signals_block_nothing(tmp_path: Path, repository: Repository) -> None:
     """A handler runs between any two steps of the main thread, which may hold a lock just then."""
     with running(repository.bare, tmp_path, "--poll", "3600") as instance:
         for number in range(12000):
@@ -306,7 +306,7 @@ def test_signals_in_their_thousands_hold_nothing_up(tmp_path: Path, repository: 
         eventually(lambda: instance.get("/readyz").status_code == 200)
 
 
-def test_an_end_in_good_order_is_overtaken_by_no_alarm() -> None:
+def test_no_alarm_interrupts_a_normal_end() -> None:
     script = """
 import atexit, signal
 atexit.register(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0]))  # which is called last
@@ -319,7 +319,7 @@ signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_what_never_ends_is_ended_some_seconds_after_a_signal(number: signal.Signals) -> None:
+def test_a_process_that_never_ends_is_killed_some_seconds_after_a_signal(number: signal.Signals) -> None:
     script = f"""
 import signal, threading
 from gitboot.cli.terminal import call_on_signal
@@ -346,7 +346,7 @@ def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: s
 
 
 @pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])
-def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typed: str) -> None:
+def test_a_command_that_tests_fork_equals_one_that_is_started(tmp_path: Path, typed: str) -> None:
     arguments = typed.format(missing=tmp_path / "missing").split()
     script = f"import sys; sys.path.append({str(ROOT)!r}); "
     script += f"from tests.helpers.forked_commands_client import pass_on; pass_on({start()!r})"
@@ -360,7 +360,7 @@ def test_a_command_that_tests_fork_is_as_one_that_is_started(tmp_path: Path, typ
     assert ran[0].stdout or ran[0].stderr
 
 
-def test_a_command_that_tests_fork_ends_by_the_signal_that_it_is_sent(tmp_path: Path, repository: Repository) -> None:
+def test_a_command_that_tests_fork_ends_by_a_signal(tmp_path: Path, repository: Repository) -> None:
     places = ["--out", str(tmp_path / "output"), "--state", str(tmp_path / "state")]
     command = Command(["run", str(repository.bare), *places], os.environ)
     assert command.poll() is None

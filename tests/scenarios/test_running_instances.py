@@ -1,4 +1,4 @@
-"""Running instances at the edges: a ledger that takes nothing, and a Fleet that names another one; BMCs that count."""
+"""Running instances at their limits: a ledger that takes no write, and a Fleet that names another one; with BMCs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server_stopped(server: PostgresServer) -> Iterator[None]:
     server.start()
 
 
-def passes(instance: Instance) -> None:
+def wait_for_reconciles(instance: Instance) -> None:
     """Wait for two more reconciles that find the ledger as it is."""
     before = len(failures(instance))
     eventually(lambda: len(failures(instance)) >= before + 2)
@@ -37,11 +37,11 @@ def failures(instance: Instance) -> list[str]:
     return [event["message"] for event in instance.events if event["type"] == "LedgerFailed"]
 
 
-def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(rack: Rack) -> None:
+def test_e3_while_the_ledger_cannot_be_written_nothing_is_set_and_nothing_is_lost(rack: Rack) -> None:
     takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
 
 
-def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:
+def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack: Rack) -> None:
     with postgresql() as server:
         rack.address = server.address()
         ledger = ("--ledger", rack.address.url)
@@ -87,7 +87,7 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             new = rack.add("web02", provision=1)
             rack.push("One more server")
             until_condition(instance, "LedgerWritable", status=False, reason="Failed")
-            passes(instance)
+            wait_for_reconciles(instance)
             assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
             assert instance.status()["records"] == {"Pending": 1}
             kept = [path for path in list_files(spool) if web.entry.encode() in path.read_bytes()]
@@ -95,12 +95,12 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             assert re.search(why, failures(instance)[-1])
         until_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: new.stands)
-        eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or within its grace
+        eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or in its minute of grace
         eventually(lambda: instance.status()["records"] == {"Pending": 1, "Provisioned": 1})
         assert (web.times_set, new.times_set) == (1, 1)
 
 
-def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neither_acting(
+def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_is(
     rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web = rack.add("web01", provision=1)
@@ -141,7 +141,7 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
 
 
 def approve(instance: Instance, state: Path, commit: str) -> None:
-    """Let an instance take note that who acts is another by a commit; what came before it may be held, too."""
+    """Let an instance see a commit that names another active instance; earlier commits may be held, too."""
 
     def held() -> str | None:
         attempted = instance.status()["attempted"]

@@ -28,17 +28,19 @@ BY_MAC, BY_UUID, BY_GRUB = LOOKUPS
         ("mirrors", 7),
     ],
 )
-def test_no_life_under_faults_breaks_a_promise(table: str, first: int, lives: int) -> None:
+def test_no_random_life_with_faults_breaks_a_promise(table: str, first: int, lives: int) -> None:
     found = search(table, SEED, range(first, first + 2 + lives), shortens=lives >= USUAL)
     assert found is None, found
 
 
-def test_no_life_of_two_hosts_with_one_ledger_breaks_a_promise(postgres_server: PostgresServer, lives: int) -> None:
+def test_no_random_life_of_two_hosts_with_one_ledger_breaks_a_promise(
+    postgres_server: PostgresServer, lives: int
+) -> None:
     found = search("hosts", SEED, range(1 + lives), shortens=lives >= USUAL, server=postgres_server)
     assert found is None, found
 
 
-def test_a_life_of_two_hosts_is_the_same_each_time(postgres_server: PostgresServer) -> None:
+def test_a_life_of_two_hosts_is_reproducible(postgres_server: PostgresServer) -> None:
     happened = Counter[str](), Counter[str]()
     for counts in happened:
         assert search("hosts", SEED, range(1), shortens=False, server=postgres_server, counts=counts) is None
@@ -138,7 +140,7 @@ ASKED: Final = Step("an_installation_is_asked_for", {"passes": 1})
 
 
 def reconciling(path: str, **facts: Any) -> Step:
-    """Return a boot of which the instance reads the entry before the user data is fetched, and a reset after it."""
+    """Return a boot during which the instance reads the fetch of the boot script, and a reset after it."""
     return Step(
         "the_instance_reconciles_while_the_machine_boots",
         {"is_new": False, "path": path, "again": path, "seconds": 5, "ends": None} | facts,
@@ -217,7 +219,7 @@ HAPPENS = (
 )
 
 
-def test_no_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
+def test_no_random_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
     numbers = range(12 + lives * 12) if lives >= USUAL else SOME
     with folder_for_lives() as folder, world(Path(folder)) as lived:
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Instances for one site each, from one repository: each acts for its own servers, and nobody's are installed twice."""
+"""Instances for one site each, from one repository: each acts for its own servers, and no server is installed twice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository
-from tests.scenarios.test_installations import INSTALLS, World, held_digest, shown
+from tests.scenarios.test_installations import INSTALLS, World, get_held_digest, summarize_plan
 
 SITES: Final = ("ams2", "fra1")
 UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
@@ -110,7 +110,7 @@ class Country:
 
     def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
         servers = self.instances[site].parts.reconciler.state.plans.servers
-        return {name: shown(each.plan) for name, each in servers.items()}
+        return {name: summarize_plan(each.plan) for name, each in servers.items()}
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def published(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "output/ops/servers").glob("*.json")}
 
 
-def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None:
+def test_each_instance_acts_only_for_the_servers_of_its_site(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     assert [country.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
     assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
@@ -138,7 +138,9 @@ def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None
     assert country.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
 
 
-def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_what_it_has(country: Country) -> None:
+def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operator_sets_its_record(
+    country: Country,
+) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
     country.push(*placed(web01="fra1", web02="fra1"))
@@ -162,7 +164,7 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
     assert "the ledger saw this machine before, but has no record of it" in event.message
 
 
-def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(country: Country) -> None:
+def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
     country.push(*placed(web02="fra1"))
@@ -172,7 +174,7 @@ def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(cou
     assert [each.facts["servers"] for each in country.instances["fra1"].told("ServerUnknown")] == [["web01"]]
 
 
-def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_there(country: Country) -> None:
+def test_a_server_that_was_at_another_site_before_the_next_poll_is_unverified_there(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     world = country.instances["ams2"]
     world.install("web01")
@@ -185,7 +187,7 @@ def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_ther
     assert server_tables.read_current_machines(world.parts.ledger) == {uuid_of("web01")}
 
 
-def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:
+def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
     country.push(board, *placed(web02="fra1"))
@@ -193,8 +195,8 @@ def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Count
     assert "if it is a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
 
 
-def test_however_servers_move_each_number_is_installed_once(country: Country, lives: int) -> None:
-    """Each site looks when it will; a server that is unknown stays so, for nobody says what it has."""
+def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
+    """Each site polls at its own times; an unverified server stays so, because no operator sets its record."""
     draw = random.Random(2411)
     where, provision = dict[str, str](), dict[str, int]()
     installed: list[tuple[str, int]] = []
@@ -215,7 +217,7 @@ def test_however_servers_move_each_number_is_installed_once(country: Country, li
     assert len(installed) == len(set(installed)) > 5
 
 
-def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neither(country: Country) -> None:
+def test_a_server_that_is_added_and_moved_before_a_poll_is_installed_by_neither_site(country: Country) -> None:
     country.push(*placed(web02="fra1"))
     texts = ["---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1"))) for site in SITES]
     for text in texts:
@@ -224,7 +226,7 @@ def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neit
     assert country.planned("fra1")["web01"] == UNKNOWN
 
 
-def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_named(
+def test_no_instance_acts_for_a_site_without_a_ledger_and_of_two_only_the_named_one_acts(
     country: Country, tmp_path: Path
 ) -> None:
     servers = placed(web01="ams2", web02="fra1")
@@ -244,47 +246,53 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
     assert country.planned("ams2") == {"web01": INSTALLS}
 
 
-def test_one_for_all_sites_from_which_others_take_over_is_asked(country: Country, tmp_path: Path) -> None:
+def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(country: Country, tmp_path: Path) -> None:
     servers = placed(web01="ams2", web02="fra1")
     country.push(*servers, ledgers={})
     with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
         for_all = World(parts, country.repository, at("20T12:00"))
         for_all.turn()
-        assert shown(for_all.plan("web01")) == INSTALLS
+        assert summarize_plan(for_all.plan("web01")) == INSTALLS
         country.push(*servers)
         for_all.turn()
         assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
         assert for_all.condition("LedgerNamed") == (False, "BecameStandby")
-        assert shown(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
+        assert summarize_plan(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
 
 
-def said(*arguments: str | Path) -> Result:
+def run_records(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, ["records", *map(str, arguments)])
 
 
-def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(country: Country, tmp_path: Path) -> None:
+def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it(
+    country: Country, tmp_path: Path
+) -> None:
     old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
     take = ("take-over", file, "--state", new, "--reason", "moved")
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["ams2"].install("web01")
-    assert "still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "still belongs to this instance" in str(run_records("hand-over", "web01", "--state", old).exception)
     country.push(*placed(web01="fra1", web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
-    file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
-    assert said("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], "and again"
+    file.write_text(printed := run_records("hand-over", "web01", "--state", old).stdout)
+    assert run_records("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], (
+        "and again"
+    )
     assert "this instance itself handed over" in str(
-        said("take-over", file, "--state", old, "--reason", "moved").exception
+        run_records("take-over", file, "--state", old, "--reason", "moved").exception
     )
     country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
     country.repository.push({"more": "x"}, "Something else")
     country.instances["fra1"].turn()
-    assert "so another site may have installed the server in between" in str(said(*take).exception)
+    assert "so another site may have installed the server in between" in str(run_records(*take).exception)
     country.turn()
-    file.write_text(said("hand-over", "web01", "--state", old).stdout)
-    given = left(said, take, country)
+    file.write_text(run_records("hand-over", "web01", "--state", old).stdout)
+    given = run_while_instance_runs(run_records, take, country)
     assert "recorded web01 as provisioned: provision 1" in given
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
-    assert "this instance already has a record of web01" in str(said(*take).exception), "a second time it is refused"
+    assert "this instance already has a record of web01" in str(run_records(*take).exception), (
+        "a second time it is refused"
+    )
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -296,20 +304,22 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     country.instances["ams2"].install("web01")
     (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
     country.push(moved, *placed(web02="fra1"))
-    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
-    assert str(said("hand-over", "shop01", "--state", old).exception).endswith(
+    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
+    assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
         "use the last name of the server here, or its UUID"
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))
-    assert "web01 still belongs to this instance" in str(said("hand-over", "web01", "--state", old).exception)
-    file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
-    given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
+    assert "web01 still belongs to this instance" in str(run_records("hand-over", "web01", "--state", old).exception)
+    file.write_text(run_records("hand-over", uuid_of("web01"), "--state", old).stdout)
+    given = run_while_instance_runs(run_records, ("take-over", file, "--state", new, "--reason", "moved"), country)
     assert "recorded shop01 as provisioned: provision 1" in given
     assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Country, tmp_path: Path) -> None:
+def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_handed_over(
+    country: Country, tmp_path: Path
+) -> None:
     old, world = tmp_path / "ams2/state", country.instances["ams2"]
     reported = fleet_of(country.ledgers, "Reported")
 
@@ -321,20 +331,20 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
     push("ams2")
     world.install("web01")
     push("fra1")
-    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(run_records("hand-over", "web01", "--state", old).exception)
     fetched = Observation(
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     note_fetch(world.parts.spool, fetched)
     assert "the instance has not read the last fetches of web01 yet" in str(
-        said("hand-over", "web01", "--state", old).exception
+        run_records("hand-over", "web01", "--state", old).exception
     )
     world.turn()
-    assert "an installation of web01 started here" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "an installation of web01 started here" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
-def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
-    """What it knew is of before the last one: that may have installed the machine."""
+def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
+    """Its record is older than the last site, which may have installed the machine."""
     lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
     old = tmp_path / "ams2/state"
 
@@ -347,26 +357,26 @@ def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, t
     country.turn()
     push("fra1")
     country.turn()
-    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
+    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
     push("lon1")
     country.turn()
-    assert "the ledger has no record of web01" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "the ledger has no record of web01" in str(run_records("hand-over", "web01", "--state", old).exception)
     for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
         push(site)
     country.turn()
-    assert "the ledger has no record of web01" in str(said("hand-over", "web01", "--state", old).exception)
+    assert "the ledger has no record of web01" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
-def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
+def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
     country: Country, tmp_path: Path
 ) -> None:
-    """And a server that comes back is taken over by its first ledger, whatever that knew of it before."""
+    """A server that comes back is taken over by its first ledger, whatever record it had there before."""
     file, world = tmp_path / "web01.json", country.instances["ams2"]
     country.push(*placed(web01="ams2", web02="fra1"))
     world.install("web01")
     for old, new in (SITES, SITES[::-1]):
         country.push(*placed(web01=new, web02="fra1"))
-        file.write_text(said("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
+        file.write_text(run_records("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
         with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
             record = build_taken_record(read_hand_over(file), look)
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
@@ -374,21 +384,21 @@ def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
         world = country.instances[new]
         instance_tables.add_request(
             world.parts.ledger, world.now, "ada", RECORDS, given
-        )  # and whoever gave it is killed
+        )  # and the process that gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
         with in_process(copy, country.repository.bare, site=new) as parts:
             again = World(parts, country.repository, world.now)
             again.turn()
-            assert shown(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+            assert summarize_plan(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
         assert country.planned(new)["web01"] == UNKNOWN
         world.turn()
         assert country.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
-    """What comes of a request while the instance runs, which takes it up."""
+def run_while_instance_runs(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
+    """Return the result of a request that a running instance executes."""
     found: list[Result] = []
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
     try:
@@ -402,7 +412,7 @@ def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Coun
     return found[0].output or str(found[0].exception)
 
 
-def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:
+def test_a_state_directory_belongs_to_one_site_and_requests_name_it(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     with open_offline(tmp_path / "ams2/state", at("20T12:00")) as look:
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
@@ -412,7 +422,7 @@ def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: C
 
 
 @pytest.mark.parametrize("other", ["fra1", None])
-def test_another_site_over_a_state_is_refused_before_anything_is_done(
+def test_another_site_with_the_same_state_directory_is_rejected_at_once(
     tmp_path: Path, country: Country, other: str | None
 ) -> None:
     folder = tmp_path / "lon1"
@@ -427,13 +437,13 @@ def test_another_site_over_a_state_is_refused_before_anything_is_done(
 
 
 GONE: Final = (
-    ("its servers go to another site", {"web01": "ams2", "web02": "ams2"}),
+    ("its servers move to another site", {"web01": "ams2", "web02": "ams2"}),
     ("its servers go with it", {"web01": "ams2"}),
 )
 
 
 @pytest.mark.parametrize(("what", "where"), GONE, ids=[what for what, _ in GONE])
-def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_servers_go(
+def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its_servers(
     country: Country, tmp_path: Path, what: str, where: dict[str, str]
 ) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
@@ -444,13 +454,13 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     country.turn()
     for each in (stays, goes):
         assert each.held is not None and each.held.guards == ("allowTakeover",), "as in CI"
-    digest = held_digest(goes)
-    assert held_digest(stays) == digest
+    digest = get_held_digest(goes)
+    assert get_held_digest(stays) == digest
     assert goes.parts.reconciler.status.problems == ()
     assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "BecameStandby"))
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.state.schedule.may_set is False
-    refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
+    refused = str(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
     assert refused.endswith("wait until the instance has accepted the newer commit")
     country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
     country.turn()
@@ -471,10 +481,12 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
         assert again.parts.reconciler.status.problems == ()
     if "web02" in where:
         assert country.planned("ams2")["web02"] == UNKNOWN
-        assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+        assert (
+            json.loads(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+        )
 
 
-def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: Country) -> None:
+def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Country) -> None:
     goes, documents = country.instances["fra1"], (*BOOTS, *placed(web01="ams2", web02="ams2"))
     opened, closed = (
         "---\n".join((fleet_of(country.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
@@ -482,7 +494,7 @@ def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: 
     for text in (opened, closed):
         country.repository.push({"fleet.yaml": text}, "Change")
         country.turn()
-    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {held_digest(goes)} allowTakeover")
+    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {get_held_digest(goes)} allowTakeover")
     country.turn()
     country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
     country.turn()
@@ -493,7 +505,7 @@ def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: 
     )
 
 
-def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
+def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["fra1"].install("web02")
     file, new = tmp_path / "web02.json", tmp_path / "par1/state"
@@ -505,17 +517,19 @@ def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(countr
             documents = fleet_of(country.ledgers, sites=sites), *BOOTS, *placed(web01="ams2", web02=where)
             country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
             country.turn()
-        digest = held_digest(world)
+        digest = get_held_digest(world)
         country.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
         country.turn()
         assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
-        file.write_text(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
-        given = left(said, ("take-over", file, "--state", new, "--reason", "renamed"), country)
+        file.write_text(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
+        given = run_while_instance_runs(
+            run_records, ("take-over", file, "--state", new, "--reason", "renamed"), country
+        )
         assert "recorded web02 as provisioned: provision 1" in given
         assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
 
 
-def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_commit_stands_back(
+def test_an_instance_becomes_standby_if_a_broken_commit_names_another_ledger_for_its_site(
     country: Country,
 ) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
@@ -526,7 +540,7 @@ def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_co
     assert found == [None, (False, "BecameStandby")]
 
 
-def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country: Country, tmp_path: Path) -> None:
+def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     with in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
         world = World(parts, country.repository, at("20T12:00"))
@@ -544,14 +558,14 @@ def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country
         ((), "role: web", []),
     ],
 )
-def test_each_server_is_at_one_site_where_sites_have_instances(
+def test_each_server_is_at_one_site_if_sites_have_instances(
     ledgers: tuple[str, ...], labels: str, found: list[str]
 ) -> None:
     said = fleet_of({site: uuid_of(site) for site in ledgers})
     assert problems(said, *BOOTS, server("web01", labels)) == found
 
 
-def test_a_server_of_two_sites_is_nobodys() -> None:
+def test_a_server_of_two_sites_is_an_error() -> None:
     said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
     expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
@@ -565,12 +579,12 @@ def problems(*documents: str) -> list[str]:
     return []
 
 
-# What holds of every commit
+# Properties of every commit
 
 
 @LAWS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
-def test_sites_together_are_the_fleet_however_each_was_come_to(
+def test_sites_together_equal_the_fleet_in_any_order_of_commits(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw, history = random.Random(seed), History({})
@@ -648,7 +662,7 @@ def at_sites(tree: Tree, draw: random.Random) -> Tree:
 # Without the others
 
 
-def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_set_while_nothing_beyond_it_answers(
+def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_without_a_network(
     tmp_path: Path,
 ) -> None:
     give_credentials(tmp_path / "credentials", password="correct horse")
@@ -712,8 +726,8 @@ def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_s
         assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["its servers go to another site", "its servers go with it"])
-def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_anybody_looks(
+@pytest.mark.parametrize("stays", [True, False], ids=["its servers move to another site", "its servers go with it"])
+def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_first_look(
     tmp_path: Path, stays: bool
 ) -> None:
     give_credentials(tmp_path / "credentials", password="correct horse")

@@ -45,7 +45,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 def with_user_data(number: int) -> dict[str, str]:
-    """A fleet whose one server boots an image of this number, with user data that says it."""
+    """Return a fleet whose one server boots an image of this number, with user data that contains it."""
     documents = (
         *SEED,
         image(f"next-{number}", "userData: CloudInit"),
@@ -56,7 +56,7 @@ def with_user_data(number: int) -> dict[str, str]:
 
 
 def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
-    """What a machine is told to boot, and the user data that this names, are of one commit."""
+    """Assert that the boot script and the user data that it names are of one commit."""
     for path in (f"boot/{ENTRY}", f"boot/{BY_UUID}"):
         script = seen.get(path, b"").decode()
         images = set(re.findall(r"/assets/(next-\d)/", script))
@@ -83,7 +83,7 @@ def contents(store: Store, bucket: str) -> dict[str, bytes]:
     return store.contents(bucket, "boot/")
 
 
-def test_a_branch_a_bucket_and_a_folder_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:
+def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path, store: Store, keys: Path) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
@@ -105,7 +105,7 @@ def test_a_branch_a_bucket_and_a_folder_follow_what_is_published(tmp_path: Path,
         published = {
             str(each.relative_to(output)): each.read_bytes() for each in output.glob("boot/**/*") if each.is_file()
         }
-        eventually(lambda: contents(store, "boots") == published)  # an entry is put before those that are alike
+        eventually(lambda: contents(store, "boots") == published)  # a boot script is put before those that are equal
         eventually(lambda: files_with_times(folder) == files_with_times(output))
         assert {S_IMODE(each.stat().st_mode) for each in (folder / "boot").rglob("*")} == {0o750, 0o640}
         listed = git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/").splitlines()
@@ -144,7 +144,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         repository.bare, tmp_path, *configured(max_reinstalls=9), "--target", str(folder), "--target", bucket
     ) as instance:
         eventually(lambda: holds_all(1))
-        for mirror in (folder / "boot", bucket):  # the head says so after the files are there
+        for mirror in (folder / "boot", bucket):  # the head has it after the files exist
             eventually(lambda: repair(mirror, output).returncode == 0)  # noqa: B023 - it ends here
         right = (folder / "boot" / ENTRY).read_bytes()
 
@@ -169,7 +169,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
-def test_an_instance_that_is_killed_at_any_write_leaves_whole_chains_and_the_next_one_completes_them(
+def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_one_completes(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -206,7 +206,7 @@ class Killed(Exception):
     """The end of an instance that does not end cleanly."""
 
 
-def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_target_not_current(
+def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_target_not_current(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -225,7 +225,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
         assert "is damaged" in found["message"]
 
 
-# A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
+# A fault of gitboot: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os
 from gitboot.publish.targets.sync_steps import StoreTarget
@@ -305,7 +305,7 @@ def _windows() -> Iterator[str]:
 def test_an_override_waits_for_the_target_from_which_its_machine_boots(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
-    """It would boot what is not wanted any more, and be consumed; who boots from elsewhere does not wait."""
+    """The machine would boot an outdated image and consume the override; machines of other targets do not wait."""
     store.reset()
     store.fails = lambda *_: 503
     with Rack(tmp_path, settings=f"baseURL: '{store.url}/waits/boot', endpoint: 'http://boot.test'") as rack:
@@ -324,7 +324,7 @@ def test_an_override_waits_for_the_target_from_which_its_machine_boots(
             assert store.get("waits", f"boot{blade.entry}").content == (rack.output / f"boot{blade.entry}").read_bytes()
 
 
-def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_it(
+def test_a_one_time_boot_is_not_in_a_bucket_unless_an_endpoint_records_it(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
@@ -343,7 +343,7 @@ def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_
             assert there == lies
 
 
-def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
+def test_a_report_in_the_log_of_a_store_counts(tmp_path: Path) -> None:
     """Hours late, and twice."""
     settings = "baseURL: 'http://cdn.test', endpoint: 'http://boot.test', provisioning: {evidence: Reported}"
     with Rack(tmp_path, settings=settings) as rack:
@@ -361,7 +361,7 @@ def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
             eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 
-def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:
+def test_run_once_ends_when_the_targets_have_the_publication(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()
@@ -373,7 +373,7 @@ def test_reconciling_once_ends_when_the_targets_hold_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", ["main", "refs/heads/main"])
-def test_the_branch_that_is_followed_is_refused_by_name(tmp_path: Path, reference: str) -> None:
+def test_the_followed_branch_is_rejected_as_a_target_by_name(tmp_path: Path, reference: str) -> None:
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()

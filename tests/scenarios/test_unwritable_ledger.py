@@ -85,7 +85,7 @@ def ends_its_window(
     withdraws: bool = True,
     restarts: bool = False,
 ) -> None:
-    """A window ends while the ledger takes nothing: however slow this machine is, the ledger fails before the end."""
+    """A window ends while the ledger takes no write; the ledger fails before the end even on a slow machine."""
     web = rack.add("web01")
     rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
     rack.push()
@@ -131,13 +131,13 @@ def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locke
     ends_its_window(rack, lambda: locked_ledger(rack.state))
 
 
-def test_finding_c2_a_window_ends_though_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
+def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
     ends_its_window(rack, lambda: locked_ledger(rack.state), restarts=True)
 
 
 @contextmanager
 def server_hung(server: PostgresServer) -> Iterator[None]:
-    """The ledger's PostgreSQL keeps its connections and answers nothing, as long as the block runs."""
+    """Let the PostgreSQL of the ledger keep its connections without a response, as long as the block runs."""
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)  # it makes no more children from now on
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
@@ -159,17 +159,17 @@ def _signal(process: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize("lease_s", [600, 5])
-def test_finding_c2_a_window_ends_while_postgresql_hangs_at_bmcs_as_long_as_the_lease_runs(
+def test_finding_c2_while_postgresql_hangs_a_window_ends_at_bmcs_only_during_the_lease(
     rack: Rack, lease_s: int
 ) -> None:
-    """A lease that runs out while the server hangs is another's to take: nothing is changed at BMCs then."""
+    """After the lease has ended while the server hangs, another instance may take it, so nothing changes at BMCs."""
     with postgresql() as server:
         rack.address = server.address()
         arguments = ("--ledger", rack.address.url, *configured(lease_seconds=lease_s))
         ends_its_window(rack, lambda: server_hung(server), *arguments, withdraws=lease_s == 600)
 
 
-def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
+def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
     """The process ends with an error each time that the service manager starts it, and ends the window before."""
     with postgresql() as server:
         rack.address = server.address()
@@ -196,7 +196,7 @@ def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgre
     eventually(starts_again)
 
 
-# Pass by pass
+# Reconcile by reconcile
 
 
 @contextmanager
@@ -225,13 +225,13 @@ def decide(bench: Bench, *more: str, often: str = "Never", spec: str = "", names
     )
 
 
-def given(bench: Bench, name: str = "web01") -> str:
+def read_served_files(bench: Bench, name: str = "web01") -> str:
     files = bench.target.servers[name]
     assert files is not None
     return "\n".join(file.content.decode() for path, file in sorted(files.items()) if path.endswith("boot.ipxe"))
 
 
-def test_a_maintenance_leaves_the_files_though_another_is_ahead_that_the_ledger_does_not_know(
+def test_a_maintenance_leaves_the_files_even_if_the_ledger_does_not_know_a_later_one(
     bench: Bench, tmp_path: Path
 ) -> None:
     ahead = [
@@ -240,11 +240,11 @@ def test_a_maintenance_leaves_the_files_though_another_is_ahead_that_the_ledger_
     ]
     decide(bench, maintenance("repair", IN_WINDOW), *ahead)
     bench.reconcile()
-    assert "memtest-7" in given(bench)
+    assert "memtest-7" in read_served_files(bench)
     with locked(bench, tmp_path):
         bench.wait(hours=1)
         bench.reconcile()
-        assert "memtest-7" not in given(bench)
+        assert "memtest-7" not in read_served_files(bench)
         condition = bench.condition("LedgerWritable")
         assert condition is not None and not condition[0]
     bench.reconcile()
@@ -252,7 +252,7 @@ def test_a_maintenance_leaves_the_files_though_another_is_ahead_that_the_ledger_
     assert condition is not None and condition[0]
 
 
-def test_an_installation_that_waits_behind_a_maintenance_is_withheld_until_the_ledger_takes_it(
+def test_an_installation_after_a_maintenance_is_withheld_until_the_ledger_stores_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     decide(bench, maintenance("repair", IN_WINDOW), often="Once", spec="provision: 1")
@@ -260,14 +260,14 @@ def test_an_installation_that_waits_behind_a_maintenance_is_withheld_until_the_l
     with locked(bench, tmp_path):
         bench.wait(hours=1)
         bench.reconcile()
-        assert "memtest-7" not in given(bench) and "flatcar-1" not in given(bench)
+        assert "memtest-7" not in read_served_files(bench) and "flatcar-1" not in read_served_files(bench)
         bench.reconcile()
-        assert "flatcar-1" not in given(bench)
+        assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
-    assert "flatcar-1" in given(bench)
+    assert "flatcar-1" in read_served_files(bench)
 
 
-def test_an_installation_that_the_ledger_has_noted_stays_offered(bench: Bench, tmp_path: Path) -> None:
+def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, tmp_path: Path) -> None:
     decide(
         bench,
         maintenance("repair", IN_WINDOW, select="{matchLabels: {name: web02}}"),
@@ -280,8 +280,10 @@ def test_an_installation_that_the_ledger_has_noted_stays_offered(bench: Bench, t
         bench.wait(hours=1)
         bench.reconcile()
         bench.reconcile()
-        assert "flatcar-1" in given(bench, "web01")
-        assert "memtest-7" not in given(bench, "web02") and "flatcar-1" not in given(bench, "web02")
+        assert "flatcar-1" in read_served_files(bench, "web01")
+        assert "memtest-7" not in read_served_files(bench, "web02") and "flatcar-1" not in read_served_files(
+            bench, "web02"
+        )
 
 
 # After a restart
@@ -344,7 +346,7 @@ def restarting(tmp_path: Path) -> Restarting:
     return made
 
 
-def test_a_restart_without_the_ledger_ends_windows_and_keeps_an_installation_that_stands(
+def test_a_restart_without_the_ledger_ends_windows_and_keeps_a_published_installation(
     restarting: Restarting,
 ) -> None:
     stands = restarting.boots("web01")
@@ -404,8 +406,8 @@ def test_a_restart_without_the_ledger_accepts_no_new_commit(restarting: Restarti
         assert "flatcar-1" in restarting.boots("web02")
 
 
-def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(restarting: Restarting) -> None:
-    """The file is gone, so nothing shows that the ledger has noted the boot."""
+def test_a_restart_without_the_ledger_withholds_an_unpublished_boot(restarting: Restarting) -> None:
+    """The file is missing, so nothing shows that the ledger has stored the boot."""
     shutil.rmtree(restarting.folder / "output/boot/v1/boot" / mac_of("web01").replace(":", "-"))
     with restarting.running() as parts:
         with restarting.locked():
@@ -417,7 +419,7 @@ def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(resta
 
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
-    """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
+    """Like `restarting`, but each instance resumes from a checkpoint, as with hundreds of servers."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(assembly, "DamageSearch", Patient)
@@ -431,7 +433,7 @@ def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
 def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_again(
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
-    """The stop ends before the ledger takes anything. So nobody's plan is another than before the restart."""
+    """The stop ends before the ledger takes a write, so each plan equals the one before the restart."""
     restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
     stands, output = restarting.boots("web01"), restarting.folder / "output" / "ops"
     with ExitStack() as process, ExitStack() as failure:
@@ -451,10 +453,10 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_each_file_that_was_published_after_a_restart_without_the_ledger_is_noted_by_its_date(
+def test_each_file_published_after_a_restart_without_the_ledger_is_stored_with_its_date(
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
-    """An access log of a mirror has nothing but the date of what was sent."""
+    """The access log of a mirror only has the date of what was sent."""
     restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
     restarting.push(maintenance("repair", "20T13:00 20T14:00", select="{matchLabels: {name: web01}}"))
     with restarting.running() as parts:
@@ -472,18 +474,18 @@ def test_each_file_that_was_published_after_a_restart_without_the_ledger_is_note
         assert None not in (restarting.noted(parts, "web01"), restarting.noted(parts, "web02"))
 
 
-def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(tmp_path: Path) -> None:
-    """The fetch of its boot is written down; what is offered after that cannot be noted."""
+def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(tmp_path: Path) -> None:
+    """The fetch of its boot is recorded; later offers cannot be stored."""
     with InMaintenance(tmp_path) as bench:
         plan = bench.maintain()
-        assert plan.data is not None and "bios-1" in given(bench)
+        assert plan.data is not None and "bios-1" in read_served_files(bench)
         bench.ledger.database.execute(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON main.offers BEGIN SELECT RAISE(ABORT, 'no room'); END"
         )
         bench.entry(plan)
         condition = bench.condition("LedgerWritable")
         assert condition is not None and not condition[0]
-        assert "bios-1" in given(bench), "a loader that asks again gets the same boot"
+        assert "bios-1" in read_served_files(bench), "a loader that asks again gets the same boot"
         files = bench.target.servers["web01"]
         assert files is not None and any(plan.data in path for path in files)
         bench.ledger.database.execute("DROP TRIGGER temp.full")
@@ -492,14 +494,14 @@ def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(
         assert condition is not None and condition[0]
 
 
-def test_a_stop_that_the_ledger_cannot_take_applies_to_the_files(bench: Bench, tmp_path: Path) -> None:
+def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, tmp_path: Path) -> None:
     decide(bench, often="Once", spec="provision: 1")
     bench.reconcile()
-    assert "flatcar-1" in given(bench)
+    assert "flatcar-1" in read_served_files(bench)
     with locked(bench, tmp_path):
         tree_reader.write_stop(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
-        assert "flatcar-1" not in given(bench)
+        assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
     condition = bench.condition("LedgerWritable")
     assert condition is not None and condition[0]
@@ -509,7 +511,7 @@ def test_a_stop_that_the_ledger_cannot_take_applies_to_the_files(bench: Bench, t
 
 
 class Maintained:
-    """web01 with its BMC, on which the override of a maintenance stands."""
+    """web01 with its BMC, on which the override of a maintenance is set."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
@@ -560,7 +562,7 @@ def maintained(tmp_path: Path) -> Iterator[Maintained]:
         yield Maintained(tmp_path, stack)
 
 
-def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(maintained: Maintained) -> None:
+def test_without_the_ledger_an_override_is_cleared_at_the_end_of_its_window(maintained: Maintained) -> None:
     with locked(maintained.bench, maintained.folder):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
@@ -570,7 +572,7 @@ def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(ma
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
-def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
+def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
     """A reconcile holds what jobs write down until its own write has ended, which may take all of a lease."""
     maintained.wait(hours=1)
     inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.list_overrides(WEB01)
@@ -584,8 +586,8 @@ def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained
         assert maintained.notes.exists()
 
 
-def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(maintained: Maintained) -> None:
-    """What a stop takes back needs the ledger: a reset until then has consumed the override."""
+def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
+    """A clearing because of a stop needs the ledger: a reset before it has consumed the override."""
     with locked(maintained.bench, maintained.folder):
         tree_reader.write_stop(
             maintained.folder / "spool", StopOrder("ada", "wait", everything=True), maintained.bench.now
@@ -595,7 +597,7 @@ def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(ma
         assert (maintained.shown, maintained.notes.exists()) == ("Once", False)
 
 
-def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Maintained) -> None:
+def test_a_clearing_without_the_ledger_is_known_after_a_restart(maintained: Maintained) -> None:
     with locked(maintained.bench, maintained.folder):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
@@ -605,7 +607,7 @@ def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Ma
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
-def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(maintained: Maintained) -> None:
+def test_an_override_that_is_gone_without_a_note_is_not_known_and_never_set_again(maintained: Maintained) -> None:
     """STATE refused the note, and the process that had it in memory was killed."""
     maintained.notes.mkdir()
     with locked(maintained.bench, maintained.folder):
@@ -624,7 +626,7 @@ def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(
     assert (maintained.state, len(maintained.machine.writes)) == (OverrideState.LOST, patches)
 
 
-def test_a_medium_that_is_ejected_after_its_override_was_withdrawn_is_noted(maintained: Maintained) -> None:
+def test_a_medium_that_is_ejected_after_its_override_was_cleared_is_recorded(maintained: Maintained) -> None:
     (set_,) = maintained.bench.knowledge.list_overrides(WEB01)
     medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
     withdrawn = structs.replace(set_, state=OverrideState.CLEARED, medium=medium)
@@ -650,7 +652,7 @@ def test_a_note_of_an_older_setting_changes_nothing(maintained: Maintained) -> N
     assert (maintained.state, maintained.shown, maintained.notes.exists()) == (OverrideState.CONFIRMED, "Once", False)
 
 
-def test_a_window_that_is_prolonged_moves_the_time_from_which_its_override_may_be_cleared(
+def test_an_extended_window_moves_the_time_from_which_its_override_may_be_cleared(
     maintained: Maintained,
 ) -> None:
     maintained.decide("20T11:00 20T16:00")
@@ -702,7 +704,7 @@ def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypa
             parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=parts.events.append
         )
         thread = Thread(target=running.run)
-        with parts.ledger._lock:  # as by a database that gives no answer
+        with parts.ledger._lock:  # as with a database that does not respond
             thread.start()
             eventually(lambda: (tmp_path / "state/status.json").exists() and conditions().get("Reconciling") is False)
         monkeypatch.setattr(instance_loop, "STALLED_S", 3600.0)  # longer than a stage takes on any machine

@@ -1,7 +1,7 @@
-"""Instances of older versions, as they left their files, and what the present code does with them.
+"""State of older versions of gitboot, and the present version on it.
 
-`upgrades/0.1.0.tar.xz` is what `gitboot run` of that version (commit dec10da) left of the fleet that its `init` makes,
-with a second server. web01 had just fetched its boot script. web02 had not.
+`upgrades/0.1.0.tar.xz` is the state of `gitboot run` of that version (commit dec10da) for the fleet that its `init`
+makes, with a second server. web01 had just fetched its boot script. web02 had not.
 
 `upgrades/make.py` made the other archives and says what is in them.
 """
@@ -113,7 +113,7 @@ def installs(left: Path, server: str) -> bool:
     return KERNEL in (left / "output" / ENTRIES[server]).read_text()
 
 
-def test_what_is_installed_stays_and_what_is_not_is_offered(left: Path) -> None:
+def test_an_installed_server_stays_and_a_pending_one_is_offered(left: Path) -> None:
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
     done = once(left)
     assert done.code == 8, done.err  # as long as a condition names web02
@@ -132,21 +132,21 @@ def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_p
         found = json.loads((left / "state/status.json").read_bytes())["conditions"]
         return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
 
-    for _ in range(2):  # a restart knows it, too
+    for _ in range(2):  # a restart has it, too
         once(left)
         found = condition()
         assert found is not None
         assert (found["status"], found["reason"]) == (False, "OutputWithoutEndpoint")
         assert "of 1 server from OUTPUT" in found["message"] and ": web02." in found["message"]
         assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
-        for text in (found["message"], found["remedy"]):  # a log in an older format does not show who fetches
+        for text in (found["message"], found["remedy"]):  # a log in an older format does not show the clients
             assert "the new ops/serve/nginx.conf" in text and "Caddyfile" in text
     name_endpoint(left)
     once(left, *NAMING)
     assert condition() is None
 
 
-def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
+def test_a_second_run_changes_nothing(left: Path) -> None:
     once(left)
     before = boot_files(left)
     once(left)
@@ -171,7 +171,7 @@ def condition(left: Path, kind: str) -> tuple[bool, str, str]:
     return found["status"], found["reason"], found["message"]
 
 
-def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
+def test_output_stays_readable_by_everybody_until_a_group_is_named(left: Path) -> None:
     """A web server may read it, as another user."""
     assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
@@ -183,7 +183,7 @@ def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) 
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
 
 
-def test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody(left: Path) -> None:
+def test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody(left: Path) -> None:
     once(left)
     shutil.rmtree(left / "output")
     once(left)
@@ -200,7 +200,7 @@ def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_comm
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
-def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_lacks_the_accepted_commit(
+def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks_the_accepted_one(
     tmp_path: Path, version: str
 ) -> None:
     left = extracted(version, tmp_path)
@@ -241,7 +241,7 @@ class Taken:
         return '"outcome":"served"' in read_spool(self.folder)
 
     def end_grace(self) -> None:
-        """Let the minute pass in which a machine may fetch its boot script again."""
+        """Let the minute of grace pass in which a machine may fetch its boot script again."""
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite", isolation_level=None)) as ledger:
             ledger.execute("UPDATE records SET grace_until = provisioned_at")
 
@@ -250,7 +250,7 @@ class Taken:
         return {name: machine.writes for name, machine in self.machines.items()}
 
     def offers(self) -> dict[str, bool]:
-        """Whether an endpoint would answer each server with its install boot."""
+        """Return whether an endpoint would serve each server its install boot."""
         found = {}
         for name in make.NAMES:
             shown = typed("boot-script", name, "--tree", self.folder / "output")
@@ -373,7 +373,7 @@ MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
 
 
 def boots_memtest(taken: Taken) -> bool:
-    return "memtest-" in (taken.folder / f"output/boot{make.entry('web03')}").read_text()
+    return "memtest-" in (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
 
 
 def test_an_image_that_the_earlier_version_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:

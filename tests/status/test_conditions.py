@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 REMEDIES = {(each.name, reason): line for each in CONDITIONS.values() for reason, line in each.remedies.items()}
 
 
-# What states there are
+# Existing states
 
 
 def _nodes(path: Path) -> Iterator[ast.AST]:
@@ -90,14 +90,14 @@ def _states() -> set[tuple[str, str]]:
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/endpoint/served_files.py", "_set_condition"):
         found |= {("OutputTreeReadable", each) for each in _texts(call.args[1]) if each != "Read"}
-    return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
+    return found | {(STATUS_CURRENT, "Stale")}  # of the reader of the status
 
 
 def _errors(kind: type[GitbootError] = GitbootError) -> set[str]:
     return {kind.__name__}.union(*map(_errors, kind.__subclasses__()))
 
 
-def test_every_state_that_the_code_knows_has_a_way_out_and_no_other() -> None:
+def test_every_bad_state_in_the_code_has_a_remedy_and_no_other_state_has() -> None:
     lines, states = REMEDIES.keys(), _states()
     assert states - lines == set()
     others = lines - states  # of errors some have a line of their own
@@ -113,7 +113,7 @@ def test_the_table_of_conditions_for_operators_has_each_type() -> None:
 
 
 @for_each("line", [pytest.param(line, id=" ".join(key)) for key, line in REMEDIES.items()])
-def test_each_line_can_be_typed(line: str) -> None:
+def test_each_remedy_can_be_typed(line: str) -> None:
     words = shlex.split(line, comments=True)
     if words[0] != "gitboot":
         return
@@ -132,7 +132,7 @@ def test_each_line_can_be_typed(line: str) -> None:
     assert required <= set(given) | {"--guard"} or "…" in given  # GUARDS stands for --guard GUARD
 
 
-def test_words_in_capitals_are_filled_in() -> None:
+def test_words_in_capitals_in_a_remedy_are_filled_in() -> None:
     given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
     line = find_remedy("CommitAccepted", "GuardTripped", given)
     assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
@@ -145,7 +145,7 @@ def test_words_in_capitals_are_filled_in() -> None:
     )
 
 
-def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:
+def test_an_error_without_its_own_remedy_has_the_general_one() -> None:
     assert find_remedy("Published", "PublishError") == REMEDIES["Published", ANY]
     assert find_remedy("Published", "ForeignTree") == REMEDIES["Published", "ForeignTree"]
     assert find_remedy("Published", "Published") == REMEDIES["Published", ANY]
@@ -161,7 +161,7 @@ def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: 
     return Event(at=at, type="OverrideStalled", message=f"{server}: {message}", facts=facts, warning=True)
 
 
-def test_what_differs_by_the_server_alone_is_one_event_with_all_of_them() -> None:
+def test_events_that_differ_only_by_the_server_are_merged() -> None:
     published = Event(at=NOON, type="Published", message="3 written")
     names = [f"w{number:02}" for number in range(11)]
     (first, one) = merge_events_by_server([*map(stalled, reversed(names)), published])
@@ -169,7 +169,7 @@ def test_what_differs_by_the_server_alone_is_one_event_with_all_of_them() -> Non
     assert (first.facts, first.type, first.warning, one) == ({"servers": names}, "OverrideStalled", True, published)
 
 
-def test_what_says_anything_else_stays_by_itself_and_in_its_order() -> None:
+def test_other_events_stay_separate_and_in_order() -> None:
     events = (
         stalled("web01"),
         stalled("web02", "401 by its BMC"),

@@ -1,4 +1,4 @@
-"""How far long work has come: counted by who does it, told at a sane rate, to whoever looks."""
+"""Progress of long work: counted by the worker, and reported at intervals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gitboot.status.work_progress import (
     iterate_with_progress,
 )
 from tests.helpers import endpoints, http_peers
-from tests.helpers.disks_and_terminals import shown
+from tests.helpers.disks_and_terminals import show_events
 from tests.helpers.endpoints import site as new_site
 from tests.helpers.published_trees import server_files
 
@@ -52,13 +52,13 @@ class Clock:
         return self.now_s
 
 
-def test_each_item_is_counted_before_it_and_all_at_the_end() -> None:
+def test_progress_is_reported_before_each_item_and_at_the_end() -> None:
     told: list[tuple[int, int]] = []
     found = [(each, len(told)) for each in iterate_with_progress("abc", lambda *how: told.append(how))]
     assert (found, told) == ([("a", 1), ("b", 2), ("c", 3)], [(0, 3), (1, 3), (2, 3), (3, 3)])
 
 
-def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then() -> None:
+def test_short_work_is_not_reported_and_long_work_is_reported_at_intervals() -> None:
     told: list[WorkProgress | None] = []
     clock = Clock()
     note = WorkListener(told.append, clock_s=clock).make_reporter(Work.PLAN)
@@ -66,7 +66,7 @@ def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then
     clock.now_s = FIRST_S - 0.1
     note(10, 100)
     note(100, 100)
-    assert told == []  # nothing to take back, either
+    assert told == []  # nothing to withdraw, either
     note(0, 100)
     for done in range(1, 100):
         clock.now_s += 1
@@ -79,7 +79,7 @@ def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then
     assert (first.done, first.total, first.remaining_s, said[1].done) == (5, 100, 95, first.done + EVERY_S)
 
 
-def test_of_two_at_once_each_has_its_own_pace() -> None:
+def test_two_simultaneous_works_have_separate_intervals() -> None:
     told: list[WorkProgress | None] = []
     clock = Clock()
     listener = WorkListener(told.append, clock_s=clock)
@@ -104,14 +104,14 @@ def test_of_two_at_once_each_has_its_own_pace() -> None:
     ],
     ids=["nothing yet", "planning"],
 )
-def test_it_is_said_in_words(underway: WorkProgress, message: str) -> None:
+def test_progress_has_a_message(underway: WorkProgress, message: str) -> None:
     assert underway.message == message == underway.facts()["message"]
 
 
 ACCEPTED: Final = {"acknowledged": [], "commit": "c0ffee", "changed": []}
 
 
-def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:
+def test_an_earlier_status_stays_and_shows_the_progress(tmp_path: Path) -> None:
     instants = iter([AT.replace(minute=minute) for minute in range(4)])
     (tmp_path / "status.json").write_text(json.dumps({"attempted": {}, "changes": 7, "clock": "old"}))
     left = StatusFile(tmp_path, lambda: next(instants))
@@ -127,7 +127,7 @@ def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -
     assert (read_status(tmp_path)["progress"], read_status(tmp_path)["changes"]) == (None, 8)
 
 
-def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: Path) -> None:
+def test_the_status_in_the_output_tree_is_shown_if_the_state_directory_is_full(tmp_path: Path) -> None:
     left = {"ledger": "mine", "clock": "2026-11-20T12:00:00Z", "conditions": [], "plannedAt": "then"}
     (tmp_path / "ops").mkdir()
     for more, is_shown in (
@@ -141,15 +141,15 @@ def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: 
     assert read_newest_status(left, tmp_path) == left
 
 
-def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:
+def test_a_first_start_has_a_status_before_the_first_publication(tmp_path: Path) -> None:
     StatusFile(tmp_path, lambda: AT).note_progress(WorkProgress(work=Work.READ, done=1, total=2, remaining_s=3))
     found = read_status(tmp_path)
     assert endpoints.openapi_problems("InstanceStatus", {**found, "conditions": []}) == []
     assert (found["progress"]["work"], found["progress"]["leftSeconds"]) == ("Reading", 3)
 
 
-def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
-    """By servers where no tree stands, and else by files: each of theirs is staged, and then placed."""
+def test_a_publication_counts_to_its_end(tmp_path: Path) -> None:
+    """The progress counts servers for a new tree and files otherwise: each file is staged and then placed."""
     told: list[tuple[int, int]] = []
     with OutputDirectory.open(tmp_path, ledger="ours", report_progress=lambda *how: told.append(how)) as directory:
         for text, least in ((b"1", 50), (b"2", 4 * 50)):
@@ -161,7 +161,7 @@ def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
             told.clear()
 
 
-def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
+def test_readyz_shows_the_progress_of_a_cold_start() -> None:
     with new_site(None) as site:
         state, clock = site.root.parent, Clock()
         note = WorkListener(StatusFile(state, lambda: site.now).note_progress, clock_s=clock).make_reporter(
@@ -190,7 +190,7 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
     assert (after.status_code, after.text) == (200, "ready\n")
 
 
-def test_an_evaluator_says_how_many_files_it_has_read() -> None:
+def test_an_evaluator_reports_how_many_files_it_has_read() -> None:
     pipe = BytesIO()
     read = _AnswerStream(pipe).count_reads(lambda blob: blob.encode())
     assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
@@ -221,7 +221,7 @@ class Evaluating:
         )
 
 
-def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> None:
+def test_after_reading_a_commit_deciding_is_still_reported_as_progress(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     process, question = cast(Child, Evaluating()), Question("f" * 40, None, EvaluationLimits())
     conversation = _Conversation(process, question, lambda *how: told.append(how), None, ResultsFile(tmp_path))
@@ -231,7 +231,7 @@ def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bool) -> None:
+def test_status_shows_the_progress_while_an_instance_runs(tmp_path: Path, runs: bool) -> None:
     StatusFile(tmp_path, lambda: AT).note_progress(WorkProgress(work=Work.PLAN, done=1, total=2, remaining_s=3))
     with lock(tmp_path) if runs else nullcontext():
         found = CliRunner().invoke(command, ["--state", str(tmp_path)])
@@ -239,14 +239,14 @@ def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bo
     assert ("progress       planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
 
 
-def test_on_a_terminal_the_next_line_takes_its_place() -> None:
+def test_on_a_terminal_the_next_line_replaces_the_progress() -> None:
     told = (Event(at=AT, type=kind, message=message) for kind, message in (("Progress", "half"), ("Published", "all")))
-    first, second = shown(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
+    first, second = show_events(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
     assert first.endswith("half") and "\n" not in first
     assert second.startswith("\x1b[K") and second.endswith("all\n")
 
 
-def test_a_lap_is_what_has_passed_since_the_one_before() -> None:
+def test_a_stage_time_is_the_time_since_the_previous_stage() -> None:
     now_s = [0.0]
     laps = StageTimes(lambda: now_s[0])
     lap = laps.start()
@@ -262,7 +262,7 @@ def test_a_lap_is_what_has_passed_since_the_one_before() -> None:
     }
 
 
-def test_each_duration_is_counted_once_in_the_first_bucket_that_it_does_not_exceed() -> None:
+def test_each_duration_is_counted_once_in_the_first_bucket_that_holds_it() -> None:
     laps = StageTimes()
     for seconds in (0, *BOUNDS_S, 300.001, 1e9):
         laps.add(Stage.FETCH, seconds)

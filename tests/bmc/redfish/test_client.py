@@ -83,7 +83,7 @@ def _sent(machine: Machine, index: int = -1) -> str:
     return " ".join(str(value).replace(URI, "URI") for value in values if value != "")
 
 
-# profile, what is sent for ONCE, for ALWAYS (nothing: it knows no Continuous), for FROM_CD and to switch that off;
+# profile, the settings for ONCE, for ALWAYS (none: it has no Continuous), for FROM_CD, and to switch that off;
 # what the machine boots
 VENDORS = [
     ("generic", "Once UefiHttp URI", "Continuous UefiHttp", "Once Cd", "Disabled", "UefiHttp UefiHttp Cd"),
@@ -130,7 +130,7 @@ VENDORS = [
 @pytest.mark.parametrize(
     ("name", "once", "always", "from_cd", "off", "boots"), VENDORS, ids=[row[0] for row in VENDORS]
 )
-def test_each_vendor_is_sent_what_it_takes(
+def test_each_vendor_gets_the_override_settings_that_it_accepts(
     make_rack: MakeRack,
     authority: Authority,
     name: str,
@@ -158,7 +158,7 @@ def test_each_vendor_is_sent_what_it_takes(
     assert _sent(machine) == off
     machine.run_through()
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
-    assert machine.resets == 4  # nothing that was sent cost the machine another reboot
+    assert machine.resets == 4  # no setting cost the machine another reboot
     assert not machine.boot_order_changed
     assert all("If-Match" in request.headers for request in machine.requests if request.method == "PATCH")
 
@@ -167,7 +167,7 @@ def test_all_profiles_are_tested() -> None:
     assert [row[0] for row in VENDORS] == list(PROFILES)
 
 
-def test_only_what_differs_is_sent(rack: Rack) -> None:
+def test_only_differing_settings_are_sent(rack: Rack) -> None:
     machine, bmc = rack.machine, rack.connect()
     _set(bmc, ONCE)
     _set(bmc, ONCE)
@@ -182,13 +182,13 @@ def test_only_what_differs_is_sent(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("profile", "sent"),
     [
-        pytest.param(GENERIC, "Cd", id="what differs"),
+        pytest.param(GENERIC, "Cd", id="differences only"),
         pytest.param(SUPERMICRO_X10, "Once UsbCd", id="and Enabled"),
         pytest.param(SUPERMICRO_X11, "Once UsbCd UEFI", id="and Enabled and Mode"),
         pytest.param(AMI, "Once Cd UEFI", id="and all of it"),
     ],
 )
-def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
+def test_a_new_target_is_sent_together_with_the_settings_that_the_bmc_requires(
     make_rack: MakeRack, profile: Profile, sent: str
 ) -> None:
     rack = make_rack(profile=profile)
@@ -199,7 +199,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_what_is_off_is_not_switched_off(make_rack: MakeRack, profile: Profile) -> None:
+def test_an_override_that_is_off_is_not_switched_off_again(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
     machine, bmc = rack.machine, rack.connect()
     bmc.set_override(NO_OVERRIDE, bmc.observe())
@@ -214,7 +214,7 @@ def test_what_is_off_is_not_switched_off(make_rack: MakeRack, profile: Profile) 
         pytest.param(AMI, 2, 2, id="override in Settings"),
     ],
 )
-def test_reading_takes_one_request_for_each_resource_that_matters(
+def test_an_observation_takes_one_request_for_each_resource(
     make_rack: MakeRack, authority: Authority, profile: Profile, first: int, again: int
 ) -> None:
     rack = make_rack(profile=profile, tls=authority.server_context())
@@ -227,7 +227,7 @@ def test_reading_takes_one_request_for_each_resource_that_matters(
     assert (counts, rack.server.connections) == ([first, again, again], 1)
 
 
-def test_the_only_system_is_looked_for_once(make_rack: MakeRack) -> None:
+def test_the_only_system_is_searched_once(make_rack: MakeRack) -> None:
     rack = make_rack(profile=ILO6)
     bmc = rack.connect(system=None)
     bmc.observe()
@@ -244,7 +244,7 @@ def test_one_of_several_systems_must_be_named(make_rack: MakeRack) -> None:
     assert rack.connect(system=path).observe().system == path
 
 
-def test_who_cannot_read_an_etag_without_quotes_is_not_sent_one_after_a_change(rack: Rack) -> None:
+def test_a_bmc_that_cannot_read_a_bare_etag_gets_no_write_after_a_change(rack: Rack) -> None:
     machine, server, bmc = rack.machine, rack.server, rack.connect()
     seen = bmc.observe()
     machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
@@ -319,13 +319,13 @@ BUSY = [
         *(pytest.param(row.values[0], BmcBusy, row.values[1], id=str(row.id)) for row in BUSY),
     ],
 )
-def test_each_fault_of_a_reading_has_its_error(
+def test_each_fault_of_a_read_has_its_own_error(
     rack: Rack, fault: Fault, error: type[GitbootError], message: str
 ) -> None:
     machine, server = rack.machine, rack.server
     timeout_s = 0.3 if isinstance(fault, (Hang, Slow)) else 60  # the answer would take an hour, or half a minute
     bmc = rack.connect(read_timeout_s=timeout_s)
-    server.fault(fault, times=2)  # sushy repeats a GET that was answered by a 5xx
+    server.fault(fault, times=2)  # sushy repeats a GET after a 5xx
 
     with pytest.raises(error, match=message) as raised:
         bmc.observe()
@@ -335,7 +335,7 @@ def test_each_fault_of_a_reading_has_its_error(
     assert len(machine.requests) <= 2
 
 
-def test_a_bmc_is_well_again_after_a_fault(make_rack: MakeRack, authority: Authority) -> None:
+def test_a_bmc_is_readable_again_after_a_fault(make_rack: MakeRack, authority: Authority) -> None:
     rack = make_rack(tls=authority.server_context())
     server, bmc = rack.server, rack.connect(tls=tls_context(ca=authority.pem))
     for fault in (Truncated(), Huge(), Drop(applied=False), Body()):
@@ -346,7 +346,7 @@ def test_a_bmc_is_well_again_after_a_fault(make_rack: MakeRack, authority: Autho
 
 
 @pytest.mark.parametrize(("retry_after", "seconds"), [("120", 120), ("9999999", 3600), ("soon", None), ("-5", None)])
-def test_a_busy_bmc_may_say_for_how_long(rack: Rack, retry_after: str, seconds: int | None) -> None:
+def test_a_busy_bmc_may_state_how_long_to_wait(rack: Rack, retry_after: str, seconds: int | None) -> None:
     rack.server.fault(Status(status=503, headers={"Retry-After": retry_after}), times=2)
     with pytest.raises(BmcBusy) as raised:
         rack.connect().observe()
@@ -389,7 +389,7 @@ def test_a_busy_bmc_may_say_for_how_long(rack: Rack, retry_after: str, seconds: 
         pytest.param(GENERIC, Reverted(), None, "", "Disabled", id="reverted"),
     ],
 )
-def test_each_fault_of_a_write_has_its_error_and_no_second_try(
+def test_each_fault_of_a_write_has_its_own_error_and_causes_no_second_write(
     make_rack: MakeRack,
     profile: Profile,
     fault: Fault,
@@ -421,7 +421,7 @@ def test_each_fault_of_a_write_has_its_error_and_no_second_try(
         pytest.param(AMI, "not while the host is booting", 30, id="AMI"),
     ],
 )
-def test_a_bmc_that_takes_nothing_during_post_is_busy(
+def test_a_bmc_that_accepts_no_writes_during_post_is_busy(
     make_rack: MakeRack, profile: Profile, message: str, retry_after_s: int | None
 ) -> None:
     rack = make_rack(profile=profile)
@@ -432,7 +432,7 @@ def test_a_bmc_that_takes_nothing_during_post_is_busy(
     assert raised.value.retry_after_s == retry_after_s
 
 
-def test_the_marks_and_post_are_read(make_rack: MakeRack) -> None:
+def test_boot_marks_and_post_are_read(make_rack: MakeRack) -> None:
     rows = []
     for name in ("generic", "ilo6", "openbmc", "idrac9"):
         rack = make_rack(profile=PROFILES[name])
@@ -475,7 +475,7 @@ def test_the_marks_and_post_are_read(make_rack: MakeRack) -> None:
     ]
 
 
-def test_a_placeholder_is_no_mark() -> None:
+def test_a_placeholder_time_is_not_a_mark() -> None:
     machine = Machine()
     system = machine.system() | {
         "LastResetTime": "1970-01-01T00:00:00+00:00",
@@ -489,7 +489,7 @@ def test_a_placeholder_is_no_mark() -> None:
     ("targets", "target"),
     [(["Cd", "UsbCd"], OverrideTarget.USB_CD), (["Cd"], OverrideTarget.CD), (None, OverrideTarget.CD)],
 )
-def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(
+def test_virtual_media_boot_as_a_usb_cd_only_if_the_bmc_offers_that_target(
     targets: list[str] | None, target: OverrideTarget
 ) -> None:
     machine = Machine(profile=SUPERMICRO_X11)
@@ -499,7 +499,9 @@ def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(
     assert build_observation(system, None).cd_target is target
 
 
-def test_an_unknown_authority_and_another_name_are_rejected(make_rack: MakeRack, authority: Authority) -> None:
+def test_a_certificate_of_an_unknown_authority_or_for_another_name_is_rejected(
+    make_rack: MakeRack, authority: Authority
+) -> None:
     rack = make_rack(tls=authority.server_context())
     other = make_rack(tls=authority.server_context("DNS:bmc.example.net"))
     with pytest.raises(BmcRejected, match="certificate not trusted: unable to get local issuer certificate"):
@@ -509,7 +511,7 @@ def test_an_unknown_authority_and_another_name_are_rejected(make_rack: MakeRack,
     assert rack.connect(tls=tls_context(verify=False)).observe().power == "On"
 
 
-def test_the_environment_of_requests_does_not_matter(
+def test_environment_variables_and_netrc_do_not_affect_requests(
     make_rack: MakeRack, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -526,7 +528,7 @@ def test_the_environment_of_requests_does_not_matter(
         assert make_rack(tls=tls).connect(tls=tls_context(ca=authority.pem)).observe().power == "On"
 
 
-def test_no_listener_and_no_tls_are_unreachable(rack: Rack) -> None:
+def test_a_bmc_that_does_not_listen_or_has_no_tls_is_unreachable(rack: Rack) -> None:
     https = rack.server.url.replace("http", "https")
     with (
         BmcConnection(https, Credentials(username=USER, password=PASSWORD)) as bmc,
@@ -542,13 +544,13 @@ def test_no_listener_and_no_tls_are_unreachable(rack: Rack) -> None:
         bmc.observe()
 
 
-def test_a_redirect_in_circles_ends(rack: Rack) -> None:
+def test_a_loop_of_redirects_ends(rack: Rack) -> None:
     rack.server.fault(Redirect(location=rack.machine.path), times=10)
     with pytest.raises(BmcUnreachable, match="Exceeded 3 redirects"):
         rack.connect().observe()
 
 
-def test_every_error_of_sushy_has_a_meaning() -> None:
+def test_every_error_class_of_sushy_is_mapped() -> None:
     for module in pkgutil.walk_packages(sushy.__path__, "sushy."):
         if not module.name.startswith("sushy.tests"):
             importlib.import_module(module.name)
@@ -578,7 +580,7 @@ KEYS = ("Boot", "BootProgress", "LastResetTime", "Manufacturer", "PowerState", "
 
 
 @given(profile=st.sampled_from(list(PROFILES.values())), garbage=st.dictionaries(st.sampled_from(KEYS), JSON))
-def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, Any]) -> None:
+def test_no_payload_crashes_the_reader(profile: Profile, garbage: dict[str, Any]) -> None:
     machine = Machine(profile=profile)
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system() | garbage)
     system.link("@Redfish.Settings", "SettingsObject")
@@ -605,7 +607,9 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
         ("null", {"UUID": None, "SerialNumber": None, "SKU": None}, {"uuid": None, "serial": None, "sku": None}),
     ],
 )
-def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, Any], instead: dict[str, Any]) -> None:
+def test_the_identity_of_a_system_is_read_with_its_override(
+    case: str, given: dict[str, Any], instead: dict[str, Any]
+) -> None:
     body = Machine(serial="SN1", sku="0B2D").system() | given
     expected = structs.replace(
         ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
@@ -627,14 +631,16 @@ def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, A
         ({"DateTime": "yesterday"}, None, None),
     ],
 )
-def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, ahead: int | None) -> None:
+def test_the_clock_of_a_manager_is_read_with_its_offset(
+    manager: dict[str, Any], bmc_time: str | None, ahead: int | None
+) -> None:
     resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"})
     marks = add_clock(Marks(), resource, STARTED)
     assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
     assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)
 
 
-def test_the_clock_is_read_once_and_only_where_there_is_one(rack: Rack) -> None:
+def test_the_clock_is_read_once_and_only_from_a_bmc_that_has_a_manager(rack: Rack) -> None:
     machine, server, bmc = rack.machine, rack.server, rack.connect()
     seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
     assert (seen.marks.bmc_time, seen.manager_path) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
@@ -644,8 +650,8 @@ def test_the_clock_is_read_once_and_only_where_there_is_one(rack: Rack) -> None:
     assert [request.path for request in server.service.requests] == [machine.path, seen.manager_path, machine.path]
 
 
-def test_where_another_instance_may_act_it_is_read_and_nothing_is_changed(rack: Rack) -> None:
-    """Looked at right before a request is sent: what was recorded a moment ago may be another's by now."""
+def test_if_another_instance_may_be_active_the_bmc_is_read_and_nothing_is_changed(rack: Rack) -> None:
+    """The lease is checked right before a request is sent, because another instance may have become active."""
     lost: list[LeaseLost] = []
 
     def fence() -> None:

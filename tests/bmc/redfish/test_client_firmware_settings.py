@@ -45,7 +45,7 @@ def booted(rack: Rack) -> tuple[str, str | None]:
     return boot.target, boot.uri
 
 
-def seen(rack: Rack) -> BmcObservation:
+def read_bmc(rack: Rack) -> BmcObservation:
     found = rack.bring_about(BY_LOADER, wanted_power=RESTART).observed
     assert found is not None
     return found
@@ -54,7 +54,7 @@ def seen(rack: Rack) -> BmcObservation:
 @pytest.mark.parametrize(
     ("profile", "resets"), [(IDRAC9, 2), (IDRAC10, 2), (ILO6, 1)], ids=lambda each: getattr(each, "name", str(each))
 )
-def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
+def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     profile: Profile, resets: int, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile)
@@ -66,14 +66,14 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
     assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "does not support HttpBootUri"
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
-    assert explain_dhcp_loader(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
     assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
 
 
 @pytest.mark.parametrize(
-    "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not its turn"]
+    "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not allowed yet"]
 )
-def test_nothing_is_written_where_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
+def test_no_uri_is_written_if_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
     rack.bring_about(BY_LOADER, wanted_power=switching)
     rack.boot()
@@ -88,7 +88,9 @@ def test_nothing_is_written_where_no_reset_is_allowed(switching: WantedPowerChan
     ],
     ids=["an image", "https"],
 )
-def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: WantedOverride, make_rack: MakeRack) -> None:
+def test_the_uri_of_an_installer_is_never_written_to_firmware_settings(
+    wanted: WantedOverride, make_rack: MakeRack
+) -> None:
     rack = rack_of(make_rack)
     rack.bring_about(wanted, wanted_power=RESTART)
     rack.wait(600)
@@ -97,7 +99,7 @@ def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: WantedOve
 
 @pytest.mark.parametrize("wanted", [BY_LOADER, BY_UKI], ids=["a loader", "an image"])
 @pytest.mark.parametrize("profile", [IDRAC9, ILO6], ids=lambda profile: profile.name)
-def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
+def test_a_uri_that_somebody_else_set_is_neither_booted_nor_replaced(
     profile: Profile, wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile, OTHERS)
@@ -110,7 +112,7 @@ def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
 
 
-def test_what_is_switched_off_is_somebodys_all_the_same(make_rack: MakeRack) -> None:
+def test_a_uri_in_a_disabled_setting_still_belongs_to_somebody_else(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=OTHERS)
     rack.machine.bios.attributes["HttpDev1EnDis"] = "Disabled"
     rack.bring_about(BY_LOADER, wanted_power=RESTART)
@@ -118,15 +120,15 @@ def test_what_is_switched_off_is_somebodys_all_the_same(make_rack: MakeRack) -> 
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
 
-def test_the_loader_of_an_older_image_is_not_booted_and_gives_way(make_rack: MakeRack) -> None:
+def test_the_loader_of_an_older_image_is_not_booted_and_is_replaced(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=BEFORE)
     rack.bring_about(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
-    assert explain_dhcp_loader(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
 
 
-def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: MakeRack) -> None:
+def test_firmware_boots_the_same_loader_that_somebody_else_set(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=LOADER)
     done = rack.bring_about(BY_UKI, wanted_power=RESTART)
     rack.wait(600)
@@ -135,7 +137,7 @@ def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: Mak
 
 
 @pytest.mark.parametrize("why", ["read-only", "absent", "a job", "taken and forgotten", "the job fails"])
-def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: str, make_rack: MakeRack) -> None:
+def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
     bios = rack.machine.bios
     match why:
@@ -155,14 +157,14 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert explain_dhcp_loader(HTTP, seen(rack)) == "does not support HttpBootUri"
+        assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "does not support HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("method", ["PATCH", "POST"])
-def test_after_a_crash_at_any_step_it_is_written_and_reset_once(
+def test_after_a_crash_at_any_step_the_uri_is_written_once_and_the_machine_is_reset_once(
     method: str, applied: bool, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack)
@@ -181,7 +183,7 @@ def test_after_a_crash_at_any_step_it_is_written_and_reset_once(
     assert len(written(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)
 
 
-def test_it_is_read_where_it_matters_and_once_for_each_reset(make_rack: MakeRack) -> None:
+def test_firmware_settings_are_read_only_for_http_boot_and_once_for_each_reset(make_rack: MakeRack) -> None:
     def reads() -> int:
         return sum(each.path.endswith("/Bios") for each in rack.machine.requests)
 

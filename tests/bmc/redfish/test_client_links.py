@@ -36,7 +36,7 @@ def requests_of(rack: Rack) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("status", FOLLOWED)
-def test_a_write_that_is_redirected_within_the_bmc_is_repeated_there(
+def test_a_write_that_is_redirected_within_the_bmc_is_repeated_at_the_new_path(
     rack: Rack, bmc: BmcConnection, status: int
 ) -> None:
     path = rack.machine.path.rstrip("/")
@@ -74,14 +74,14 @@ def test_a_write_that_is_redirected_elsewhere_changes_nothing(
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 
 
-def test_a_write_that_is_redirected_in_circles_ends(rack: Rack, bmc: BmcConnection) -> None:
+def test_a_loop_of_redirected_writes_ends(rack: Rack, bmc: BmcConnection) -> None:
     rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH", times=10)
     with pytest.raises(BmcUnreachable, match="Exceeded 3 redirects"):
         bmc.set_override(ONCE.override, bmc.observe())
     assert len(rack.machine.writes) == 4
 
 
-def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> None:
+def test_a_lease_that_is_lost_during_a_redirect_stops_the_write(rack: Rack) -> None:
     """The write is repeated at the other path, so it is fenced there too."""
     sent: list[int] = []
 
@@ -98,7 +98,7 @@ def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> No
 
 
 @for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
-def test_a_link_to_the_bmc_itself_may_be_a_url(make_rack: MakeRack, form: str) -> None:
+def test_a_link_to_the_same_bmc_may_be_a_full_url(make_rack: MakeRack, form: str) -> None:
     rack = make_rack(profile=XCC)
     host = rack.server.url.partition("//")[2]
     link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
@@ -123,7 +123,7 @@ def test_a_link_to_the_bmc_itself_may_be_a_url(make_rack: MakeRack, form: str) -
         "",
     ],
 )
-def test_a_link_to_another_place_is_refused(make_rack: MakeRack, link: str) -> None:
+def test_a_link_to_another_host_is_rejected(make_rack: MakeRack, link: str) -> None:
     rack = make_rack()
     with pytest.raises(BmcRejected, match="not a path on this BMC"):
         rack.connect().read(link.format(host=rack.server.url.partition("//")[2]))
@@ -144,7 +144,7 @@ def test_an_origin_has_the_port_of_its_scheme(one: str, other: str, is_same: boo
     assert (parse_origin(one) == parse_origin(other)) is is_same, (one, other)
 
 
-def test_the_differences_of_a_bmc_count_whether_the_path_of_its_system_ends_in_a_slash_or_not() -> None:
+def test_quirks_of_a_bmc_apply_with_or_without_a_trailing_slash_in_its_system_path() -> None:
     for row in QUIRKS:
         for path in row.systems:
             assert find_quirks(path, {}) == find_quirks(f"{path}/", {}) == row

@@ -86,19 +86,19 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
     return results
 
 
-def test_what_stands_there_already_is_a_persons_to_replace(emulator: str) -> None:
+def test_an_override_that_gitboot_did_not_set_is_left_to_the_operator(emulator: str) -> None:
     asked, _ = _bring_about(emulator, FOREIGN, OverrideEnabled.ONCE, replaces=False)
     assert asked.condition is OperatorCondition.FOREIGN_OVERRIDE
     assert "the BMC shows Continuous Hdd, which gitboot did not set" in asked.message
 
 
-def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
+def test_a_continuous_override_is_set_and_read_back(emulator: str) -> None:
     first, later = _bring_about(emulator, CONTINUOUS, OverrideEnabled.CONTINUOUS)
     assert (first.outcome, first.message) == (Outcome.APPLIED, "the BMC shows Continuous Pxe")
     assert (later.outcome, later.message) == (Outcome.UNCHANGED, "the BMC shows Continuous Pxe")
 
 
-def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
+def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulator: str) -> None:
     """The BMC accepts Once and keeps Continuous."""
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING

@@ -52,12 +52,12 @@ READ = [
 ]
 
 
-def test_every_payload_is_read() -> None:
+def test_every_stored_payload_is_tested() -> None:
     assert [row[0] for row in READ] == sorted(path.stem for path in PAYLOADS.glob("*.json"))
 
 
 @for_each(("name", "row", "settings", "once", "always", "from_cd"), READ, ids=[row[0] for row in READ])
-def test_what_real_bmcs_sent_is_understood(
+def test_payloads_of_real_bmcs_are_understood(
     name: str, row: str, settings: str, once: str, always: str | None, from_cd: str
 ) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
@@ -74,7 +74,7 @@ def test_what_real_bmcs_sent_is_understood(
 
 
 @pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
-def test_what_real_firmware_keeps_is_read_and_the_double_has_no_attribute_that_it_has_not(name: str) -> None:
+def test_firmware_settings_of_real_bmcs_are_read_and_the_double_has_no_other_attributes(name: str) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
     seen = build_observation(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"]), None)
     bios = Resource(url=f"https://bmc{seen.bios_path}", body=sent["bios"])
@@ -158,7 +158,7 @@ def _life(profile: Profile) -> list[str]:
 
 
 def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
-    """Return the boot by HTTP after somebody else wrote another URI into the firmware settings."""
+    """Return the HTTP boot after another URI was written into the firmware settings."""
     before = dict(machine.bios.attributes)
     machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
     machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}
@@ -208,7 +208,7 @@ def _good_life(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=[str(each) for each in FACTS])
-def test_without_any_fact_of_the_table_a_bmc_is_worse_off(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_single_quirk_of_the_table_a_bmc_behaves_worse(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = _profiles_of(fact.row)
     assert profiles, "no double behaves like this row"
     good = {each.name: _good_life(each.name) for each in profiles}
@@ -216,12 +216,12 @@ def test_without_any_fact_of_the_table_a_bmc_is_worse_off(fact: Fact, monkeypatc
     assert any(tuple(_life(each)) != good[each.name] for each in profiles)
 
 
-def test_each_row_says_in_words_what_is_different() -> None:
+def test_each_row_describes_each_of_its_differences() -> None:
     assert [len(row.differences) for row in QUIRKS] == [
         sum(1 for fact in FACTS if fact.row is row and fact.field) for row in QUIRKS
     ]
 
 
-def test_every_row_and_its_source_stand_in_the_reference() -> None:
+def test_every_row_and_its_source_are_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "bmcs.md").read_text()
     assert all(row.name in page and row.source in page for row in QUIRKS)

@@ -46,7 +46,7 @@ def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Out
     return [read(fleet, rack, **changed).outcome for _ in range(times)]
 
 
-def asked(rack: Rack) -> list[tuple[str, str]]:
+def take_requests(rack: Rack) -> list[tuple[str, str]]:
     """Return the requests since the last call: method, path and kind of login."""
     found = [(each.method, each.path) for each in rack.server.service.requests]
     rack.server.service.requests.clear()
@@ -61,16 +61,16 @@ def open_sessions(rack: Rack) -> int:
     return int(answer.body["Members@odata.count"])
 
 
-def test_one_that_is_asked_again_has_one_until_the_end(rack: Rack) -> None:
+def test_a_bmc_that_is_read_repeatedly_gets_one_session_until_the_end(rack: Rack) -> None:
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert (asked(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
-    (ended,) = asked(rack)
+        assert (take_requests(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
+    (ended,) = take_requests(rack)
     assert ended[0] == "DELETE" and ended[1].startswith(f"{SESSIONS}/")
     assert open_sessions(rack) == 0
 
 
-def test_with_a_session_the_password_is_sent_no_more(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_session_the_password_is_not_sent_again(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     known_by: list[set[str]] = []
     permits = rack.server.service.sessions.permits
 
@@ -85,18 +85,18 @@ def test_with_a_session_the_password_is_sent_no_more(rack: Rack, monkeypatch: py
     assert known_by == [{"Authorization"}, *[{"X-Auth-Token"}] * 3]
 
 
-def test_a_session_that_the_bmc_has_ended_is_opened_anew(rack: Rack, fleet: BmcPool) -> None:
+def test_a_session_that_the_bmc_ended_is_opened_again(rack: Rack, fleet: BmcPool) -> None:
     for _ in range(3):
         read(fleet, rack)
     rack.server.service.sessions.end()
-    asked(rack)
+    take_requests(rack)
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
+    assert take_requests(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [LOGIN, SYSTEM]
+    assert take_requests(rack) == [LOGIN, SYSTEM]
 
 
-def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> None:
+def test_a_bmc_whose_sessions_are_all_taken_is_still_read(rack: Rack) -> None:
     taken = [rack.server.service.sessions.log_in({"UserName": USER, "Password": PASSWORD}) for _ in range(8)]
     assert {each.status for each in taken} == {201}
     with rack.fleet() as fleet:
@@ -104,7 +104,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> 
     assert open_sessions(rack) == 8
 
 
-def test_where_none_was_to_be_had_it_is_tried_again_later(
+def test_a_session_that_could_not_be_opened_is_tried_again_later(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "_SESSION_RETRY_S", 0)
@@ -115,28 +115,28 @@ def test_where_none_was_to_be_had_it_is_tried_again_later(
     assert open_sessions(rack) == 1
 
 
-def test_a_token_that_the_bmc_gave_and_does_not_take_is_asked_for_once(rack: Rack, fleet: BmcPool) -> None:
+def test_after_a_token_that_the_bmc_does_not_accept_no_other_is_requested(rack: Rack, fleet: BmcPool) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
-    assert (set(outcomes(fleet, rack, 4)), asked(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
+    assert (set(outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
 
 
-def test_a_session_whose_bmc_leads_elsewhere_to_end_it_is_ended_there_and_nowhere_else(rack: Rack) -> None:
+def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(rack: Rack) -> None:
     elsewhere = {"X-Auth-Token": "t", "Location": f"http://127.0.0.9:1{SESSIONS}/7"}
     rack.server.fault(Status(status=201, headers=elsewhere), on="POST")
     with rack.fleet() as fleet:
         rack.server.service.sessions._credentials = None  # any token does
         outcomes(fleet, rack, 2)
-        asked(rack)
-    assert asked(rack) == [("DELETE", f"{SESSIONS}/7")]
+        take_requests(rack)
+    assert take_requests(rack) == [("DELETE", f"{SESSIONS}/7")]
 
 
-def test_a_wrong_password_counts_once_a_job(rack: Rack) -> None:
+def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     """The second job tries it by a session, and no other: the challenge of the BMC names basic authentication."""
     write_credentials(rack.folder, password="wrong")
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(4)]
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
@@ -145,7 +145,7 @@ def test_a_wrong_password_counts_once_a_job(rack: Rack) -> None:
 
 
 @pytest.mark.parametrize("fault", [Drop(applied=False), Status(status=503), Status(status=404)])
-def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to(
+def test_a_password_that_the_bmc_accepts_later_is_sent_after_any_result_of_a_login(
     rack: Rack, fleet: BmcPool, fault: Fault
 ) -> None:
     write_credentials(rack.folder, password="another")
@@ -156,7 +156,7 @@ def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to
     assert outcomes(fleet, rack, 2) == [Outcome.UNCHANGED] * 2
 
 
-def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the_second_job_on(
+def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_task_on(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     permits = rack.server.service.sessions.permits
@@ -164,14 +164,14 @@ def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
     assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
-    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
+    assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     rack.server.service.sessions.end()
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
+    assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer realm="BMC"'}])
-def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
+def test_if_basic_authentication_is_off_a_session_is_opened_at_once(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, challenge: dict[str, str]
 ) -> None:
     permits = rack.server.service.sessions.permits
@@ -180,32 +180,35 @@ def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
     )
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 2)), asked(rack)) == ({Outcome.UNCHANGED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert (set(outcomes(fleet, rack, 2)), take_requests(rack)) == (
+            {Outcome.UNCHANGED},
+            [SYSTEM, LOGIN, SYSTEM, SYSTEM],
+        )
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
     monkeypatch.undo()
     assert open_sessions(rack) == 0
 
 
-def test_a_bmc_that_says_nothing_of_what_it_takes_is_tried_by_a_session_once(
+def test_a_bmc_without_a_challenge_is_tried_with_one_session(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
-    assert (set(outcomes(fleet, rack, 3)), asked(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
+    assert (set(outcomes(fleet, rack, 3)), take_requests(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
 
 
-def test_a_password_that_is_changed_ends_the_session_of_the_one_before(rack: Rack) -> None:
+def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> None:
     with rack.fleet() as fleet:
         outcomes(fleet, rack, 2)
         rack.server.service.sessions._credentials = {USER: "another"}
         write_credentials(rack.folder, password="another")
-        asked(rack)
+        take_requests(rack)
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert [method for method, _ in asked(rack)] == ["DELETE", "GET"]
+        assert [method for method, _ in take_requests(rack)] == ["DELETE", "GET"]
     assert rack.server.connections == 2
 
 
-def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with rack.fleet() as fleet:
         outcomes(fleet, rack, 2)
         assert open_sessions(rack) == 1
@@ -220,7 +223,7 @@ def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pyt
 @pytest.mark.parametrize(
     "fault", [Drop(applied=False), Status(status=404, body=b'"no"'), Redirect(location="http://[")]
 )
-def test_a_logout_that_fails_holds_up_nobody(rack: Rack, fault: Fault) -> None:
+def test_a_failed_logout_does_not_block_other_work(rack: Rack, fault: Fault) -> None:
     with rack.fleet() as fleet:
         outcomes(fleet, rack, 2)
         rack.server.fault(fault, on="DELETE")
@@ -236,16 +239,16 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
 
-def test_the_service_root_alone_opens_no_session(rack: Rack, fleet: BmcPool) -> None:
+def test_a_response_of_the_service_root_alone_opens_no_session(rack: Rack, fleet: BmcPool) -> None:
     """A wrong password counts once for each job, and twice for the first one at a BMC without a challenge."""
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
     assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
-    assert asked(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
+    assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
 @pytest.mark.parametrize("takes_basic", [True, False])
@@ -258,8 +261,8 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
         again = [] if takes_basic else [SYSTEM]
-        assert asked(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
-    assert [method for method, _ in asked(rack)] == ["DELETE"]
+        assert take_requests(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
 
 ELSEWHERE = [
@@ -273,17 +276,19 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("status", "location"), ELSEWHERE)
-def test_finding_p5_the_password_goes_on_being_used_if_a_login_is_redirected_elsewhere(
+def test_finding_p5_the_password_is_still_used_if_a_login_is_redirected_elsewhere(
     rack: Rack, fleet: BmcPool, status: int, location: str
 ) -> None:
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
     assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-    assert asked(rack).count(LOGIN) == (4 if location == SESSIONS else 1)  # at most three redirects, once an hour
+    assert take_requests(rack).count(LOGIN) == (
+        4 if location == SESSIONS else 1
+    )  # at most three redirects, once an hour
 
 
 @pytest.mark.parametrize(("status", "location"), ELSEWHERE[:-1])
-def test_finding_p5_without_basic_authentication_the_message_names_the_login_that_was_redirected(
+def test_finding_p5_without_basic_authentication_the_message_names_the_redirected_login(
     rack: Rack, status: int, location: str
 ) -> None:
     rack.server.service.takes_basic = False
@@ -301,7 +306,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_login_tha
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_no_password_goes_from_https_to_http(make_rack: MakeRack, tmp_path: Path, status: int) -> None:
+def test_no_password_is_sent_from_https_to_http(make_rack: MakeRack, tmp_path: Path, status: int) -> None:
     authority = Authority(tmp_path)
     plain, rack = make_rack(), make_rack(tls=authority.server_context())
     rack.server.fault(Redirect(location=f"{plain.server.url}{SESSIONS}", status=status), on="POST", times=9)
@@ -326,32 +331,32 @@ NO_SESSION: list[tuple[str, Fault]] = [
 
 
 @pytest.mark.parametrize("fault", [fault for _, fault in NO_SESSION], ids=[name for name, _ in NO_SESSION])
-def test_whatever_a_login_comes_to_the_password_goes_on_being_used(rack: Rack, fault: Fault) -> None:
+def test_the_password_is_still_used_after_any_result_of_a_login(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
     has_session = isinstance(fault, Body)  # its headers are those of a session that was opened
-    assert [method for method, _ in asked(rack)] == ["DELETE"] * has_session
+    assert [method for method, _ in take_requests(rack)] == ["DELETE"] * has_session
 
 
-def test_a_login_that_drips_holds_up_one_job_and_the_password_goes_on_being_used(rack: Rack) -> None:
+def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack) -> None:
     rack.server.fault(Slow(every_s=1), on="POST", times=9)  # minutes, until its answer would be whole
     with rack.connect(read_timeout_s=1) as bmc:
         bmc.observe()
         bmc.login.keeps_session = True
         assert {bmc.observe().power for _ in range(3)} == {"On"}
-        assert asked(rack).count(LOGIN) == 1
+        assert take_requests(rack).count(LOGIN) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}', b'{"error": null}'])
-def test_a_401_opens_a_session_whatever_its_body_is(rack: Rack, fleet: BmcPool, body: bytes) -> None:
+def test_a_401_with_any_body_opens_a_session(rack: Rack, fleet: BmcPool, body: bytes) -> None:
     rack.server.fault(Status(status=401, body=body))
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack)[1] == LOGIN
+    assert take_requests(rack)[1] == LOGIN
 
 
-def test_without_basic_authentication_a_bmc_whose_sessions_are_taken_is_busy_and_not_refused(
+def test_without_basic_authentication_a_bmc_with_all_sessions_taken_is_busy_and_not_rejected(
     rack: Rack, fleet: BmcPool
 ) -> None:
     rack.server.service.takes_basic = False
@@ -366,20 +371,20 @@ def test_without_basic_authentication_a_bmc_whose_sessions_are_taken_is_busy_and
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
 
 
-def test_without_basic_authentication_a_session_that_has_ended_is_opened_anew_at_once(
-    rack: Rack, fleet: BmcPool
-) -> None:
+def test_without_basic_authentication_an_ended_session_is_opened_again_at_once(rack: Rack, fleet: BmcPool) -> None:
     rack.server.service.takes_basic = False
     read(fleet, rack)
     for _ in range(3):
         rack.server.service.sessions.end()
-        asked(rack)
+        take_requests(rack)
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
-        assert asked(rack) == [SYSTEM, LOGIN, SYSTEM]
+        assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
 @pytest.mark.parametrize("has_session", [True, False])
-def test_basic_authentication_may_be_turned_off_and_on_meanwhile(rack: Rack, fleet: BmcPool, has_session: bool) -> None:
+def test_basic_authentication_may_be_turned_off_and_on_between_tasks(
+    rack: Rack, fleet: BmcPool, has_session: bool
+) -> None:
     for _ in range(2 if has_session else 1):
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
     rack.server.service.takes_basic = False
@@ -390,18 +395,18 @@ def test_basic_authentication_may_be_turned_off_and_on_meanwhile(rack: Rack, fle
     rack.server.service.takes_basic = True
     rack.server.service.sessions.end()
     assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
-    asked(rack)
+    take_requests(rack)
     assert read(fleet, rack).outcome is Outcome.UNCHANGED
-    assert asked(rack) == [SYSTEM]
+    assert take_requests(rack) == [SYSTEM]
 
 
-def test_without_basic_authentication_a_token_that_the_bmc_refuses_is_asked_for_once(rack: Rack) -> None:
+def test_without_basic_authentication_after_a_rejected_token_no_other_is_requested(rack: Rack) -> None:
     rack.server.service.takes_basic = False
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST", times=9)
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(3)]
-        assert asked(rack).count(LOGIN) == 1
+        assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
     assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
@@ -421,7 +426,7 @@ PLACES: list[tuple[str, dict[str, str], bytes]] = [
 
 @pytest.mark.parametrize(("headers", "body"), [place[1:] for place in PLACES], ids=[name for name, *_ in PLACES])
 @pytest.mark.parametrize("status", [200, 201])
-def test_a_session_is_ended_wherever_its_bmc_says_that_it_is(
+def test_a_session_is_ended_at_the_location_that_its_bmc_returned(
     rack: Rack, status: int, headers: dict[str, str], body: bytes
 ) -> None:
     rack.server.fault(Status(status=status, headers={"x-auth-token": "t"} | headers, body=body), on="POST")
@@ -429,8 +434,8 @@ def test_a_session_is_ended_wherever_its_bmc_says_that_it_is(
         rack.server.service.sessions._credentials = None  # any token does
         for _ in range(3):
             read(fleet, rack)
-        assert asked(rack).count(LOGIN) == 1
-    assert asked(rack) == [("DELETE", SESSION_7)]
+        assert take_requests(rack).count(LOGIN) == 1
+    assert take_requests(rack) == [("DELETE", SESSION_7)]
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -476,7 +481,7 @@ CALLS: list[tuple[str, Profile, str, Call]] = [
     ids=[name for name, *_ in CALLS],
     indirect=["rack"],
 )
-def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
+def test_each_call_to_a_bmc_that_sends_slowly_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
     with rack.connect(read_timeout_s=60) as patient:
         seen = patient.media.with_slots(patient.observe())
         seen = structs.replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
@@ -487,7 +492,7 @@ def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: 
     bmc.close(log_out=False)
 
 
-def test_a_logout_at_a_bmc_that_drips_ends(rack: Rack) -> None:
+def test_a_logout_at_a_bmc_that_sends_slowly_ends(rack: Rack) -> None:
     bmc = rack.connect(read_timeout_s=60)
     bmc.observe()
     bmc.login.keeps_session = True
@@ -503,7 +508,7 @@ def with_many_drives(rack: Rack) -> None:
     machine.drives = [Drive(f"{machine.media_path}/{n}", machine.profile.drives) for n in range(8000)]
 
 
-def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> None:
+def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: Rack) -> None:
     with_many_drives(rack)
     reach = ConnectionPolicy(total_s=0.5)
     with rack.connect(reach=reach) as bmc:
@@ -517,7 +522,7 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
         assert bmc.observe().power == "On", "the deadline is that of the job"
 
 
-def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_reaches_its_deadline_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with_many_drives(rack)
     disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
     job = rack.job(WantedOverride(reason="provision/1", plan_digest="d" * 64, override=disc))
@@ -578,7 +583,7 @@ def if_matches(rack: Rack) -> list[str | None]:
 
 
 @pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
-def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_accepts(
+def test_finding_p6_an_override_is_set_with_any_form_of_etag_that_a_bmc_sends_and_accepts(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
@@ -590,7 +595,7 @@ def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_acc
 
 
 @pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
-def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
+def test_no_form_of_etag_overwrites_a_change_by_somebody_else(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
@@ -602,7 +607,7 @@ def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 
 
-def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) -> None:
+def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
     result = rack.bring_about()
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
@@ -616,7 +621,7 @@ def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) ->
     assert rack.records["web01"][ONCE.reason].state is OverrideState.UNSENT
 
 
-def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: MakeRack) -> None:
+def test_a_change_after_the_rejections_is_not_overwritten(make_rack: MakeRack) -> None:
     """The BMC is read again right before a request that it would accept after any change."""
     rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', "*"))
     precondition = rack.machine.precondition
@@ -632,7 +637,7 @@ def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: M
     assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
 
 
-def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_reading(make_rack: MakeRack) -> None:
+def test_an_accepted_etag_costs_one_request_and_a_misread_etag_one_more_read(make_rack: MakeRack) -> None:
     for if_match, expected in (('"{}"', ["GET", "PATCH", "GET"]), ("{}", ["GET", "PATCH", "GET", "PATCH", "GET"])):
         rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', if_match))
         rack.bring_about()
@@ -641,21 +646,21 @@ def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_
 
 @pytest.mark.parametrize("status", [412, 428])
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}'])
-def test_a_refused_etag_is_known_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
+def test_a_rejected_etag_is_detected_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
     rack = make_rack(profile=GENERIC)
     rack.server.fault(Status(status=status, body=body), on="PATCH")
     assert rack.bring_about().outcome is Outcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
 
 
-def test_a_bmc_without_etags_that_demands_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
+def test_a_bmc_without_etags_that_requires_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
     rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
     assert rack.bring_about().outcome is Outcome.APPLIED
     assert if_matches(rack) == [None, "*"]
 
 
 @pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
-def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
+def test_a_medium_is_inserted_and_ejected_with_any_form_of_etag(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(XCC, header, body, if_match))
@@ -672,7 +677,7 @@ def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
 
 
 @pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
-def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
+def test_a_uri_is_written_to_firmware_with_any_form_of_etag(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(IDRAC9, header, body, if_match))
@@ -703,19 +708,17 @@ def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
         ('"a\nb"', '"ä"', ()),  # no header can have them
     ],
 )
-def test_etags_are_read_as_far_as_a_header_can_have_them(
-    header: object, body: object, expected: tuple[str, ...]
-) -> None:
+def test_etags_are_read_if_a_header_can_contain_them(header: object, body: object, expected: tuple[str, ...]) -> None:
     assert read_etags(header, body) == expected
 
 
-def test_the_order_of_forms_goes_from_what_was_sent_to_no_precondition() -> None:
+def test_forms_of_etag_are_tried_from_the_received_one_to_no_precondition() -> None:
     assert list(if_match_values(('""a""', 'W/"b"'))) == ['""a""', 'W/"b"', '"a"', '"b"', "a", "b", "*", None]
     assert list(if_match_values(())) == [None, "*"]
 
 
 @pytest.mark.parametrize("etag", ['"ä"', '"a\\nb"', "7", "null"])
-def test_an_etag_that_no_header_can_have_is_no_fault(make_rack: MakeRack, etag: str) -> None:
+def test_an_etag_that_no_header_can_contain_is_not_an_error(make_rack: MakeRack, etag: str) -> None:
     rack = make_rack(profile=replace(GENERIC, etag_header="", etag_body=""))
     shown = json.dumps(rack.machine.system() | {"@odata.etag": "X"}).replace('"X"', json.dumps(etag))
     rack.server.fault(Body(body=shown.encode()))

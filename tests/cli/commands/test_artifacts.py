@@ -43,7 +43,7 @@ def written(folder: Path, *documents: str) -> Path:
     return folder
 
 
-def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: Path) -> None:
+def test_resolve_prints_the_fields_of_a_boot_image(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
     result = typed("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
     first, _, rest = result.out.partition("\n")
@@ -59,14 +59,14 @@ def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: P
     assert as_json["image"] == first[2:]
 
 
-def test_a_registry_that_is_not_named_is_not_asked(found: Registry) -> None:
+def test_a_registry_that_is_not_listed_gets_no_request(found: Registry) -> None:
     name = f"oci://{found.host}/os/linux:1.0"
     for named in ((), ("--registries", "registry.test"), ("--registries", f"{found.allowed}/other/*")):
         assert typed("artifacts", "resolve", name, *named).code == Exit.SOURCE
     assert typed("artifacts", "resolve", "os/linux:1.0").code == Exit.USAGE
 
 
-def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: Path) -> None:
+def test_a_tag_is_rejected_with_the_digests_to_write(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
     text = image("linux-1.0", artifacts="kernel").replace("assets:linux-1.0/kernel", f"{name}:1.0")
     fleet = written(tmp_path / "fleet", *SEED, text)
@@ -84,7 +84,7 @@ def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: P
     assert "lookup failed: " in asked.out and "does not exist in the registry" in asked.out
 
 
-def test_a_manifests_digest_is_not_taken_for_a_files(tmp_path: Path) -> None:
+def test_the_digest_of_a_manifest_is_rejected_as_the_digest_of_a_file(tmp_path: Path) -> None:
     text = image("linux-1.0", artifacts="kernel")
     text = text.replace("assets:linux-1.0/kernel", f"oci://registry.test/os/linux@sha256:{'0' * 64}")
     result = typed("validate", written(tmp_path / "fleet", *SEED, text))
@@ -132,7 +132,7 @@ def items(printed: str) -> dict[str, dict[str, Any]]:
     return {each["url"]: each for each in json.loads(printed)["items"]}
 
 
-def test_every_artifact_that_decisions_name_is_read_once(work: Work, web: ArtifactServer) -> None:
+def test_every_artifact_in_a_decision_is_read_once(work: Work, web: ArtifactServer) -> None:
     code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
     found = items(out)
     assert code == 0
@@ -153,7 +153,9 @@ def test_every_artifact_that_decisions_name_is_read_once(work: Work, web: Artifa
     assert web.asked["HEAD", "/assets/vmlinuz"] == 2
 
 
-def test_what_is_missing_or_wrong_is_told_with_whom_it_concerns(work: Work, web: ArtifactServer) -> None:
+def test_a_missing_or_wrong_artifact_is_reported_with_its_image_and_the_number_of_servers(
+    work: Work, web: ArtifactServer
+) -> None:
     del web.files["/fra/assets/initrd"]
     web.put("/assets/vmlinuz", b"KERNEL")
     code, out, _ = typed("artifacts", "verify", work.path)
@@ -169,21 +171,21 @@ def test_what_is_missing_or_wrong_is_told_with_whom_it_concerns(work: Work, web:
     assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
 
 
-def test_what_firmware_would_not_boot_is_told(work: Work, web: ArtifactServer) -> None:
+def test_an_artifact_that_firmware_would_not_boot_is_reported(work: Work, web: ArtifactServer) -> None:
     web.put("/disc.iso", DISC, "text/plain")
     code, out, _ = typed("artifacts", "verify", work.path)
     assert code == 8
     assert "the Content-Type is text/plain" in " ".join(out.split())
 
 
-def test_what_does_not_answer_is_another_exit_code(work: Work, web: ArtifactServer) -> None:
+def test_a_server_that_does_not_respond_has_its_own_exit_code(work: Work, web: ArtifactServer) -> None:
     web.statuses["/disc.iso"] = 503
     assert typed("artifacts", "verify", work.path)[0] == 6
     del web.files["/assets/initrd"]
     assert typed("artifacts", "verify", work.path)[0] == 8
 
 
-def test_a_directory_stands_for_what_is_served_of_it(work: Work, web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_directory_is_read_instead_of_the_url_that_serves_it(work: Work, web: ArtifactServer, tmp_path: Path) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "vmlinuz").write_bytes(KERNEL)
     _, out, _ = typed("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
@@ -194,7 +196,7 @@ def test_a_directory_stands_for_what_is_served_of_it(work: Work, web: ArtifactSe
     assert web.asked["HEAD", "/assets/vmlinuz"] == 0
 
 
-def test_what_was_interrupted_goes_on_from_there(
+def test_an_interrupted_verification_continues_at_the_same_place(
     work: Work, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from gitboot.artifacts import availability
@@ -220,7 +222,7 @@ def test_what_was_interrupted_goes_on_from_there(
     assert web.asked["GET", "/assets/vmlinuz"] == 3
 
 
-def test_a_site_that_there_is_not_is_named(work: Work) -> None:
+def test_an_unknown_site_is_an_error_that_lists_the_sites(work: Work) -> None:
     code, _, said = typed("artifacts", "verify", work.path, "--site", "frq")
     assert code == 64
     assert "fra" in said

@@ -1,4 +1,4 @@
-"""`gitboot bmc`: what a person sees of BMCs at 3 a.m., what they say of them, and what they switch."""
+"""`gitboot bmc`: the state of BMCs, its resolution by an operator, and power commands."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def diff(rack: Rack, *more: object) -> Done:
 # Looking
 
 
-def test_what_is_the_same_of_many_is_said_once(night: Rack) -> None:
+def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
     done = night.typed("bmc", "diff")
     (line,) = [line for line in done.out.splitlines() if "name their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
 
 @pytest.mark.parametrize("command", [("bmc", "get"), ("bmc", "diff"), ("records", "show")])
-def test_servers_are_selected_by_their_labels_too(night: Rack, command: tuple[str, str]) -> None:
+def test_servers_are_selected_by_labels_too(night: Rack, command: tuple[str, str]) -> None:
     more = () if command[0] == "records" else ("--credentials", night.credentials)
     found = night.typed(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
     assert sorted(item["server"] for item in found) == ["web01", "web03"]
@@ -75,7 +75,7 @@ def test_servers_are_selected_by_their_labels_too(night: Rack, command: tuple[st
     assert (nobody.code, "no server has the labels role=db" in nobody.err) == (Exit.USAGE, True), nobody
 
 
-def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack) -> None:
+def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack) -> None:
     done = get(night)
     dead = night.blades["web02"].bmc.url
     assert (done.code, done.err) == (Exit.PARTIAL, "")
@@ -98,8 +98,8 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
     ]
 
 
-def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Path) -> None:
-    """A step that is sent, and nothing else; before it is said what is installed, the line that says that."""
+def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fleet(tmp_path: Path) -> None:
+    """The hint is one command: first the one that begins the records, then the one that names the ledger."""
     with Rack(tmp_path, named=False) as rack:
         web = rack.add("web01", provision=1)
         rack.push()
@@ -142,7 +142,7 @@ def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:
         assert [line for line in lines if len(line) > 100 or "\x1b" in line] == []
 
 
-def test_the_same_is_told_as_json(night: Rack) -> None:
+def test_the_same_facts_are_in_the_json(night: Rack) -> None:
     items = get(night, "-o", "json").json["items"]
     assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
     first, second, third, *_ = items
@@ -153,13 +153,13 @@ def test_the_same_is_told_as_json(night: Rack) -> None:
     assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
 
 
-def test_only_the_servers_that_are_named_are_asked(night: Rack) -> None:
+def test_only_the_named_servers_are_read(night: Rack) -> None:
     night.blades["db07"].machine.requests.clear()
     assert [item["server"] for item in get(night, "web02", "db03", "-o", "json").json["items"]] == ["web02", "db03"]
     assert night.blades["db07"].machine.requests == []
 
 
-def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack) -> None:
+def test_diff_shows_each_patch_and_exits_with_2_on_request(night: Rack) -> None:
     done = diff(night)
     assert done.code == Exit.PARTIAL
     url = night.blades["web03"].bmc.url
@@ -171,14 +171,14 @@ def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack
     assert (fine.code, fine.out) == (Exit.FINE, "all BMCs match their plans\n")
 
 
-def test_one_that_has_not_answered_is_told_by_the_exit_code(night: Rack) -> None:
+def test_the_exit_code_shows_that_a_bmc_did_not_respond(night: Rack) -> None:
     for look in (get, diff):
         assert look(night, "web02").code == look(night, "web02", "db00", "-o", "json").code == Exit.PARTIAL
         assert look(night, "web03", "db00").code == Exit.FINE
     assert diff(night, "web02", "--detailed-exitcode").code == Exit.PARTIAL
 
 
-def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) -> None:
+def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(night: Rack) -> None:
     dead = night.blades["web02"].bmc.url
     (item,) = get(night, "web02", "-o", "json").json["items"]
     assert (item["bmc"], item["credentials"], item["responded"]) == (dead, "rack", False)
@@ -187,7 +187,7 @@ def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) 
     assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(night, "web02").out
 
 
-def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> None:
+def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
     assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in get(night, "db00").out
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
@@ -195,7 +195,7 @@ def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> No
     assert "Secure Boot" not in get(night).out
 
 
-def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
+def test_diff_warns_about_a_kernel_that_secure_boot_will_reject(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(*rack.spooling, records="fresh")
@@ -215,7 +215,7 @@ def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
     assert "warning" not in diff(rack).out, "nobody says what it boots"
 
 
-def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> None:
+def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rack) -> None:
     rack.pool = (
         image("flatcar-1", "configFrom: None", "uki"),
         profile("web", "flatcar-1", "httpBoot: uki", method="UefiHttp"),
@@ -233,7 +233,7 @@ def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> No
     assert "web03: Set: required for provision/1; the BMC does not support UefiHttp, so DHCP names the loader\n" in said
 
 
-def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
+def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     rack.pool = (
         image("flatcar-1", artifacts="kernel, initrd, loader"),
         profile("web", "flatcar-1", "httpBoot: loader", method="UefiHttp"),
@@ -264,12 +264,12 @@ def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
     assert web.machine.resets == resets, "nothing was sent"
 
 
-def test_a_role_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
+def test_an_account_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
     night.blades["db01"].machine.secure_boot = None
     assert "db01: Secure Boot is not shown; " in get(night, "db01").out
 
 
-def test_looking_writes_nothing(night: Rack) -> None:
+def test_get_and_diff_write_nothing(night: Rack) -> None:
     before = {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()}
     get(night)
     diff(night)
@@ -277,7 +277,7 @@ def test_looking_writes_nothing(night: Rack) -> None:
     assert [blade.machine.writes for blade in night.blades.values()] == [[]] * len(night.blades)
 
 
-def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
+def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
         "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: name their directory",
@@ -287,7 +287,7 @@ def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     ]
 
 
-def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: Rack) -> None:
+def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(*rack.spooling, records="fresh")
@@ -313,7 +313,7 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
     assert lines[-1] == "1 BMC: 1 needs an operator"
 
 
-def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
+def test_text_of_a_bmc_cannot_control_the_terminal(rack: Rack) -> None:
     web = rack.add("web01")
     rack.push()
     rack.once()
@@ -324,7 +324,7 @@ def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
 # Saying
 
 
-def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rack: Rack) -> None:
+def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_override(rack: Rack) -> None:
     rack.leave_in_doubt("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
@@ -338,7 +338,7 @@ def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rac
     assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
 
 
-def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> None:
+def test_another_machine_is_accepted_by_the_command_that_get_prints(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
     rack.push()
@@ -351,7 +351,7 @@ def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> N
     assert (web.times_set, web.stands) == (1, True)
 
 
-def test_somebody_elses_override_is_replaced_by_the_line_that_get_shows(rack: Rack) -> None:
+def test_a_foreign_override_is_replaced_by_the_command_that_get_prints(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     rack.push()
@@ -364,7 +364,7 @@ def test_somebody_elses_override_is_replaced_by_the_line_that_get_shows(rack: Ra
     assert web.override == ("Once", "Pxe")
 
 
-def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
+def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) -> None:
     rack.add("web01")
     rack.push()
     rack.once()
@@ -388,19 +388,19 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_with_its_hint(night: Rack, command: str, said: str) -> None:
+def test_a_command_that_cannot_be_done_fails_with_a_hint(night: Rack, command: str, said: str) -> None:
     done = night.typed(*command.split())
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err
 
 
-def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
+def test_missing_credentials_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
     done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
     assert (done.code, "no access" in done.out) == (Exit.PARTIAL, True), done
     assert f"there are no credentials rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
 
 
-def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
+def test_an_instance_does_not_start_if_its_credentials_directory_does_not_exist(rack: Rack) -> None:
     rack.named = False
     rack.add("web01")
     rack.push()
@@ -412,7 +412,7 @@ def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_
     assert not rack.state.exists()
 
 
-# Nothing secret
+# Secrets
 
 
 def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
@@ -476,13 +476,15 @@ def observed(**more: Any) -> BmcObservation:
         ),
     ],
 )
-def test_what_is_sent_is_what_the_bmc_allows(action: str, force: bool, seen: BmcObservation, step: object) -> None:
+def test_the_reset_type_is_one_that_the_bmc_allows(
+    action: str, force: bool, seen: BmcObservation, step: object
+) -> None:
     assert choose_reset_type(PowerAction(action), seen, SameMachine(), force=force) == step
 
 
 @for_each("action", list(PowerAction))
 @for_each("force", [False, True])
-def test_another_machine_is_not_switched(action: PowerAction, force: bool) -> None:
+def test_another_machine_is_not_reset_or_switched_on(action: PowerAction, force: bool) -> None:
     for identified in (AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")):
         step = choose_reset_type(action, observed(power="Off"), identified, force=force)
         assert isinstance(step, PowerChangeRefused) and step.why == f"AnotherMachine: {identified.message}"
@@ -507,7 +509,7 @@ def resets(rack: Rack) -> list[int]:
     return [blade.machine.resets for blade in rack.blades.values()]
 
 
-def test_one_machine_is_reset_once_and_the_ledger_says_why(pair: Rack) -> None:
+def test_one_machine_is_reset_once_and_the_ledger_has_the_reason(pair: Rack) -> None:
     before = resets(pair)
     done = power(pair, "reset", "web01", "--force", "--reason", "INC-7 hangs")
     assert (done.code, "sent ForceRestart" in done.out) == (0, True), done
@@ -517,7 +519,7 @@ def test_one_machine_is_reset_once_and_the_ledger_says_why(pair: Rack) -> None:
     assert asked in said and done_so in said and said.index(asked) < said.index(done_so)
 
 
-def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: Rack) -> None:
+def test_several_servers_are_listed_first_and_need_yes_without_a_terminal(pair: Rack) -> None:
     before = resets(pair)
     command = ("reset", "-l", "role!=db", "--force", "--reason", "kernel")
     done = power(pair, *command)
@@ -532,7 +534,7 @@ def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: 
     assert resets(pair) == [count + 1 for count in before]
 
 
-def test_what_is_off_is_switched_on_and_what_is_on_is_left_alone(pair: Rack) -> None:
+def test_a_server_that_is_off_is_switched_on_and_one_that_is_on_is_left_alone(pair: Rack) -> None:
     pair.blades["web02"].machine.reset("ForceOff")
     before = resets(pair)
     shown = {item["server"]: item["power"] for item in power(pair, "get", "-o", "json").json["items"]}
@@ -546,7 +548,7 @@ def test_what_is_off_is_switched_on_and_what_is_on_is_left_alone(pair: Rack) -> 
     assert "power on by hand: web02 (cold)" in pair.said("events")
 
 
-def test_a_bmc_that_shows_another_machine_is_sent_nothing(pair: Rack) -> None:
+def test_a_bmc_that_reports_another_machine_gets_no_reset(pair: Rack) -> None:
     web = pair.blades["web01"].machine
     web.uuid, web.serial = uuid_of("another"), "CZ29200XYZ"
     before = resets(pair)
@@ -555,7 +557,7 @@ def test_a_bmc_that_shows_another_machine_is_sent_nothing(pair: Rack) -> None:
     assert resets(pair) == before and "by hand" not in pair.said("events")
 
 
-def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) -> None:
+def test_a_lost_response_is_reported_and_nothing_is_sent_again(pair: Rack) -> None:
     pair.blades["web01"].bmc.fault(Drop(applied=True), on="POST", times=1)
     before = resets(pair)
     done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
@@ -566,7 +568,7 @@ def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) ->
     assert "web01 may have been switched: " in pair.said("events")
 
 
-def test_a_refusal_and_silence_are_told_and_the_others_switched(pair: Rack) -> None:
+def test_errors_of_one_bmc_are_reported_and_the_other_machines_are_reset(pair: Rack) -> None:
     pair.blades["web01"].bmc.fault(Status(status=503), on="POST", times=9)
     before = resets(pair)
     done = power(pair, "reset", "web01", "web02", "--force", "--yes", "--reason", "x", "-o", "json")
@@ -588,7 +590,7 @@ def test_a_refusal_and_silence_are_told_and_the_others_switched(pair: Rack) -> N
         ("reset -l role=nobody --reason x", "no server has the labels role=nobody"),
     ],
 )
-def test_what_cannot_be_switched_is_said_with_its_hint(pair: Rack, command: str, said: str) -> None:
+def test_a_power_command_that_cannot_be_done_fails_with_a_hint(pair: Rack, command: str, said: str) -> None:
     done = power(pair, *command.split())
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err

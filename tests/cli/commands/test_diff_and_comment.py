@@ -55,13 +55,13 @@ def changed(*arguments: str | Path) -> list[str]:
 # Ranges
 
 
-def test_two_revisions_are_compared_whatever_lies_in_the_work_tree(work: Work) -> None:
+def test_two_revisions_are_compared_regardless_of_the_work_tree(work: Work) -> None:
     work.commit(ONE)
     work.write(RAISED)
     assert changed("main..topic") == changed("main..") == changed("HEAD^..HEAD") == ["fra1-web01"]
 
 
-def test_one_revision_is_compared_with_what_lies_in_the_work_tree(work: Work) -> None:
+def test_one_revision_is_compared_with_the_work_tree(work: Work) -> None:
     work.commit(ONE)
     work.write(RAISED)
     assert changed("HEAD") == changed("HEAD..WORKTREE") == ["fra1-db01"]
@@ -83,7 +83,7 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Wo
     assert facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
 
 
-def test_three_dots_leave_out_what_main_has_got_since(work: Work) -> None:
+def test_three_dots_ignore_newer_commits_of_main(work: Work) -> None:
     work.commit(ONE)
     work.git("checkout", "--quiet", "main")
     work.commit(RAISED)
@@ -91,7 +91,7 @@ def test_three_dots_leave_out_what_main_has_got_since(work: Work) -> None:
     assert changed("main..topic") == ["fra1-db01", "fra1-web01"]
 
 
-def test_a_merge_shows_what_main_will_change_by_and_writes_nothing(work: Work) -> None:
+def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: Work) -> None:
     edited = str(FLEET["userdata/web.j2"])
     work.git("checkout", "--quiet", "main")
     long = {"userdata/web.j2": edited + "# 1\n# 2\n# 3\n# 4\n"}
@@ -109,7 +109,7 @@ def test_a_merge_shows_what_main_will_change_by_and_writes_nothing(work: Work) -
     assert sorted(path for path in (work.path / ".git").rglob("*") if path.is_file()) == before
 
 
-def test_branches_that_do_not_merge_are_invalid_at_the_file_that_clashes(work: Work) -> None:
+def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work: Work) -> None:
     work.commit(BUMP)
     work.git("checkout", "--quiet", "main")
     work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
@@ -117,7 +117,7 @@ def test_branches_that_do_not_merge_are_invalid_at_the_file_that_clashes(work: W
     assert (done.code, "stream.yaml:1:1: GB5008:" in done.out) == (3, True), done
 
 
-def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work: Work, tmp_path: Path) -> None:
+def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bare(work: Work, tmp_path: Path) -> None:
     for name in FLEET:
         (work.path / "fleets" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(work.path / name, work.path / "fleets" / name)
@@ -128,13 +128,13 @@ def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work:
     assert diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
 
 
-def test_a_linked_work_tree_has_its_objects_elsewhere(work: Work, tmp_path: Path) -> None:
+def test_a_linked_work_tree_is_read_with_its_shared_objects(work: Work, tmp_path: Path) -> None:
     work.commit(ONE)
     work.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), "topic")
     assert changed("main..HEAD", tmp_path / "linked", "--merge") == ["fra1-web01"]
 
 
-def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None:
+def test_a_merge_conflict_outside_the_fleet_does_not_count(work: Work) -> None:
     work.commit({f"fleets/{path}": text for path, text in FLEET.items()})
     work.git("branch", "--force", "main")
     work.commit({"notes.txt": "topic", **{f"fleets/{path}": text for path, text in BUMP.items()}})
@@ -157,12 +157,12 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
         (("main..HEAD", "/"), "is not in a Git repository"),
     ],
 )
-def test_what_is_no_range_is_wrong_usage(work: Work, arguments: tuple[str, ...], told: str) -> None:
+def test_an_argument_that_is_not_a_range_is_a_usage_error(work: Work, arguments: tuple[str, ...], told: str) -> None:
     done = diff(*arguments)
     assert (done.code, told in done.err) == (64, True), done
 
 
-def test_a_shallow_clone_is_told_to_fetch_more(work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: Work, tmp_path: Path) -> None:
     work.commit(ONE)
     clone = tmp_path / "shallow"
     url = f"file://{work.path}"
@@ -174,7 +174,7 @@ def test_a_shallow_clone_is_told_to_fetch_more(work: Work, tmp_path: Path) -> No
 # Exit codes and acknowledgements
 
 
-def test_the_exit_code_says_what_a_script_has_to_know(work: Work) -> None:
+def test_the_exit_code_shows_whether_a_commit_changes_boots_is_held_or_is_invalid(work: Work) -> None:
     assert diff("main..topic", "--detailed-exitcode").code == 0
     work.commit({"servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 0")})
     assert diff("main..topic").code == 0
@@ -190,7 +190,7 @@ def acknowledged(work: Work) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def test_an_acknowledgement_lasts_through_a_squash_and_a_rebase_and_not_through_another_change(work: Work) -> None:
+def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(work: Work) -> None:
     work.commit(RAISED, "Reinstall db01")
     work.commit(BUMP, "Bump")
     assert diff("main..topic").code == 4
@@ -261,7 +261,7 @@ def merged(work: Work, files: dict[str, str], *acks: str) -> None:
     work.git("merge", "--quiet", "--no-ff", "-m", "Merge", "topic")
 
 
-def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None:
+def test_e19_each_of_several_merges_lists_its_held_findings(work: Work) -> None:
     work.git("branch", "--force", "accepted", "main")
     merged(work, RAISED)
     merged(work, AGAIN)
@@ -277,7 +277,7 @@ def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None
     assert diff("accepted..main", "--each-merge").code == 0
 
 
-def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before(work: Work) -> None:
+def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work: Work) -> None:
     """Parked and taken back, a server is what it was; an instance that looks in between sees it come back."""
     path = "servers/fra1-db02.yaml"
     before = work.git("show", f"main:{path}")
@@ -291,7 +291,7 @@ def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before
     assert diff("accepted..main", "--each-merge").code == 0
 
 
-def test_a_commit_in_between_that_is_invalid_is_no_step(work: Work) -> None:
+def test_an_invalid_commit_in_between_is_not_a_step(work: Work) -> None:
     work.git("branch", "--force", "accepted", "main")
     work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})
     work.commit({**RAISED, **AGAIN})
@@ -299,7 +299,7 @@ def test_a_commit_in_between_that_is_invalid_is_no_step(work: Work) -> None:
     assert step["commit"] == work.git("rev-parse", "HEAD").strip()
 
 
-def test_a_branch_is_judged_as_a_whole_however_it_will_be_merged(work: Work) -> None:
+def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: Work) -> None:
     work.commit(RAISED)
     (first,) = lines("main..topic")
     work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{first}")
@@ -311,7 +311,7 @@ def test_a_branch_is_judged_as_a_whole_however_it_will_be_merged(work: Work) -> 
     assert diff("main..topic").code == 4  # a merge or a squash makes one step of it
 
 
-# Whose word counts
+# Whose acknowledgement counts
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def trust(tmp_path: Path, people: dict[str, Person]) -> str:
     return f"--allowed-signers={file}"
 
 
-def test_who_has_signed_is_named_and_who_has_not_makes_it_invalid(
+def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid(
     work: Work, people: dict[str, Person], trust: str
 ) -> None:
     commit = people["ada"].commit(work, ONE)
@@ -340,10 +340,12 @@ def test_who_has_signed_is_named_and_who_has_not_makes_it_invalid(
     assert (done.code, f"GB5020: {bad[:12]} is signed by the key" in done.out) == (3, True), done
     assert diff("main..topic", "--verify=head", trust).code == 4
     assert newest[:12] in diff("main..topic", "--verify=head", trust).out
-    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # nobody has made the merge yet
+    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # there is no merge commit yet
 
 
-def test_t9_the_verdict_names_who_acknowledged(work: Work, people: dict[str, Person], trust: str) -> None:
+def test_t9_the_review_names_the_author_of_an_acknowledgement(
+    work: Work, people: dict[str, Person], trust: str
+) -> None:
     work.commit(RAISED)
     (line,) = lines("main..topic")
     work.commit(message=f"Fine\n\n{line}")
@@ -358,7 +360,7 @@ def test_t9_the_verdict_names_who_acknowledged(work: Work, people: dict[str, Per
 
 
 @pytest.mark.parametrize("each", [(), ("--each-merge",)])
-def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallations(
+def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallations(
     work: Work, people: dict[str, Person], trust: str, each: tuple[str, ...]
 ) -> None:
     work.commit(RAISED)
@@ -385,6 +387,6 @@ def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallation
         (["--verify=tag", "--forge-key=GitHub=missing"], "which follows a tag"),
     ],
 )
-def test_what_cannot_be_meant_of_keys_is_told(work: Work, arguments: list[str], why: str) -> None:
+def test_invalid_options_for_keys_are_rejected(work: Work, arguments: list[str], why: str) -> None:
     done = diff("main..topic", *arguments)
     assert (done.code, why in done.err) == (64, True)

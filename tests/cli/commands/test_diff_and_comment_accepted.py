@@ -37,14 +37,14 @@ def served(answers: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterat
 
 
 class Mirror(http.server.SimpleHTTPRequestHandler):
-    """One that serves files."""
+    """A server of static files."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Quietly."""
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
-    """One that has the same answer for everything."""
+    """A server with the same response for every request."""
 
     answer: tuple[int, dict[str, str], bytes]
 
@@ -64,7 +64,7 @@ def answering(status: int, content: bytes = b"", **headers: str) -> type[Answeri
     return type("AnsweringSo", (Answering,), {"answer": (status, headers, content)})
 
 
-def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: Rack) -> None:
+def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     accepted = rack.push()
     with rack.running(records="adopt") as instance:
@@ -91,7 +91,7 @@ def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: R
     assert fetch_accepted_commit(str(rack.output)) == accepted  # whether it runs or not
 
 
-def test_what_lies_uncommitted_is_compared_with_it(rack: Rack) -> None:
+def test_uncommitted_changes_are_compared_with_the_accepted_commit(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(records="adopt")
@@ -104,7 +104,7 @@ def test_what_lies_uncommitted_is_compared_with_it(rack: Rack) -> None:
     assert (done.code, "maxReinstalls" in done.out) == (4, True)
 
 
-def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
+def test_a_mirror_provides_the_accepted_commit(rack: Rack) -> None:
     rack.add("web01")
     accepted = rack.push()
     rack.once(records="adopt")
@@ -125,7 +125,7 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
     ],
     ids=["busy", "leads elsewhere", "no JSON", "too much"],
 )
-def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: str) -> None:
+def test_an_invalid_response_has_no_accepted_commit(answer: type[Answering], said: str) -> None:
     with served(answer) as url, pytest.raises(HostUnreachable, match=said):
         fetch_accepted_commit(url)
 
@@ -138,18 +138,18 @@ def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: st
         ("/nowhere", "has no accepted commit"),
     ],
 )
-def test_a_place_that_cannot_be_meant_is_said(where: str, said: str) -> None:
+def test_an_invalid_place_of_the_accepted_commit_is_rejected(where: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
         fetch_accepted_commit(where)
     assert "secret" not in str(raised.value)
 
 
-def test_nothing_to_compare_with_is_said() -> None:
+def test_diff_without_a_base_is_a_usage_error() -> None:
     done = typed("diff")
     assert (done.code, "--accepted" in done.err) == (64, True)
 
 
-def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
+def test_an_instance_without_an_accepted_commit_is_an_error(rack: Rack) -> None:
     rack.repository.push({"fleet.yaml": "nonsense"})
     with rack.running(ready=False) as instance:
         eventually(lambda: instance.status()["attempted"]["commit"])
@@ -157,7 +157,7 @@ def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
             fetch_accepted_commit(instance.url)
 
 
-def test_a_commit_that_the_clone_does_not_have_is_said(rack: Rack, tmp_path: Path) -> None:
+def test_an_accepted_commit_that_the_clone_lacks_is_an_error(rack: Rack, tmp_path: Path) -> None:
     rack.add("web01")
     accepted = rack.push()
     rack.once(records="adopt")
@@ -194,7 +194,7 @@ def comment(*arguments: str | Path) -> None:
     cli.main(["comment", "--commit", COMMIT, *map(str, arguments)], prog_name="gitboot", standalone_mode=False)
 
 
-def test_the_review_of_the_commit_is_posted_as_it_is(host: CommentHost, tmp_path: Path) -> None:
+def test_the_review_of_the_commit_is_posted_unchanged(host: CommentHost, tmp_path: Path) -> None:
     (tmp_path / "review.md").write_text(REVIEW)
     comment(tmp_path / "review.md")
     assert [each["body"] for each in host.comments] == [REVIEW]
@@ -213,7 +213,7 @@ def test_the_review_of_the_commit_is_posted_as_it_is(host: CommentHost, tmp_path
         pytest.param(REVIEW + "x" * 65_536, "more than 65,536 bytes", id="too long"),
     ],
 )
-def test_finding_s2_a_file_that_is_not_the_review_of_the_commit_is_refused(
+def test_finding_s2_a_file_that_is_not_the_review_of_the_commit_is_rejected(
     content: str, reason: str, host: CommentHost, tmp_path: Path
 ) -> None:
     (tmp_path / "review.md").write_bytes(content.encode(errors="surrogateescape"))
@@ -248,7 +248,7 @@ def test_finding_s2_only_a_regular_file_is_read(kind: str, host: CommentHost, tm
     assert ["the review failed" in each["body"] for each in host.comments] == [True]
 
 
-def test_the_comment_of_a_fleet_in_a_folder_is_its_own(host: CommentHost, tmp_path: Path) -> None:
+def test_each_fleet_in_a_folder_has_its_own_comment(host: CommentHost, tmp_path: Path) -> None:
     review = f"{format_marker('infra/boot')}\n{format_commit_marker(COMMIT)}\n"
     (tmp_path / "review.md").write_text(review)
     comment("--subpath", "infra/boot", tmp_path / "review.md")
@@ -260,7 +260,7 @@ def test_the_comment_of_a_fleet_in_a_folder_is_its_own(host: CommentHost, tmp_pa
     ]
 
 
-def test_an_account_that_the_forge_does_not_name_edits_nothing(
+def test_an_account_that_the_forge_does_not_name_edits_no_comment(
     host: CommentHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_GRAPHQL_URL", "")
@@ -271,7 +271,7 @@ def test_an_account_that_the_forge_does_not_name_edits_nothing(
 
 
 @pytest.mark.parametrize("answer", [[], "x", {"head": None}, {"head": {"sha": 7}}])
-def test_an_answer_of_another_form_posts_nothing(
+def test_an_unexpected_response_of_the_forge_posts_nothing(
     answer: object, host: CommentHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = host.answer

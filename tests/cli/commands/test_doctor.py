@@ -1,4 +1,4 @@
-"""`gitboot doctor`: what an instance needs around it, looked at where something is missing, and where nothing is."""
+"""`gitboot doctor`: the surroundings of an instance, with and without missing parts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gitboot.system_clock.read_clock_state", lambda: ClockState.SYNCHRONISED)
 
 
-def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+def run_doctor(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     done = typed("doctor", *arguments, "-o", "json")
     items = defaultdict(list)
     for each in done.json["items"]:
@@ -62,8 +62,8 @@ def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     return done.code, items
 
 
-def test_all_that_is_looked_at_is_said_by_the_settings_of_run(rack: Rack) -> None:
-    code, items = found("--config", rack.folder / "run.toml")
+def test_every_check_runs_with_the_settings_of_run(rack: Rack) -> None:
+    code, items = run_doctor("--config", rack.folder / "run.toml")
     wrong = {name: each for name, them in items.items() for each in them if each["health"] == "failed"}
     assert (code, wrong) == (Exit.FINE, {})
     assert items.keys() >= {"git", "clock", "state", "disk", "ledger", "output", "credentials", "DHCP", "loaders"}
@@ -71,9 +71,9 @@ def test_all_that_is_looked_at_is_said_by_the_settings_of_run(rack: Rack) -> Non
     assert items["credentials"][0]["message"] == "rack, for 2 BMCs"
 
 
-def test_what_is_missing_is_named_with_what_to_do(rack: Rack, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None:
     moved = shutil.move(rack.output / "boot/assets/loaders/snponly-x86_64.efi", tmp_path)
-    code, items = found("--state", rack.state, "--credentials", tmp_path)
+    code, items = run_doctor("--state", rack.state, "--credentials", tmp_path)
     shutil.move(moved, rack.output / "boot/assets/loaders")
     (loaders,), (credentials,) = items["loaders"], items["credentials"]
     assert code == Exit.PARTIAL
@@ -86,10 +86,10 @@ def test_what_is_missing_is_named_with_what_to_do(rack: Rack, tmp_path: Path) ->
     assert "failed   DHCP" in said and "    curl -I http://127.0.0.1:" in said
 
 
-def test_credentials_that_may_not_go_where_a_document_sends_them_are_named(rack: Rack, tmp_path: Path) -> None:
+def test_credentials_that_may_not_be_sent_to_a_bmc_of_a_document_are_named(rack: Rack, tmp_path: Path) -> None:
     credentials = Path(shutil.copytree(rack.credentials, tmp_path / "credentials"))
     (credentials / "rack" / "access.toml").write_text('networks = ["192.0.2.0/24"]\n')
-    _, items = found("--state", rack.state, "--credentials", credentials)
+    _, items = run_doctor("--state", rack.state, "--credentials", credentials)
     (networks,) = items["networks"]
     assert networks["message"] == (
         "access.toml does not allow gitboot to send the credentials rack to the BMCs of 2 servers (web01, web02)"
@@ -97,22 +97,22 @@ def test_credentials_that_may_not_go_where_a_document_sends_them_are_named(rack:
     assert networks["hint"].startswith(f"gitboot bmc access-files --state {rack.state} ")
 
 
-def test_it_changes_nothing(rack: Rack) -> None:
+def test_doctor_changes_nothing(rack: Rack) -> None:
     def everything() -> dict[Path, float]:
         return {each: each.stat().st_mtime for each in rack.folder.rglob("*") if each.is_file()}
 
     before = everything()
-    found("--config", rack.folder / "run.toml")
+    run_doctor("--config", rack.folder / "run.toml")
     assert everything() == before
 
 
-def test_a_setting_that_run_does_not_have_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_setting_of_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("outt = '/srv'\n")
     done = typed("doctor", "--config", tmp_path / "run.toml")
     assert (done.code, "there is no setting 'outt'; did you mean out?" in done.err) == (Exit.USAGE, True)
 
 
-def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path) -> None:
+def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path: Path) -> None:
     assert [each.health for each in of_the_clock(ClockState.UNSYNCHRONISED)] == [Health.WRONG]
     assert [each.health for each in of_the_clock(ClockState.UNKNOWN)] == [Health.DOUBTFUL]
     assert [each.health for each in of_the_clock(ClockState.UNKEPT)] == [Health.DOUBTFUL]
@@ -128,7 +128,7 @@ def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path
     assert small.endswith("but the output tree of the fleet has about 6,000,000,000,000,000")
 
 
-def test_who_sets_bmcs_is_looked_at(tmp_path: Path) -> None:
+def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
     with Rack(tmp_path, named=False) as rack:
         rack.add("web01", provision=1)
         rack.push()

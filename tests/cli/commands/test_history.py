@@ -25,7 +25,7 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 
 @pytest.fixture
 def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
-    """Type a command: its exit code, what it prints, and what it says beside."""
+    """Run a command and return its exit code, output and errors."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return typed
 
@@ -40,7 +40,7 @@ def work(tmp_path: Path) -> Work:
 # validate
 
 
-def test_validate_writes_every_format_at_once(gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_writes_several_formats_at_once(gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write({"tie.yaml": TIE})
     monkeypatch.chdir(work.path.parent)
     formats = ("-o", "text", "-o", "json=v.json", "-o", "sarif=v.sarif", "-o", "junit=v.xml", "-o", "github=v.txt")
@@ -59,7 +59,7 @@ def test_validate_writes_every_format_at_once(gitboot: Typed, work: Work, monkey
     ("here", "path", "expected"),
     [("", "work", "work/"), ("", "{work}", "work/"), ("work", "{work}", ""), ("b", "{work}", "")],
 )
-def test_a_code_host_is_told_paths_from_where_it_checked_out(
+def test_a_code_host_gets_paths_relative_to_its_checkout(
     gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch, here: str, path: str, expected: str
 ) -> None:
     work.write({"tie.yaml": TIE})
@@ -75,7 +75,7 @@ def test_a_code_host_is_told_paths_from_where_it_checked_out(
 # explain
 
 
-def test_explain_says_which_commit_wrote_each_field(gitboot: Typed, work: Work) -> None:
+def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work) -> None:
     work.commit({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")}, "Be quiet")
     (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
     code, out, _ = gitboot("explain", "web01", "--path", work.path)
@@ -97,7 +97,7 @@ def test_explain_says_which_commit_wrote_each_field(gitboot: Typed, work: Work) 
 # history
 
 
-def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: Work, tmp_path: Path) -> None:
     work.commit({"image.yaml": image("flatcar-2"), "04.yaml": profile("web", "flatcar-2")}, "Bump")
     work.commit({"06.yaml": policy("web", spec="kernelArguments: [quiet]", often="Once")}, "Be quiet")
     work.commit({"bad.yaml": "kind: Nonsense"}, "Break")
@@ -130,7 +130,7 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
     assert (tmp_path / "cache" / "gitboot" / "cache.sqlite").exists()
 
 
-def test_history_shows_what_a_list_lost_and_got_or_its_new_order(gitboot: Typed, work: Work) -> None:
+def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order(gitboot: Typed, work: Work) -> None:
     for arguments in ("a, b", "b, a", "b, c"):
         work.commit({"06.yaml": policy("web", spec=f"kernelArguments: [{arguments}]")}, arguments)
     lines = [line.split() for line in gitboot("history", "web01", "--path", work.path)[1].splitlines()]
@@ -138,10 +138,10 @@ def test_history_shows_what_a_list_lost_and_got_or_its_new_order(gitboot: Typed,
     assert told == ["-a +c", 'in another order ["b", "a"]', "+a +b"]
 
 
-def test_history_is_kept_below_the_home_unless_told_otherwise(
+def test_history_is_cached_in_the_home_directory_by_default(
     gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says to ignore it
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(work.path)
     assert gitboot("history", "web01")[0] == 0
@@ -149,7 +149,9 @@ def test_history_is_kept_below_the_home_unless_told_otherwise(
     assert work.git("status", "--porcelain") == ""
 
 
-def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+def test_with_no_cache_everything_is_computed_again_and_nothing_is_stored(
+    gitboot: Typed, work: Work, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache" / "gitboot" / "cache.sqlite"
     expected = gitboot("history", "web01", "--path", work.path, "--no-cache")
     assert expected[0] == 0 and "added" in expected[1]
@@ -161,7 +163,7 @@ def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, t
     assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
 
 
-def test_history_without_a_place_for_its_cache_is_the_same_with_a_warning(
+def test_if_its_cache_cannot_be_written_history_is_the_same_with_a_warning(
     gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
@@ -180,7 +182,7 @@ def test_history_stores_nothing_on_a_network_file_system(
     assert not (tmp_path / "cache").exists()
 
 
-def test_history_shows_as_many_as_are_asked_for(gitboot: Typed, work: Work) -> None:
+def test_history_shows_as_many_commits_as_requested(gitboot: Typed, work: Work) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     assert gitboot("history", "web01", "--path", work.path, "-n", "1")[1].splitlines()[0].endswith("Stop")
     assert "Begin" not in gitboot("history", "web01", "--path", work.path, "-n", "1")[1]
@@ -216,7 +218,7 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
         ("images {nothing} --rev HEAD", "is not in a Git repository"),
     ],
 )
-def test_a_wrong_input_is_answered_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:
+def test_a_wrong_input_ends_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:
     nothing = work.path.parent / "nothing"
     nothing.mkdir()
     code, out, err = gitboot(*typed.format(work=work.path, nothing=nothing).split())
@@ -224,7 +226,7 @@ def test_a_wrong_input_is_answered_in_one_message(gitboot: Typed, work: Work, ty
     assert said in " ".join(err.split())
 
 
-def test_a_shallow_clone_is_said_to_be_one(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_reported(gitboot: Typed, work: Work, tmp_path: Path) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     assert "git fetch --unshallow" in gitboot("history", "web01", "--path", tmp_path / "shallow")[2]
@@ -233,7 +235,7 @@ def test_a_shallow_clone_is_said_to_be_one(gitboot: Typed, work: Work, tmp_path:
 # images
 
 
-def test_images_fit_on_100_columns_and_say_what_people_ask(gitboot: Typed, work: Work) -> None:
+def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typed, work: Work) -> None:
     reason = "The NIC loses its VLAN tags under newer drivers of 2026"
     pin = f"pin: {{image: flatcar-0, reason: {reason}, until: '2026-11-01T00:00:00Z'}}"
     stream = document(
@@ -259,7 +261,7 @@ def test_images_fit_on_100_columns_and_say_what_people_ask(gitboot: Typed, work:
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100
     tables = {table.split()[0]: table.splitlines() for table in out.split("\n\n")}
-    assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # of web10 the file says nothing
+    assert tables["IMAGE"][1].split() == ["flatcar-0", "0", "1", "1", "0", "-"]  # the file has no record of web10
     assert tables["STREAM"][1].split() == ["stable", "7", "flatcar-1", "(6)", "flatcar-2", "at", "1", "%", "(0)"]
     assert tables["PIN"][1].split()[:7] == ["the", "pin", "of", "web10", "flatcar-0", "2026-11-01", "overdue"]
     assert tables["SERVER"][1].split() == ["web10", "flatcar-0", "0", "1", "stable"]

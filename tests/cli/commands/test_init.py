@@ -67,7 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_it_writes_a_fleet_without_an_error(written: Path) -> None:
+def test_init_writes_a_fleet_without_an_error(written: Path) -> None:
     repository = load(open_snapshot(written, None))
     assert {each.code for each in decide(repository).warnings} == {Code.PLACEHOLDER_DIGEST}
     assert repository.fleet.spec.provisioning.evidence is Evidence.REPORTED
@@ -77,7 +77,7 @@ def test_it_writes_a_fleet_without_an_error(written: Path) -> None:
     ]
 
 
-def test_finding_r11_the_digests_that_it_writes_are_warned_about(written: Path) -> None:
+def test_finding_r11_placeholder_digests_of_the_new_fleet_are_warned_about(written: Path) -> None:
     warnings = decide(load(open_snapshot(written, None))).warnings
     assert [(each.path, each.message, each.severity) for each in warnings] == [
         ("images/flatcar-4459.2.4.yaml", "BootImage/flatcar-4459.2.4 has 2 placeholder digests", Severity.WARNING),
@@ -88,7 +88,9 @@ def test_finding_r11_the_digests_that_it_writes_are_warned_about(written: Path) 
         assert line[each.column - 1 :].startswith("feedc0de")
 
 
-def test_finding_r3_its_server_reports_the_end_of_its_installation(written: Path, tmp_path: Path) -> None:
+def test_finding_r3_the_server_of_the_new_fleet_reports_the_end_of_its_installation(
+    written: Path, tmp_path: Path
+) -> None:
     gitboot("render", written, "--records", "fresh", "--at", "2026-12-01T12:00:00Z", "--out", tmp_path / "output")
     (content, *_) = {path.read_bytes() for path in (tmp_path / "output").rglob("config.ign")}
     units = {each["name"]: each["contents"] for each in json.loads(content)["systemd"]["units"]}
@@ -101,7 +103,7 @@ def test_finding_r3_its_server_reports_the_end_of_its_installation(written: Path
     assert "/failed/" in units["report-failure.service"]
 
 
-def test_its_server_is_installed_once_and_repaired_in_its_window(written: Path) -> None:
+def test_the_server_of_the_new_fleet_is_installed_once_and_repaired_in_its_window(written: Path) -> None:
     decision = decide(load(open_snapshot(written, None))).servers["web01"]
     assert decision.policy is not None and decision.policy.boot is not None
     assert (decision.policy.boot.image, str(decision.policy.network_boot)) == ("flatcar-4459.2.4", "Once")
@@ -119,18 +121,18 @@ def test_each_document_names_the_schema_of_its_kind(written: Path) -> None:
         assert json.loads((path.parent / schema).read_text())["title"] == yaml.safe_load(text)["kind"]
 
 
-def test_the_schemas_are_those_of_this_version(written: Path) -> None:
+def test_the_new_fleet_has_the_schemas_of_this_version(written: Path) -> None:
     schemas = {path.name: path.read_text() for path in (written / ".gitboot" / "schemas").iterdir()}
     assert schemas == {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
 
 
 @pytest.mark.parametrize("path", CI)
-def test_ci_is_for_this_version(written: Path, path: str) -> None:
+def test_the_new_fleet_has_the_ci_of_this_version(written: Path, path: str) -> None:
     assert (written / path).read_text() == build_seed_file(path, requirement() or THIS_VERSION)
     assert "@GITBOOT@" not in (written / path).read_text()
 
 
-def test_ci_installs_what_is_asked_for(tmp_path: Path) -> None:
+def test_ci_installs_the_requested_gitboot(tmp_path: Path) -> None:
     wanted = 'gitboot @ https://example.net/a"b.whl#sha256=12'
     gitboot("init", tmp_path, "--gitboot", wanted)
     assert yaml.safe_load((tmp_path / CI[0]).read_text())["env"]["GITBOOT"] == wanted
@@ -158,16 +160,18 @@ def test_ci_installs_what_is_asked_for(tmp_path: Path) -> None:
         pytest.param("pip", {"url": "file:///nowhere/gitboot", "dir_info": {}}, None, id="from a folder"),
     ],
 )
-def test_what_can_be_installed_is_what_was(
+def test_the_requirement_for_ci_is_what_was_installed(
     tmp_path: Path, installer: str, direct: dict[str, object] | None, expected: str | None
 ) -> None:
-    assert find_requirement(noted(tmp_path, installer, direct)) == expected
+    assert find_requirement(write_dist_info(tmp_path, installer, direct)) == expected
 
 
-def test_a_checkout_is_installed_from_where_its_commit_was_pushed(tmp_path: Path) -> None:
+def test_a_checkout_is_installed_from_the_remote_that_has_its_commit(tmp_path: Path) -> None:
     work = Work(tmp_path / "gitboot here")
     head = work.commit({"a": "1"})
-    made = noted(tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}})
+    made = write_dist_info(
+        tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}}
+    )
     assert find_requirement(made) is None
     work.git("remote", "add", "origin", "https://ada:secret@example.net/gitboot.git")
     assert find_requirement(made) is None
@@ -177,7 +181,7 @@ def test_a_checkout_is_installed_from_where_its_commit_was_pushed(tmp_path: Path
     assert find_requirement(made) is None
 
 
-def test_fleets_of_one_repository_have_ci_of_their_own(
+def test_each_fleet_of_a_repository_has_its_own_ci(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "app.py").write_text("ours")
@@ -204,7 +208,7 @@ def test_fleets_of_one_repository_have_ci_of_their_own(
         gitboot("init", tmp_path, "--subpath", "lab")
 
 
-def noted(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:
+def write_dist_info(folder: Path, installer: str, direct: dict[str, object] | None) -> PathDistribution:
     place = folder / "gitboot.dist-info"
     place.mkdir()
     (place / "INSTALLER").write_text(f"{installer}\n")
@@ -213,7 +217,7 @@ def noted(folder: Path, installer: str, direct: dict[str, object] | None) -> Pat
     return PathDistribution(place)
 
 
-def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_in_the_readme_works_there(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written)
     told = re.findall(r"^\$ gitboot ([^#\n]+)", (written / "README.md").read_text(), re.MULTILINE)
     assert len(told) == 3
@@ -223,13 +227,13 @@ def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: 
     assert told == ["explain --schemas .gitboot/schemas"]
 
 
-def test_links_in_its_readme_lead_somewhere(written: Path) -> None:
+def test_links_in_the_readme_exist(written: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", (written / "README.md").read_text())
     assert len(links) == 7
     assert [link for link in links if not (written / link).exists()] == []
 
 
-def test_it_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_prints_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gitboot("init", tmp_path / "fleet")
     out = capsys.readouterr().out
     for command in (f"cd {tmp_path}/fleet", "gitboot validate", "gitboot plan --records fresh"):
@@ -244,13 +248,13 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path, there: str)
     assert [path.name for path in tmp_path.iterdir()] == [there.rstrip("/")]
 
 
-def test_a_git_repository_without_a_file_is_taken(tmp_path: Path) -> None:
+def test_an_empty_git_repository_is_accepted(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     gitboot("init", tmp_path)
     assert decide(load(open_snapshot(tmp_path, None))).servers.keys() == {"web01"}
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_a_file_is_rejected_as_a_directory(tmp_path: Path) -> None:
     (tmp_path / "fleet").write_text("mine")
     with pytest.raises(UsageError, match="cannot be written: Not a directory"):
         gitboot("init", tmp_path / "fleet")
@@ -259,7 +263,7 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_prints_how_to_complete_commands_in_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     gitboot("completion", shell)
     assert f"_GITBOOT_COMPLETE={shell}_complete" in capsys.readouterr().out
 
@@ -276,7 +280,7 @@ def test_commands_and_options_are_completed(
         assert capsys.readouterr().out.split() == [expected]
 
 
-def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_commands_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gitboot("init", tmp_path / "my fleet's")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd ")]
     done = subprocess.run(["sh", "-c", f"{line} && cat fleet.yaml"], capture_output=True, text=True, check=False)
@@ -288,16 +292,16 @@ REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs as a job has them: gitboot begins anew each time, and imports nothing from where it is called."""
+    """The programs as a job has them: each gitboot is a new process, and imports nothing from its working directory."""
     command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
-# What a pull request gets
+# The CI of a pull request
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
+def test_a_valid_change_passes_and_gets_a_comment(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     assert ran.failed == {}, ran.out
@@ -311,7 +315,7 @@ def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: CommentH
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_second_push_changes_the_comment_and_nobody_elses(
+def test_a_second_push_changes_the_comment_of_the_bot_and_no_other(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     host.comments += [{"id": number, "body": "LGTM"} for number in range(120)]  # more than a page
@@ -324,7 +328,7 @@ def test_a_second_push_changes_the_comment_and_nobody_elses(
 
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
-def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
+def test_a_held_change_fails_until_the_printed_line_is_in_the_commit(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(REINSTALLS)
@@ -340,7 +344,7 @@ def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
     ("job", "steps"),
     [pytest.param(on_github, ("Validate", "Diff"), id="GitHub"), pytest.param(on_gitlab, ("script",), id="GitLab")],
 )
-def test_what_is_invalid_fails_at_its_line(
+def test_an_invalid_change_fails_at_its_line(
     job: Any, steps: tuple[str, ...], fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(INVALID)
@@ -357,7 +361,7 @@ def test_what_is_invalid_fails_at_its_line(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
+def test_only_the_changes_of_the_merge_are_compared(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     fleet.work.git("switch", "--quiet", "main")
     fleet.work.commit({"servers/web02.yaml": server("web02", "role: web")}, "Meanwhile")
@@ -368,14 +372,14 @@ def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: Co
 
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
-def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
+def test_e19_ci_also_judges_commits_that_the_instance_has_not_accepted_yet(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "output" / "ops").mkdir(parents=True)
     stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
     (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(stamp=stamp, nodes={}, shared=None)))
     fleet.work.git("switch", "--quiet", "main")
-    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and nobody has acknowledged it
+    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and without an acknowledgement
     waiting = fleet.work.head
     fleet.work.git("switch", "--quiet", "change")
     fleet.change(HARMLESS)
@@ -389,7 +393,7 @@ def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
 
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Signatures"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
-def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
+def test_an_unsigned_image_fails_if_the_runner_has_keys(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -407,9 +411,7 @@ def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_an_endpoint_that_does_not_answer_is_no_reason_to_pass(
-    job: Any, fleet: Fleet, host: CommentHost, programs: Path
-) -> None:
+def test_ci_fails_if_the_endpoint_does_not_respond(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     with socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -427,7 +429,7 @@ def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_each_fleet_of_a_repository_has_a_comment_of_its_own(
+def test_each_fleet_of_a_repository_has_its_own_comment(
     job: Any, tmp_path: Path, host: CommentHost, programs: Path
 ) -> None:
     fleet = Fleet(tmp_path, "infra/boot")
@@ -491,7 +493,7 @@ def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) 
 
 
 @pytest.mark.parametrize("on_github", [True, False], ids=["GitHub", "GitLab"])
-def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
+def test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request(
     on_github: bool, fleet: Fleet, programs: Path, tmp_path: Path
 ) -> None:
     fleet.work.git("switch", "--quiet", "main")
@@ -531,7 +533,7 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
         "GIT_CONFIG_VALUE_0": "https://gitboot:secret@x.test:443/acme/fleet.git",
     }
     ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
-    assert (code, "f" * 12 in told) == (64, True), told  # a commit that nobody here knows
+    assert (code, "f" * 12 in told) == (64, True), told  # an unknown commit
     (ops / "status.json").write_text(json.dumps({**status, "applied": {"commit": applied}}))
     ran = list(rollout_jobs(fleet, environment, on_github=on_github))
     assert [code for code, _ in ran] == [0, 0], ran
@@ -546,7 +548,7 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
     assert (code, "already" in told) == (0, True)  # it is proposed
 
 
-def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
+def test_t13_only_the_job_that_does_not_run_gitboot_may_push_a_rollout() -> None:
     jobs = yaml.safe_load(build_seed_file(CI[3]))["jobs"]
     (checkout,) = (each for each in jobs["advance"]["steps"] if "actions/checkout" in str(each.get("uses")))
     assert (jobs["advance"]["permissions"], checkout["with"]["persist-credentials"]) == ({"contents": "read"}, False)
@@ -557,11 +559,11 @@ def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
     assert "pip" not in str(of_gitlab["gitboot:propose"])
 
 
-# Whose code has the token
+# Code in the job with the token
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_t13_nothing_of_the_branch_runs_where_the_token_is(
+def test_t13_no_code_of_the_branch_runs_in_the_job_with_the_token(
     job: Any, fleet: Fleet, host: CommentHost, installed: Path, tmp_path: Path
 ) -> None:
     """The branch brings programs under every name that a job might call by its folder, and modules to be imported."""
@@ -603,7 +605,7 @@ def test_t13_only_the_job_without_the_branch_may_write() -> None:
     assert {job["variables"]["GIT_STRATEGY"] for job in jobs.values() if "script" in job} == {"empty"}
 
 
-def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
+def test_main_is_validated_and_not_compared(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     ran = on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
     assert ran.failed == {}, ran.out
     assert [path.name for path in ran.kept.iterdir()] == [f"{PIPELINE}.xml"]
@@ -613,7 +615,7 @@ def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: Comment
 
 
 @pytest.mark.parametrize("path", [".pre-commit-hooks.yaml", "example-repo/.pre-commit-config.yaml"])
-def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Fleet, programs: Path) -> None:
+def test_the_hook_prevents_an_invalid_commit(path: str, fleet: Fleet, programs: Path) -> None:
     read = yaml.safe_load((ROOT / path).read_text())
     (hook,) = read if isinstance(read, list) else read["repos"][0]["hooks"]
     assert (hook["id"], hook["pass_filenames"], hook["always_run"]) == ("gitboot-validate", False, True)
@@ -632,7 +634,7 @@ def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Flee
     assert fleet.work.head != before
 
 
-# What is written
+# Written files
 
 
 @pytest.mark.parametrize("path", CI)
@@ -641,30 +643,30 @@ def test_the_example_has_the_same_ci(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", CI[:2])
-def test_ci_installs_the_gitboot_that_wrote_it(path: str) -> None:
+def test_ci_installs_the_gitboot_version_that_wrote_it(path: str) -> None:
     text = (ROOT / "example-repo" / path).read_text()
     assert f'GITBOOT: "gitboot=={__version__}" ' in text
     assert 'pip install --quiet "$GITBOOT"' in text
 
 
 @pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])
-def test_it_is_what_the_host_reads(schema: str, path: str) -> None:
+def test_the_ci_files_are_valid_for_their_host(schema: str, path: str) -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     checked = subprocess.run([*check, str(ROOT / "example-repo" / path)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
-def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
+def test_every_step_of_the_workflow_that_is_not_an_action_runs_in_these_tests() -> None:
     jobs = yaml.safe_load(build_seed_file(CI[0]))["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
     assert [step.get("name") for step in steps] == [
         *("Folder", "Install", "Validate", "Signatures", "Diff", "Summary"),
         *("Install", "Comment"),
     ]
-    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program of its own
+    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program in itself
 
 
-def test_dot_files_are_no_part_of_a_fleet() -> None:
+def test_dot_files_are_not_part_of_a_fleet() -> None:
     snapshot = open_snapshot(ROOT / "example-repo", None)
     assert {".gitlab-ci.yml", ".pre-commit-config.yaml"} <= set(snapshot.blobs)
     assert not any(origin.path.startswith(".") for origin in load(snapshot).origins.values())

@@ -1,4 +1,4 @@
-"""What a branch can do in the CI that fleets get, if every file in it is hostile. The workflow file itself is not."""
+"""Attacks by a branch on the CI of fleets: every file except the workflow file may be hostile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOLDERS = ("review", "rollout", "gitboot")
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs as a job has them: gitboot begins anew each time, as its console script does."""
+    """The programs as a job has them: each gitboot is a new process, as its console script is."""
     command = f'exec {Path(sys.executable).parent}/gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
@@ -64,7 +64,7 @@ def link(fleet: Fleet, target: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes(
+def test_finding_s1_no_symlink_of_a_branch_redirects_the_output_of_the_review(
     job: Any, fleet: Fleet, host: CommentHost, installed: Path, tmp_path: Path
 ) -> None:
     """The branch leads each output to a ``.pth`` of the runner's Python; that would import its sitecustomize.py."""
@@ -81,11 +81,11 @@ def test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes(
     assert not spied.exists()
 
 
-# S2: what the job with the token believes
+# S2: input of the job with the token
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
+def test_finding_s2_a_review_file_in_the_branch_is_not_posted(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     planted = f"{format_marker('')}\n## gitboot diff: unchanged: planted\n"
@@ -115,7 +115,7 @@ def test_finding_s2_no_symlink_of_a_branch_keeps_an_earlier_comment(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_no_symlink_of_a_branch_is_followed_into_an_artifact(
+def test_finding_s2_no_symlink_of_a_branch_is_followed_into_a_stored_artifact(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     key = tmp_path / "id_ed25519"
@@ -131,7 +131,7 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_an_artifact(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one(
+def test_finding_s2_the_comment_of_a_failed_review_replaces_the_earlier_one(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(HARMLESS)
@@ -148,7 +148,7 @@ def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
+def test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(HARMLESS)
@@ -159,7 +159,7 @@ def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
 def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    """Git prefers a tag to a branch of the same name, wherever it is not told which."""
+    """Git prefers a tag to a branch with the same name, unless the full ref is named."""
     fleet.change(HARMLESS)
     for name in ("main", "origin/main", "target"):
         fleet.work.git("tag", name)
@@ -202,7 +202,7 @@ def test_finding_s9_a_comment_that_may_not_be_edited_leads_to_a_new_one(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s9_large_comments_of_strangers_do_not_hide_ones_own(
+def test_finding_s9_large_comments_of_strangers_do_not_hide_the_bots_own(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     host.comments += [{"id": number, "body": "\x01" * 65_536, **MALLORY} for number in range(30)]
@@ -263,7 +263,7 @@ def wheel(folder: Path, text: str) -> Path:
     return path
 
 
-def test_finding_s17_the_command_in_the_file_adds_the_hash_that_pip_then_demands(tmp_path: Path) -> None:
+def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_requires(tmp_path: Path) -> None:
     index, repository = tmp_path / "index", tmp_path / "repository"
     wheel(index, "first = True")
     (repository / ".gitboot").mkdir(parents=True)
@@ -297,7 +297,7 @@ def test_finding_s17_the_command_in_the_file_adds_the_hash_that_pip_then_demands
     assert code != 0 and "DO NOT MATCH THE HASHES" in out
 
 
-def test_finding_s17_a_hash_that_pip_has_noted_is_in_the_file() -> None:
+def test_finding_s17_a_hash_recorded_by_pip_is_in_the_packages_file() -> None:
     digest = "1" * 64
     text = packages(f"gitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl#sha256={digest}")
     assert f"\ngitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl --hash=sha256:{digest}\n" in text
@@ -321,7 +321,7 @@ def test_finding_s17_a_hash_that_pip_has_noted_is_in_the_file() -> None:
     ],
 )
 @pytest.mark.parametrize("is_github", [True, False], ids=["GitHub", "GitLab"])
-def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
+def test_the_job_that_pushes_a_rollout_checks_its_input(
     branch: str, changed: dict[str, str], subpath: str, is_github: bool, fleet: Fleet, tmp_path: Path
 ) -> None:
     main = fleet.work.git("rev-parse", "main")
@@ -366,10 +366,10 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system(
+def test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    """What the workflow's own annotations print are commands of gitboot: ``error``, ``warning`` and ``notice``."""
+    """The annotations of the workflow are commands of gitboot: ``error``, ``warning`` and ``notice``."""
     names = ("::stop-commands::x.yaml", "::add-mask::debug.yaml", "##[error]y.yaml", "::set-output name=a::b/c.yaml")
     for name in names:
         (fleet.work.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -382,10 +382,10 @@ def test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused(
+def test_finding_s15_a_symlink_in_place_of_the_fleet_folder_is_rejected(
     job: Any, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
-    """The instance takes the folder from the commit, where a symlink is none."""
+    """The instance takes the folder from the commit, in which a symlink is not a folder."""
     fleet = Fleet(tmp_path, "infra/boot")
     folder = fleet.work.path / "infra" / "boot"
     folder.rename(fleet.work.path / "elsewhere")

@@ -1,4 +1,4 @@
-"""What operators say to an instance, and what it says of itself: records, approve, suspend, status, reconcile."""
+"""Commands that control an instance or show its state: records, approve, suspend, status, reconcile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REINSTALL = ("--guard", "maxReinstalls")
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Iterator[Rack]:
-    """Two servers that are installed, and one that is to be; an instance has made a pass, and ended."""
+    """Two installed servers and one pending; an instance has reconciled once and ended."""
     with Rack(tmp_path) as made:
         made.add("web01", provision=1)
         made.add("web02", provision=1)
@@ -44,7 +44,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def shown(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
+def show_records(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
     items = json.loads(rack.said("records", "show", *servers, "-o", "json"))["items"]
     return {item["server"]: item for item in items}
 
@@ -69,11 +69,11 @@ def spoil(rack: Rack) -> None:
 # records
 
 
-def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> None:
+def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first(rack: Rack) -> None:
     rack.blades["web02"].uuid = uuid_of("another board")
     rack.push()
     rack.once(*configured(max_small_group=100))
-    since = shown(rack)["web01"]["record"]["provisionedAt"]
+    since = show_records(rack)["web01"]["record"]["provisionedAt"]
     assert rack.said("records", "show").splitlines() == [
         "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
         "web02   1       unknown      -          -     -         -                  -",
@@ -84,50 +84,52 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "",
         "2 servers: 1 unknown, 1 provisioned",
     ]
-    assert list(shown(rack)) == ["web02", "web01"]
-    assert list(shown(rack, "web01")) == ["web01"]
+    assert list(show_records(rack)) == ["web02", "web01"]
+    assert list(show_records(rack, "web01")) == ["web01"]
 
 
-def test_a_record_that_is_set_without_an_instance_counts_at_its_next_pass(rack: Rack) -> None:
+def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", *REASON)
     assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
-    assert shown(rack)["web01"]["record"]["provision"] is None
+    assert show_records(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
     said = rack.said("records", "set", "web01", "provisioned", *REASON)
     assert said == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
-    assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
+    assert show_records(rack)["web01"]["record"]["evidence"] == "Operator"
     assert '"Requested"' in rack.said("events")
 
 
-def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) -> None:
-    before = shown(rack)
+def test_many_records_are_set_by_one_request_that_lists_them_and_needs_yes(rack: Rack) -> None:
+    before = show_records(rack)
     for more in ((), ("-l", "role=db", "--yes"), ("web01", "web03", "--yes")):
         done = rack.typed("records", "set", "pending", *REASON, *more)
-        assert (done.code, shown(rack)) == (Exit.USAGE, before), done
+        assert (done.code, show_records(rack)) == (Exit.USAGE, before), done
     order = ("records", "set", "pending", "-l", "!role", *REASON)
-    done = rack.typed(*order)  # nobody to ask
-    assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
+    done = rack.typed(*order)  # no terminal
+    assert (done.code, show_records(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "gitboot would record 2 servers as pending: INC-4711" in done.out
     assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
-    assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
+    assert [item["step"] for item in show_records(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
 
 
 @pytest.mark.parametrize(("answer", "step"), [("y", "Pending"), ("n", "Provisioned")])
-def test_a_person_at_a_terminal_is_asked(rack: Rack, monkeypatch: pytest.MonkeyPatch, answer: str, step: str) -> None:
+def test_a_person_at_a_terminal_must_confirm(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, answer: str, step: str
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
     rack.typed("records", "set", "web01", "web02", "pending", *REASON)
-    assert [item["step"] for item in shown(rack).values()] == [step, step]
+    assert [item["step"] for item in show_records(rack).values()] == [step, step]
 
 
-def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
+def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: Rack) -> None:
     document = json.loads(encode_records(read_records(rack.output / "ops" / "records")))
     document["items"][0]["image"] = "flatcar-2"
     document["items"].append({**document["items"][0], "uuid": uuid_of("a stray")})
@@ -136,7 +138,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     done = rack.typed("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
     assert done.err == "ignored 1 of 3 records: the accepted commit does not have their servers\n"
-    assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
+    assert [list(item["drift"]) for item in show_records(rack).values()] == [["ImageDrift"], []]
 
 
 @pytest.mark.parametrize(
@@ -149,20 +151,20 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_a_file_that_holds_no_records_changes_nothing(rack: Rack, content: str | None, said: str) -> None:
+def test_a_file_without_valid_records_changes_nothing(rack: Rack, content: str | None, said: str) -> None:
     file = rack.folder / "told.json"
     if content is not None:
         file.write_text(content)
-    before = shown(rack)
+    before = show_records(rack)
     done = rack.typed("records", "import", file, *REASON)
-    assert (done.code, done.out, shown(rack)) == (Exit.USAGE, "", before)
+    assert (done.code, done.out, show_records(rack)) == (Exit.USAGE, "", before)
     assert str(file) in done.err and said in done.err and "Traceback" not in done.err
 
 
 # approve
 
 
-def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack: Rack) -> None:
+def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack: Rack) -> None:
     nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
@@ -187,7 +189,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     assert rack.blades["web01"].times_set == 1
 
 
-def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
+def test_status_prints_the_command_that_approves_the_held_commit(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
     line = next(line for line in lines if line.endswith("--reason '…'")).strip()
@@ -199,7 +201,7 @@ def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
 # stop and start
 
 
-def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_started(rack: Rack) -> None:
+def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allowed(rack: Rack) -> None:
     web = rack.add("web09", provision=1)
     rack.push()
 
@@ -232,12 +234,12 @@ def left(rack: Rack) -> Blade:
 
 
 def planned_phase(instance: Instance, blade: Blade) -> object:
-    """Looking at the entry would spend it."""
+    """Return the phase of the plan. A fetch of the boot script would consume the boot."""
     found = instance.get(f"/api/v1/servers/{blade.name}")
     return found.json()["phase"] if found.status_code == 200 else None
 
 
-def turned(instance: Instance, blade: Blade, phase: str) -> bool:
+def has_phase(instance: Instance, blade: Blade, phase: str) -> bool:
     return planned_phase(instance, blade) == phase
 
 
@@ -246,7 +248,7 @@ def offered(url: str) -> dict[str, Any]:
     return next(each for each in conditions if each["type"] == "InstallsAllowed")
 
 
-def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Blade) -> None:
+def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade) -> None:
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
         assert offered(url)["status"]
         told = rack.typed("stop-installs", *REASON)
@@ -262,7 +264,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
         assert "kernel " in get(url + left.entry).text
 
 
-def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_be_told(rack: Rack, left: Blade) -> None:
+def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Rack, left: Blade) -> None:
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         told = rack.typed("stop-installs", *REASON)
@@ -271,17 +273,15 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
         with rack.running(*rack.spooling) as instance:
             found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
             assert found["message"].endswith(": INC-4711")
-            eventually(partial(turned, instance, left, "Disk"))
+            eventually(partial(has_phase, instance, left, "Disk"))
             eventually(lambda: not left.stands)
     with rack.running(*rack.spooling) as instance:
         assert "web09" in rack.said("allow-installs")
         eventually(lambda: planned_phase(instance, left) == "Network")
 
 
-def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_from_obeying(
-    rack: Rack, left: Blade
-) -> None:
-    """A read-only OUTPUT, say: endpoints are told by the spool, and are stopped where that cannot be undone."""
+def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rack: Rack, left: Blade) -> None:
+    """If OUTPUT is read-only, the stop reaches endpoints through the fetch log, and stays until it can be ended."""
     word = rack.output / "ops" / STOP_FILE
     (word / "in the way").mkdir(parents=True)
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
@@ -334,7 +334,7 @@ def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: 
 # Beside an instance that runs
 
 
-def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
+def test_requests_reach_a_running_instance_at_once(rack: Rack) -> None:
     web = rack.blades["web01"]
     with rack.running() as instance:
         assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
@@ -377,7 +377,7 @@ def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
     } <= set(lines)
 
 
-def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) -> None:
+def test_false_conditions_come_first_with_their_messages(rack: Rack) -> None:
     spoil(rack)
     assert rack.once().code == Exit.INVALID
     lines = rack.said("status").splitlines()
@@ -392,7 +392,7 @@ def test_what_does_not_hold_comes_first_with_its_message_below_it(rack: Rack) ->
 # run --once
 
 
-def test_once_ends_with_the_worst_that_it_met(rack: Rack) -> None:
+def test_run_once_ends_with_its_worst_result(rack: Rack) -> None:
     codes = {"fine": rack.once().code}
     hold(rack)
     codes["held"] = rack.once().code
@@ -405,7 +405,7 @@ def test_once_ends_with_the_worst_that_it_met(rack: Rack) -> None:
     assert codes == {"fine": 0, "held": 4, "invalid": 3, "suspended": 7, "source": 6}
 
 
-# State directories that cannot be what was meant
+# Wrong state directories
 
 COMMANDS = (
     "bmc get",
@@ -447,7 +447,7 @@ def listing(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
+def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
     tmp_path: Path, ended: Rack, command: str
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
@@ -460,7 +460,7 @@ def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_state_directory_that_cannot_be_read_is_said_to_be_that(tmp_path: Path, ended: Rack, command: str) -> None:
+def test_a_state_directory_that_cannot_be_read_is_reported(tmp_path: Path, ended: Rack, command: str) -> None:
     (tmp_path / "file").touch()
     done = type_on(tmp_path / "file" / "state", ended, command)
     assert (done.code, done.out) == (Exit.USAGE, "")
@@ -470,7 +470,7 @@ def test_a_state_directory_that_cannot_be_read_is_said_to_be_that(tmp_path: Path
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUNNING_ONLY])
-def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, command: str) -> None:
+def test_a_damaged_file_is_named_by_its_path(tmp_path: Path, ended: Rack, command: str) -> None:
     state = tmp_path / "state"
     shutil.copytree(ended.state, state)
     (state / "ledger.sqlite").write_bytes(b"this is no ledger" * 99)
@@ -560,5 +560,5 @@ def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
         *("failed before", "evaluating", "held before"),
     ],
 )
-def test_there_is_no_outcome_before_the_commit_of_a_new_fetch_was_evaluated(found: Mapping[str, Any]) -> None:
+def test_there_is_no_outcome_until_the_commit_of_a_new_fetch_is_evaluated(found: Mapping[str, Any]) -> None:
     assert find_outcome(found, TRIGGERED) is None

@@ -1,4 +1,4 @@
-"""`gitboot new server`: a document of a machine that was seen, and of nothing that is described already."""
+"""`gitboot new server`: a document of an unknown machine, and of no machine that has a document already."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def new(path: Path, *arguments: object, name: str = "web02") -> Done:
     return typed("new", "server", name, "--path", path, "--state", path.parent, *arguments)
 
 
-def test_what_it_says_to_type_can_be_typed(path: Path) -> None:
+def test_the_printed_commands_can_be_typed(path: Path) -> None:
     path = path.rename(path.with_name("my fleet"))
     done = typed("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
     assert done.out.endswith(f"next step: gitboot validate '{path}'\n")
 
 
-def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path: Path) -> None:
+def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(path: Path) -> None:
     done = new(path, "--seen", MAC, "--like", "web01")
     assert done.code == Exit.FINE, done
     assert (path / "servers" / "web02.yaml").read_text() == (
@@ -100,14 +100,14 @@ def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path:
         (["--bmc", "https://127.0.0.1:1"], "--bmc needs --as"),
     ],
 )
-def test_what_cannot_be_written_is_refused(path: Path, arguments: list[str], why: str) -> None:
+def test_an_invalid_document_is_not_written(path: Path, arguments: list[str], why: str) -> None:
     done = new(path, *arguments)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert why in done.err
     assert not (path / "servers").exists()
 
 
-def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> None:
+def test_a_machine_without_a_known_uuid_gets_a_document_without_one(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert "uuid:" not in text and "# Its UUID is missing" in text
@@ -117,7 +117,7 @@ def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> 
     assert refused.code == Exit.INVALID and "GB2021" in refused.out
 
 
-def test_what_an_image_found_in_it_is_in_its_document(path: Path) -> None:
+def test_the_inventory_of_an_image_is_in_the_document(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert text.startswith(
@@ -130,7 +130,7 @@ def test_what_an_image_found_in_it_is_in_its_document(path: Path) -> None:
     assert typed("validate", path).code == Exit.FINE
 
 
-def test_nothing_is_overwritten(path: Path) -> None:
+def test_no_file_is_overwritten(path: Path) -> None:
     (path / "servers").mkdir()
     (path / "servers" / "web02.yaml").write_text("# somebody's\n")
     done = new(path, "--mac", MAC, "--uuid", UUID)

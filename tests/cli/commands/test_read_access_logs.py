@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs` on logs that stand still: what it spools, counts, remembers, refuses."""
+"""`gitboot read-access-logs` on logs that do not grow: observations, counts, positions and errors."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def observe(*arguments: object, given: str = "", most_bytes: int | None = None) 
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, preexec_fn=limit)
 
 
-def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> None:
+def test_evidence_is_stored_in_the_fetch_log_and_other_lines_are_counted(log: Path, spool: Path) -> None:
     done = observe(log, "--spool", spool)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
     assert read_new(spool, {}).observations == [OBSERVED]
 
 
-def test_fetches_by_clients_that_may_be_machines_are_counted_by_themselves(log: Path, spool: Path) -> None:
+def test_fetches_by_clients_that_may_be_machines_are_counted_separately(log: Path, spool: Path) -> None:
     without_agent = {name: value for name, value in NGINX.items() if name != "agent"}
     log.write_text(LINE + json.dumps(without_agent) + "\n" + json.dumps({**NGINX, "agent": "curl/8.5.0"}) + "\n")
     done = observe(log, "--spool", spool)
@@ -69,7 +69,7 @@ def test_fetches_by_clients_that_may_be_machines_are_counted_by_themselves(log: 
     assert [each.is_open_intent for each in read_new(spool, {}).observations] == [False, True]
 
 
-def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> None:
+def test_a_log_that_is_read_twice_counts_once_and_later_only_new_lines_count(log: Path, spool: Path) -> None:
     for count in (3, 0):
         assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["read"] == count
     with log.open("a") as file:
@@ -110,14 +110,14 @@ def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -
         ([], "Missing argument 'ACCESSLOG...'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(spool: Path, arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_rejected(spool: Path, arguments: list[str], said: str) -> None:
     done = observe(*arguments, "--spool", spool)
     assert (done.returncode, done.stdout) == (64, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
+def test_lines_that_the_full_disk_did_not_take_are_read_again(log: Path, spool: Path) -> None:
     log.write_text(LINE * 3)
     observed = len(take_line(spool, log))
     for written in spool.glob("*.jsonl"):
@@ -135,7 +135,7 @@ def take_line(spool: Path, log: Path) -> bytes:
     return next(spool.glob("*.jsonl")).read_bytes().splitlines(keepends=True)[0]
 
 
-def test_t11_garbage_in_a_log_is_counted_and_the_rest_is_read(log: Path, spool: Path) -> None:
+def test_t11_malformed_lines_of_a_log_are_counted_and_the_rest_is_read(log: Path, spool: Path) -> None:
     odd: list[dict[str, object]] = [
         {"modified": "Mon, 01 Jan 0001 00:00:00 +2359"},
         {"modified": "Thu, 99999999999999999999 Jan 2026 00:00:00 GMT"},

@@ -78,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(folder, repository, instance)
 
 
-def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -> None:
+def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(site: Site, tmp_path: Path) -> None:
     before, head = (site.clone / "streams/stable.yaml").read_bytes(), site.git("rev-parse", "HEAD")
     waits = site.advance("-o", "json")
     assert waits.code == Exit.WAITS, waits
@@ -117,7 +117,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     alone = site.advance("--no-commit", "-o", "json")
     assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)
     assert (site.clone / "streams/stable.yaml").read_bytes() == changed
-    ahead = site.advance("--no-commit")  # what lies there now is nothing that the instance knows
+    ahead = site.advance("--no-commit")  # the present file is unknown to the instance
     assert (ahead.code, f"flatcar-2 at {PERCENT} %, here flatcar-2 at 60 %" in ahead.out) == (Exit.WAITS, True)
     site.git("checkout", "--quiet", ".")
     assert site.advance("--rev", name).out == ahead.out
@@ -138,8 +138,8 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     assert site.git("branch", "--list", "another") == ""
 
 
-def test_finding_r3_a_fetch_alone_never_takes_a_rollout_on(site: Site) -> None:
-    """A stranger fetches the entries of both servers with a plain HTTP client. Neither server was switched on."""
+def test_finding_r3_a_fetch_alone_never_advances_a_rollout(site: Site) -> None:
+    """A stranger fetches the boot scripts of both servers with a plain HTTP client. Neither server was switched on."""
     before = site.git("branch", "--list", "gitboot/*")
     for name in FIRST:
         site.boot(name)
@@ -160,7 +160,7 @@ def test_finding_r3_a_fetch_alone_never_takes_a_rollout_on(site: Site) -> None:
         ("/nowhere", Exit.USAGE, "/nowhere/ops/status.json cannot be read"),
     ],
 )
-def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, said: str) -> None:
+def test_missing_records_prove_nothing(site: Site, records: str, code: Exit, said: str) -> None:
     found = site.advance(records=records)
     assert (found.code, said in found.err, site.git("status", "--porcelain")) == (code, True, "")
 
@@ -177,6 +177,6 @@ def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, s
         (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "remove --rev"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_said(site: Site, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_arguments_are_usage_errors(site: Site, arguments: tuple[str, ...], said: str) -> None:
     found = typed(*arguments, "--path", site.clone, "--records", site.output)
     assert (found.code, said in found.err) == (Exit.USAGE, True), found

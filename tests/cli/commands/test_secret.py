@@ -31,7 +31,7 @@ def written(folder: Path, key: Path) -> Path:
     return folder
 
 
-def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_path: Path) -> None:
+def test_a_new_key_decrypts_its_secrets_and_a_fleet_is_checked_with_it(tmp_path: Path) -> None:
     key, other = tmp_path / "key", tmp_path / "other"
     public = run("keygen", key).output.strip()
     assert public.startswith("age1")
@@ -53,7 +53,7 @@ def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_
     assert "hunter2" not in found.output + text.output
 
 
-def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_errors_are_reported_before_anything_is_written(tmp_path: Path) -> None:
     out = tmp_path / "x.age"
     (tmp_path / "large").write_bytes(b"x" * 70_000)
     (tmp_path / "none").write_text("hunter2")
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     assert not out.exists()
 
 
-def test_keys_of_a_list_are_made_once_and_then_replaced_by_the_root_key(tmp_path: Path) -> None:
+def test_signing_keys_are_made_once_and_later_replaced_with_the_root_key(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     made = run("keygen", folder, "--signed-list")
     assert made.output == (folder / "root.pub").read_text() and "PUBLIC KEY" in made.output
@@ -82,7 +82,7 @@ def test_keys_of_a_list_are_made_once_and_then_replaced_by_the_root_key(tmp_path
     read_list_keys(folder)
 
 
-def test_a_root_key_may_lie_elsewhere_and_be_replaced(tmp_path: Path) -> None:
+def test_a_root_key_may_be_in_another_folder_and_may_be_replaced(tmp_path: Path) -> None:
     folder, old, new = tmp_path / "keys", tmp_path / "away/old.key", tmp_path / "away/new.key"
     first = run("keygen", folder, "--signed-list", "--root-key", old).output
     assert not (folder / "root.key").exists()
@@ -94,7 +94,7 @@ def test_a_root_key_may_lie_elsewhere_and_be_replaced(tmp_path: Path) -> None:
     read_list_keys(folder)
 
 
-def test_keys_of_a_list_that_cannot_be_made_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_signing_keys_that_cannot_be_made_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     assert "add --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
     assert "no root key to replace" in fails("keygen", folder, "--signed-list", "--new-root-key", tmp_path / "x")

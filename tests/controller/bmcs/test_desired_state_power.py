@@ -1,4 +1,4 @@
-"""Power where Git says so: which machine is switched when, and for what never again; against machines that boot."""
+"""Power changes by policies and maintenances: each machine is switched once; with machines that boot."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Hall:
         )
 
     def run(self, seconds: float = 0, step: float = 31) -> None:
-        """Let time pass, and reconcile twice each now and then: what BMCs have said is acted on at once."""
+        """Let time pass and reconcile twice at intervals, so that results of BMCs take effect at once."""
         ends = seconds
         while True:
             self.bench.reconcile()
@@ -94,7 +94,7 @@ class Hall:
         self.bench.now = self.machines[self.names[0]].now
 
     def made(self, name: str) -> None:
-        """The machine fetches the entry of its plan."""
+        """Let the machine fetch the boot script of its plan."""
         self.bench.fetch(self.bench.servers[name].plan)
 
     def resets_after(self, seconds: float = 0, step: float = 31) -> list[int]:
@@ -132,7 +132,7 @@ def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "re
     return maintenance("check", window, f"{WAVES}{', ' if spec else ''}{spec}", boots=boots)
 
 
-def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> None:
+def test_a_maintenance_restarts_its_servers_one_after_another(hall: Hall) -> None:
     hall.decide(check())
     assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": PowerRecordState.REQUESTED})
     assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
@@ -146,23 +146,23 @@ def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> N
     [
         ("as many as may be down", check("maxUnavailable: 67%"), [1, 1, 0]),
         ("each group has its own limit", check("maxUnavailablePer: rack"), [1, 0, 1]),
-        ("nobody wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
+        ("no policy wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
     ],
 )
-def test_as_many_are_restarted_as_a_maintenance_lets_be_down(
+def test_a_maintenance_restarts_as_many_servers_as_may_be_down(
     hall: Hall, case: str, document: str, resets: list[int]
 ) -> None:
     hall.decide(document)
     assert hall.resets_after() == resets, case
 
 
-def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
+def test_no_machine_is_restarted_before_or_after_the_window(hall: Hall) -> None:
     hall.decide(check(window="20T12:10 20T12:11"))
     assert (hall.resets_after(540, step=301), hall.resets_after(93)) == ([0, 0, 0], [1, 0, 0])
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
 
 
-def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
+def test_a_suspended_instance_restarts_no_machine(hall: Hall) -> None:
     hall.decide()
     hall.run()
     until = (hall.bench.now.replace(hour=14)).isoformat()
@@ -176,16 +176,16 @@ def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
     assert hall.resets_after(1200, step=301) == [1, 0, 0]
 
 
-def unname(hall: Hall) -> str | None:
-    """Let the Fleet name nobody from the next commit on; return whom it named."""
+def remove_ledger_name(hall: Hall) -> str | None:
+    """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
     return named
 
 
-def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -> None:
-    """Where nobody is named: another one may switch the same machines."""
+def test_an_instance_that_the_fleet_does_not_name_switches_no_machine(hall: Hall) -> None:
+    """Without a named ledger, another instance may switch the same machines."""
     powered = policy("on", spec="priority: 9, power: On, override: None", often="Once")
-    named = unname(hall)
+    named = remove_ledger_name(hall)
     for machine in hall.machines.values():
         machine.power = "Off"
     hall.decide(powered, provision=1)
@@ -200,8 +200,8 @@ def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -
     assert hall.bench.condition("BmcsSet") is None
 
 
-def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> None:
-    named = unname(hall)
+def test_a_maintenance_restarts_no_machine_if_the_fleet_names_no_ledger(hall: Hall) -> None:
+    named = remove_ledger_name(hall)
     hall.decide(check())
     assert hall.resets_after(300, step=301) == [0, 0, 0]
     assert hall.condition("BmcsSet") == (False, "LedgerNotNamed")
@@ -210,10 +210,10 @@ def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> 
     assert hall.resets_after() == [1, 0, 0]
 
 
-def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(hall: Hall) -> None:
+def test_a_restarted_machine_is_observed_to_return_even_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
     hall.decide(check())
     assert hall.resets_after() == [1, 0, 0]
-    named = unname(hall)
+    named = remove_ledger_name(hall)
     hall.decide(check())
     assert (hall.resets_after(300, step=31), hall.states("web01")) == (
         [1, 0, 0],
@@ -226,17 +226,17 @@ def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(ha
     assert "WaveStopped" not in [event.type for event in hall.bench.events]
 
 
-def test_who_does_not_come_back_is_told_of_where_nobody_is_named_any_more(hall: Hall) -> None:
+def test_a_machine_that_does_not_return_is_reported_even_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
     hall.machines["web01"].post_s = 10**6
     hall.decide(check())
     hall.run()
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(check())
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
     assert hall.condition("PowerWavesRunning") == (False, "Stopped")
 
 
-def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_named_any_more(hall: Hall) -> None:
+def test_an_ignored_graceful_restart_is_not_forced_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
     graceful = check("power: GracefulRestart").replace("power: Restart, ", "")
     for machine in hall.machines.values():
         machine.obeys = False
@@ -245,7 +245,7 @@ def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_nam
     assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
     before = [[each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()]
     assert any(before)
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(graceful)
     hall.run(3600, step=301)
     assert [
@@ -253,11 +253,11 @@ def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_nam
     ] == before
 
 
-def test_a_restart_that_is_over_waits_for_no_name(hall: Hall) -> None:
+def test_a_finished_restart_does_not_wait_for_a_ledger_name(hall: Hall) -> None:
     job = check("maxUnavailable: 100%", boots="restart")
     hall.decide(job)
     assert hall.resets_after(600, step=60) == [1, 1, 1]
-    unname(hall)
+    remove_ledger_name(hall)
     hall.decide(job)
     hall.run()
     assert hall.bench.condition("BmcsSet") is None
@@ -282,7 +282,7 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     assert hall.resets[1] == 1 and (hall.bench.condition("PowerWavesRunning") or ())[:1] == (True,)
 
 
-def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> None:
+def test_a_machine_that_is_away_for_an_earlier_run_counts_as_down_for_the_next(hall: Hall) -> None:
     hall.machines["web01"].post_s = 300
     hall.decide(check())
     hall.run(31)
@@ -292,7 +292,7 @@ def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> 
     assert hall.resets[0] == 2
 
 
-def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
+def test_while_installs_are_stopped_no_machine_is_restarted(hall: Hall) -> None:
     hall.bench.request("stop", reason="smoke", everything=False)
     hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: Restart", boots="restart"))
     assert hall.resets_after(62) == [0, 0, 0]
@@ -300,10 +300,10 @@ def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
     assert hall.resets_after(31) == [1, 0, 0]
 
 
-def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
+def test_a_machine_that_was_not_read_yet_counts_as_down(hall: Hall) -> None:
     hall.decide(check())
     hall.bench.reconcile()  # all are read, and their overrides set
-    hall.bench.collect()  # and that is known
+    hall.bench.collect()  # and the result is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
     turn = partial(
         update_power_waves, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30)
@@ -315,7 +315,7 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     assert turn(schedule.with_bmcs({web01: under_way})).in_wave == frozenset()
 
 
-def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
+def test_a_window_that_was_extended_or_moved_is_the_same_run(hall: Hall) -> None:
     rolling = "power: Restart, maxUnavailable: 3"
     hall.decide(maintenance("roll", "20T11:00 20T12:10", rolling, boots="restart"))
     assert hall.resets_after(60) == [1, 1, 1]
@@ -325,7 +325,7 @@ def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
     assert hall.resets_after(1900, step=300) == [1, 1, 1]
 
 
-def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
+def test_a_new_process_continues_after_the_first_was_killed(hall: Hall) -> None:
     hall.decide(check())
     hall.bmcs["web01"].fault(Drop(applied=True), on="RESET", times=1)
     hall.bench.reconcile()
@@ -338,7 +338,7 @@ def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
     assert hall.resets_after(3600, step=301) == [1, 1, 1]
 
 
-def test_a_run_is_made_once_whatever_becomes_of_its_window(hall: Hall) -> None:
+def test_a_run_is_used_once_even_if_its_window_changes(hall: Hall) -> None:
     hall.decide(check("maxUnavailable: 3"))
     assert hall.resets_after(200) == [1, 1, 1]
     for name in NAMES:
@@ -351,7 +351,7 @@ def test_a_run_is_made_once_whatever_becomes_of_its_window(hall: Hall) -> None:
     assert hall.resets_after(200) == [2, 2, 2]
 
 
-def test_a_later_window_is_another_reason(hall: Hall) -> None:
+def test_a_later_window_restarts_the_machines_again(hall: Hall) -> None:
     spec = "networkBoot: Always, power: Restart, maxUnavailable: 3"
     hall.decide(maintenance("check", "20T11:00 20T12:10", spec, boots="restart"))
     assert hall.resets_after(700, step=301) == [1, 1, 1]
@@ -365,7 +365,9 @@ def test_a_rolling_restart_boots_the_disk(hall: Hall) -> None:
     assert {machine.boots[-1].target for machine in hall.machines.values()} == {"None"}
 
 
-def test_where_a_bmc_shows_no_progress_the_run_says_who_is_back(tmp_path: Path, stack: ExitStack) -> None:
+def test_if_a_bmc_shows_no_progress_the_maintenance_run_shows_which_machine_returned(
+    tmp_path: Path, stack: ExitStack
+) -> None:
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10)
     hall.decide(check())
     assert hall.resets_after(300, step=301) == [1, 0, 0]
@@ -381,11 +383,11 @@ def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> 
     assert all(machine.writes for machine in hall.machines.values())
     hall.run(200)
     assert hall.machines["web01"].boots[-1].target == "Pxe"
-    hall.machines["web01"].reset("ForceOff")  # somebody wants it off
+    hall.machines["web01"].reset("ForceOff")  # somebody switches it off
     assert hall.resets_after(1200, step=301) == [1, 1, 0]
 
 
-def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path: Path, stack: ExitStack) -> None:
+def test_before_power_on_the_firmware_gets_the_uri_of_the_loader(tmp_path: Path, stack: ExitStack) -> None:
     hall = Hall(tmp_path, stack, profile=IDRAC9, names=("web01",))
     machine = hall.machines["web01"]
     machine.reset("ForceOff")
@@ -402,13 +404,13 @@ def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path:
     assert (event.facts["server"], event.facts["uri"]) == ("web01", machine.boots[0].uri)
 
 
-def test_nothing_is_switched_on_for_an_installation_that_was_made(hall: Hall) -> None:
+def test_no_machine_is_switched_on_for_a_finished_installation(hall: Hall) -> None:
     hall.machines["web01"].reset("ForceOff")
     hall.decide(spec="power: On", often="Once", provision=0)
     assert hall.resets_after(300, step=301) == [0, 0, 0]
 
 
-def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path, stack: ExitStack) -> None:
+def test_machines_without_verified_records_are_not_switched(tmp_path: Path, stack: ExitStack) -> None:
     hall = Hall(tmp_path, stack)
     hall.bench.close()
     hall.bench = hall.open(initial=None, doubt="RestoredLedger")
@@ -430,20 +432,20 @@ def waiting(hall: Hall) -> Hall:
     return hall
 
 
-def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
+def test_a_running_machine_is_not_offered_its_installation(hall: Hall) -> None:
     hall.decide(spec=WAITS, often="Once", provision=1)
     hall.run(301, step=301)
     assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [
         Cause.WAITING_FOR_POWER_OFF
     ] * 3
     assert all(not machine.writes for machine in hall.machines.values())
-    hall.machines["web01"].run_through()  # a restart is none
+    hall.machines["web01"].run_through()  # a restart is not one
     hall.bench.now = hall.machines["web01"].now
     hall.run(31)
     assert hall.machines["web01"].boots[-1].target == "None"
 
 
-def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(waiting: Hall) -> None:
+def test_a_machine_that_was_off_is_installed_at_its_next_boot_and_no_other_machine_is(waiting: Hall) -> None:
     waiting.machines["web01"].reset("ForceOff")
     waiting.run(31)
     assert waiting.bench.told("PoweredOff") == ["PoweredOff"]
@@ -455,7 +457,7 @@ def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(w
     assert waiting.machines["web01"].boots[-1].target == "Pxe"
 
 
-def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
+def test_with_power_on_a_machine_is_switched_on_as_soon_as_it_was_seen_off(hall: Hall) -> None:
     hall.decide(spec=f"{WAITS}, power: On", often="Once", provision=1)
     hall.run()
     hall.machines["web01"].reset("ForceOff")
@@ -464,7 +466,7 @@ def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
     assert hall.machines["web01"].boots[-1].target == "Pxe"
 
 
-def test_its_boot_is_never_set_while_it_runs(waiting: Hall) -> None:
+def test_the_override_is_never_set_while_the_machine_runs(waiting: Hall) -> None:
     waiting.machines["web01"].reset("ForceOff")
     waiting.bench.reconcile()
     waiting.wait(31)
@@ -474,7 +476,7 @@ def test_its_boot_is_never_set_while_it_runs(waiting: Hall) -> None:
     assert (waiting.machines["web01"].writes, waiting.machines["web01"].boots[-1].target) == ([], "None")
 
 
-def test_a_raised_number_waits_anew(waiting: Hall) -> None:
+def test_a_raised_provision_number_waits_for_power_off_again(waiting: Hall) -> None:
     waiting.machines["web01"].reset("ForceOff")
     waiting.run(31)
     assert waiting.cause("web01") is Cause.PENDING
@@ -485,7 +487,7 @@ def test_a_raised_number_waits_anew(waiting: Hall) -> None:
     assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF
 
 
-def test_another_machine_that_is_off_releases_nothing(waiting: Hall) -> None:
+def test_another_machine_that_is_off_does_not_release_the_installation(waiting: Hall) -> None:
     web01 = waiting.machines["web01"]
     web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
     web01.reset("ForceOff")

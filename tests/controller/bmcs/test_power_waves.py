@@ -1,4 +1,4 @@
-"""Whose turn it is to be switched: a table of groups, and what holds for every one."""
+"""Power waves: a table of groups, and properties of every group."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def group(count: int, **more: Any) -> list[Member]:
         ("nobody", [], ""),
         ("by name, one", [member("b"), member("a")], "a"),
         ("by name, two", [member(name, limit="2") for name in "cba"], "a b"),
-        ("whoever is ready", [member("a", ready=False), member("b")], "b"),
-        ("nobody while one is away", [away("a"), member("b")], ""),
+        ("every ready server", [member("a", ready=False), member("b")], "b"),
+        ("none while one is away", [away("a"), member("b")], ""),
         ("one beside one that is away", [away("a", limit="2"), *(member(name, limit="2") for name in "bc")], "b"),
-        ("nobody while another is down", [member("a", ready=False, down=True), member("b")], ""),
+        ("none while another is down", [member("a", ready=False, down=True), member("b")], ""),
         ("more than one is down", [*(member(name, ready=False, down=True) for name in "ab"), member("c")], ""),
         ("half of five, rounded down", group(5, limit="50%"), "web1 web2"),
         ("a hundredth of five is one", group(5, limit="1%"), "web1"),
@@ -49,14 +49,14 @@ def group(count: int, **more: Any) -> list[Member]:
         ("none of the maintenance after one that is not back", [away("a", 30, group="x"), member("b", group="y")], ""),
         ("nor with room for more", [away("a", 30, limit="9"), member("b", limit="9")], ""),
         ("a moment before it is", [away("a", 29, limit="9"), member("b", limit="9")], "b"),
-        ("but of another", [away("a", 30), member("b", maintenance="n")], "b"),
+        ("but one of another maintenance", [away("a", 30), member("b", maintenance="n")], "b"),
     ],
 )
-def test_whose_turn_it_is(case: str, members: list[Member], go: str) -> None:
+def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[Member], go: str) -> None:
     assert " ".join(sorted(choose_wave(members, NOON, PATIENCE).servers)) == go, case
 
 
-def test_who_does_not_come_back_is_named() -> None:
+def test_a_machine_that_does_not_return_is_named() -> None:
     found = choose_wave([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
     assert found.stopped == {"m": ("a", "b"), "n": ("d",)}
 
@@ -78,7 +78,7 @@ MEMBERS = st.lists(
 
 
 @given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
-def test_never_are_more_down_than_may_be(members: list[Member], limit: str) -> None:
+def test_never_more_machines_are_down_than_allowed(members: list[Member], limit: str) -> None:
     members = [structs.replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
     found = choose_wave(members, NOON, PATIENCE)
     assert found == choose_wave(members[::-1], NOON, PATIENCE)

@@ -1,7 +1,7 @@
-"""Lives of a hall whose maintenances switch machines: kills, lost answers, people at the power, windows that move.
+"""Lives of a hall whose maintenances switch machines: kills, lost responses, people at the power button, moved windows.
 
-Judged by what was really asked of the machines and what became of them, never by gitboot's ledger: no machine is
-switched twice for one reason, none outside its window or in POST, and never are more down than may be.
+The judge is what the machines were asked to do and what they did, and never the ledger of gitboot: no machine is
+switched twice for one reason, none outside its window or in POST, and never are more machines down than allowed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Roll:
 
 @dataclass
 class Switched:
-    """What a machine was asked for by gitboot."""
+    """A power request of gitboot to a machine."""
 
     at: datetime
     roll: Roll
@@ -127,7 +127,7 @@ class WaveLife:
             self.bench.reconcile()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, second by second where anybody is away: when it comes back counts."""
+        """Let time pass, second by second while a machine is away, because the time of its return counts."""
         for _ in range(int(seconds)):
             for machine in self.machines.values():
                 machine.advance(1)
@@ -135,7 +135,7 @@ class WaveLife:
         self.bench.now = self.now
 
     def is_asked(self, machine: Blade, kind: str) -> None:
-        """Gitboot asks a machine for something: hold it against what Git says."""
+        """Check a power request of gitboot against the commit."""
         works = machine.obeys or not kind.startswith("Graceful")
         before = self.asked[machine.name]
         self.counts[f"asked for {kind}"] += 1
@@ -164,7 +164,7 @@ class WaveLife:
     def say(self, machine: Machine, what: str) -> None:
         self.wrong.append(f"{self.now} {machine.name}: {what}")
 
-    # What happens
+    # Events
 
     def live(self) -> None:
         steps = [self.time_passes] * 6 + [self.a_power_button_is_pressed, self.git_changes, self.git_changes]
@@ -203,7 +203,7 @@ class WaveLife:
             )
         )
         if (change.get("most") == "1" or "per" in change) and self.away:
-            return  # who is away is, by the limit of before
+            return  # the machine is away, by the previous limit
         self.push(**change)
         self.reconcile()
 
@@ -212,7 +212,7 @@ class WaveLife:
         self.bmcs[self.draws.choice(NAMES)].fault(fault, on="RESET", times=1)
 
     def it_is_killed(self) -> None:
-        """In the middle of a request, perhaps: whatever it had asked for, it has heard nothing of."""
+        """Kill gitboot, perhaps in the middle of a request, so that it gets no response."""
         if self.draws.random() < 0.7:
             for bmc in self.bmcs.values():
                 bmc.fault(Drop(applied=self.draws.random() < 0.5), on="RESET", times=1)
@@ -247,7 +247,7 @@ class WaveLife:
 
 
 def _is_same(one: Roll, other: Roll) -> bool:
-    """Whether a machine that was switched for one is not to be switched for the other."""
+    """Return whether a machine that was switched for one reason must not be switched for the other."""
     return one.run >= other.run and other.start < one.end
 
 
@@ -257,7 +257,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_no_life_of_a_hall_has_a_machine_switched_wrongly(
+def test_no_random_life_of_a_hall_switches_a_machine_wrongly(
     tmp_path: Path, lives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power cut is tested

@@ -1,4 +1,4 @@
-"""When a BMC is asked for what, and what its answers prove: pass by pass, against machines that boot."""
+"""Tasks at BMCs: which task runs when, and what its result proves, reconcile by reconcile, with machines that boot."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Site:
         self.bench.now = self.machine.now
 
     def boot(self) -> None:
-        """Let the machine reset, and boot by what its override says."""
+        """Reset the machine and boot the target of its override."""
         self.machine.run_through()
         self.bench.now = self.machine.now
 
     def see_marks_move(self) -> None:
-        """Boot web01 once by a maintenance that writes no disk: from then on its BMC's marks are known to move."""
+        """Boot web01 once by a maintenance that writes no disk, so that the marks of its BMC are known to move."""
         self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
         planned = self.bench.reconcile()
         self.boot()
@@ -113,7 +113,7 @@ class Site:
 
     @property
     def states(self) -> dict[str, OverrideState]:
-        """What is recorded of each override, by its reason."""
+        """Return the recorded state of each override, by its reason."""
         kept = self.bench.knowledge.list_overrides(SystemUuid(uuid_of("web01")))
         return {each.reason: each.state for each in kept}
 
@@ -154,7 +154,7 @@ def site(make_site: MakeSite) -> Site:
     return make_site()
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause] | None:
     return (plan.phase, plan.cause) if plan else None
 
 
@@ -165,8 +165,8 @@ INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 # Once, and never twice
 
 
-def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) -> None:
-    assert shown(site.apply()) == TO_INSTALL
+def test_a_server_is_installed_once_from_the_first_reconcile_to_its_disk(site: Site) -> None:
+    assert summarize_plan(site.apply()) == TO_INSTALL
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
     assert site.bench.told() == ["OverrideConfirmed"]
     site.boot()
@@ -177,13 +177,13 @@ def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) 
     assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
     assert "Provisioned" in site.bench.told()
     for _ in range(3):
-        assert shown(site.reconcile_after(60)) == INSTALLED
+        assert summarize_plan(site.reconcile_after(60)) == INSTALLED
     assert (site.shown, site.patches) == ("Disabled None", 1)
-    assert site.due_in_s is None  # nothing is set, so nothing is read
+    assert site.due_in_s is None  # no override is set, so nothing is read
     assert PASSWORD not in repr(site.bench.events)
 
 
-def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(site: Site) -> None:
+def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) -> None:
     plan = site.apply()
     site.bench.fetch(plan, client="10.0.0.99")
     site.bench.reconcile()
@@ -194,9 +194,9 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()
-    assert shown(again) == TO_INSTALL
+    assert summarize_plan(again) == TO_INSTALL
     assert plan is not None and again is not None
-    assert again.digest != plan.digest  # by which an endpoint knows what it has given
+    assert again.digest != plan.digest  # an endpoint knows by it what it has served
     site.boot()  # the real one
     site.bench.fetch(again)
     site.bench.reconcile()
@@ -212,7 +212,7 @@ def test_a_machine_that_booted_past_its_override_is_not_installed_by_it_again(ma
         site.bench.reconcile()
         site.wait(60)
     assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
-    assert (shown(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
+    assert (summarize_plan(site.bench.plan()), site.shown) == (INSTALLED, "Disabled Pxe")  # whose target it keeps
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_fetches_of_monitors_prove_nothing(site: Site, client: str, provisioned:
     assert site.bench.told("Provisioned") == (["Provisioned"] if provisioned else [])
 
 
-def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
+def test_a_fetch_by_a_monitor_does_not_spoil_a_fetch_by_the_machine(site: Site) -> None:
     plan = site.apply()
     site.boot()
     site.bench.fetch(plan)
@@ -240,7 +240,7 @@ def test_a_monitor_spoils_no_fetch_of_the_machine_itself(site: Site) -> None:
     assert site.bench.told("Provisioned", "FetchIgnored") == ["Provisioned"]
 
 
-def test_a_fetch_of_what_was_not_published_proves_nothing(site: Site) -> None:
+def test_a_fetch_of_an_unpublished_boot_proves_nothing(site: Site) -> None:
     plan = site.apply(bmc=False)
     assert plan is not None
     site.bench.fetch(replace(plan, key="of another tree"))
@@ -257,13 +257,13 @@ def test_a_maintenance_that_boots_once_is_set_once_and_then_done(site: Site) -> 
     site.bench.reconcile()
     site.bench.reconcile()
     assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]
-    assert shown(site.reconcile_after(61)) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(site.reconcile_after(61)) == (Phase.DISK, Cause.MAINTENANCE_DONE)
     assert site.patches == 1
     site.apply("Never", maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 2"))
     assert (site.shown, site.patches) == ("Once Pxe", 2)
 
 
-def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
+def test_the_end_of_a_window_clears_its_override(site: Site) -> None:
     site.apply("Never", maintenance("repair", "20T11:00 20T13:00"))
     assert site.shown == "Continuous Pxe"
     site.reconcile_after(3600)
@@ -272,12 +272,12 @@ def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
     assert site.patches == 2
 
 
-# What is consumed
+# Consumed overrides
 
 
 @pytest.mark.parametrize(
     ("config_from", "provisioned"),
-    [("None", True), ("SystemUUID", False)],  # the second would have asked for /ignition/<uuid>
+    [("None", True), ("SystemUUID", False)],  # the second fetch would be /ignition/<uuid>
 )
 def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_consumed(
     site: Site, config_from: str, provisioned: bool
@@ -294,10 +294,10 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
 
 
 @pytest.mark.parametrize("profile", [IDRAC9, OPENBMC], ids=lambda profile: profile.name)
-def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
+def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     make_site: MakeSite, profile: Profile
 ) -> None:
-    """The loader would have asked for the entry: a machine that found none has booted its disk."""
+    """The loader would have fetched the boot script; a machine that found no loader has booted its disk."""
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
@@ -317,7 +317,7 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
 def test_an_iso_is_not_left_to_a_loader_that_cannot_start_it(make_site: MakeSite, profile: Profile) -> None:
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="iso", image_spec="configFrom: None")
-    assert why(site).startswith(
+    assert get_bmc_message(site).startswith(
         "Unsupported: the plan boots an ISO by its URI, and the BMC does not support HttpBootUri"
     )
     assert site.patches == 0
@@ -332,7 +332,7 @@ def test_an_override_that_vanishes_without_a_reset_is_set_again_and_proves_nothi
     assert site.bench.told("Provisioned") == []
 
 
-def test_e27_where_marks_were_never_seen_to_move_it_is_not_set_again(site: Site) -> None:
+def test_e27_if_marks_never_moved_the_override_is_not_set_again(site: Site) -> None:
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.machine.write(BootSourceOverrideEnabled="Disabled")
     for _ in range(3):
@@ -348,13 +348,15 @@ def test_a_consumed_override_without_evidence_is_not_set_again_and_ends_at_the_d
     consumed_at = site.bench.now
     for expected, minutes in ((TO_INSTALL, 29), ((Phase.DISK, Cause.CONSUMED), 30)):
         assert (
-            shown(site.reconcile_after((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds()))
+            summarize_plan(
+                site.reconcile_after((consumed_at + timedelta(minutes=minutes) - site.bench.now).total_seconds())
+            )
             == expected
         )
     assert site.patches == 1
 
 
-def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Site) -> None:
+def test_an_override_for_every_boot_is_set_again_after_each_boot(site: Site) -> None:
     site.decide("Always", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     for boots in (1, 2, 3):
         site.bench.reconcile()
@@ -362,17 +364,17 @@ def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Sit
         site.boot()
 
 
-# Nothing is known, nothing is wanted
+# Unverified records, unwanted overrides
 
 
-def test_a_ledger_that_was_never_told_asks_no_bmc(make_site: MakeSite) -> None:
+def test_with_a_new_ledger_that_was_not_begun_no_bmc_gets_a_request(make_site: MakeSite) -> None:
     site = make_site(initial=None)
-    assert shown(site.apply()) == (Phase.DISK, Cause.UNKNOWN)
+    assert summarize_plan(site.apply()) == (Phase.DISK, Cause.UNKNOWN)
     assert site.condition("RecordsVerified") == (False, "NewLedger")
     assert (site.bmc.connections, site.due_in_s) == (0, None)
 
 
-def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
+def test_the_override_of_a_parked_server_is_cleared_once(site: Site) -> None:
     site.apply()
     site.decide(spec="provision: 1, lifecycle: Parked")
     assert site.bench.reconcile() is None
@@ -387,7 +389,7 @@ def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize("gone", ["the server", "its BMC", "what it wants"])
-def test_whoever_left_the_fleet_is_waited_for_no_longer(site: Site, gone: str) -> None:
+def test_a_server_that_left_the_fleet_is_no_longer_waited_for(site: Site, gone: str) -> None:
     site.bmc.fault(Status(status=409), times=1)
     site.apply()
     assert site.due_in_s == 5
@@ -406,7 +408,7 @@ def test_whoever_left_the_fleet_is_waited_for_no_longer(site: Site, gone: str) -
 # When
 
 
-def test_a_bmc_with_a_standing_override_is_read_every_half_minute(site: Site) -> None:
+def test_a_bmc_with_a_standing_override_is_read_every_30_seconds(site: Site) -> None:
     site.apply()
     counts = []
     for _ in range(4):
@@ -418,13 +420,13 @@ def test_a_bmc_with_a_standing_override_is_read_every_half_minute(site: Site) ->
     assert counts == [0, 1, 0, 1]
 
 
-def test_a_bmc_is_asked_at_once_when_something_else_is_wanted(site: Site) -> None:
+def test_a_bmc_is_contacted_at_once_if_its_wanted_override_changes(site: Site) -> None:
     site.apply()
     site.apply(spec="provision: 2")
     assert site.states == {"provision/1": OverrideState.CLEARED, "provision/2": OverrideState.CONFIRMED}
 
 
-def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> None:
+def test_an_unreachable_bmc_is_contacted_less_and_less_often(site: Site) -> None:
     site.bmc.fault(Drop(applied=False), times=9)
     site.decide()
     waits = []
@@ -436,24 +438,24 @@ def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> N
         assert len(site.machine.requests) == requests  # not a second before
         site.wait(1)
     assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: nothing new is to be said
+    assert site.bench.told() == ["OverrideWaiting", "OverrideOverdue"]  # each once: there is no new event
     assert site.condition("Bmc/web01") == (False, "Overdue")
     site.bench.reconcile()
     assert (site.shown, site.bench.condition("Bmc/web01")) == ("Once Pxe", None)
     site.bmc.fault(Drop(applied=False))
     site.reconcile_after(30)
-    assert site.due_in_s == 5  # an answer begins the count anew
+    assert site.due_in_s == 5  # a response resets the count
 
 
 @pytest.mark.parametrize(
     ("asked", "due_in_s"),
     [
-        pytest.param("120", 120, id="as long as it asks"),
+        pytest.param("120", 120, id="as long as the BMC requires"),
         pytest.param("1", 5, id="no sooner than any other failure"),
         pytest.param("3600", 600, id="no longer than the longest wait"),
     ],
 )
-def test_a_busy_bmc_is_left_alone_for_as_long_as_it_asks(site: Site, asked: str, due_in_s: int) -> None:
+def test_a_busy_bmc_gets_no_request_for_as_long_as_it_requires(site: Site, asked: str, due_in_s: int) -> None:
     site.bmc.fault(Status(status=503, headers={"Retry-After": asked}), times=2)  # a GET is tried twice
     site.apply()
     assert site.due_in_s == due_in_s
@@ -480,8 +482,8 @@ def test_wrong_credentials_are_tried_too_rarely_to_lock_an_account(make_site: Ma
 # A fetch and the reading that judges it
 
 
-def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
-    """While a PATCH is under way somebody else fetches, and its answer is lost: the fetch proves nothing."""
+def test_a_fetch_is_judged_by_a_reading_that_began_after_the_fetch(site: Site) -> None:
+    """During a PATCH another client fetches the boot, and the response is lost: the fetch proves nothing."""
     site.decide()
     site.bmc.fault(Drop(applied=True), on="PATCH")
     about_to_set, may_set = threading.Event(), threading.Event()
@@ -504,7 +506,7 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     assert bench.told("Provisioned", "FetchIgnored") == ["FetchIgnored"]
 
 
-def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(site: Site) -> None:
+def test_a_fetch_waits_while_its_bmc_does_not_respond_and_counts_in_the_end(site: Site) -> None:
     plan = site.apply()
     site.boot()
     site.bench.fetch(plan)
@@ -519,14 +521,14 @@ def test_a_fetch_whose_bmc_does_not_answer_waits_with_it_and_counts_in_the_end(s
     assert site.bench.record is not None and site.bench.record.provisioned_at == site.bench.now - timedelta(seconds=15)
 
 
-# Whose machine a BMC shows
+# The machine behind a BMC
 
 
 def another_answers(site: Site) -> None:
     site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
 
 
-def why(site: Site) -> str:
+def get_bmc_message(site: Site) -> str:
     condition = site.bench.condition("Bmc/web01")
     assert condition is not None and condition[1] in ("Stalled", condition[2].partition(":")[0])
     return condition[2]
@@ -535,12 +537,14 @@ def why(site: Site) -> str:
 def test_e25_another_machine_is_a_condition_that_names_both(site: Site) -> None:
     another_answers(site)
     site.apply()
-    assert why(site).startswith(f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"')
-    assert uuid_of("web01") in why(site)
+    assert get_bmc_message(site).startswith(
+        f'AnotherMachine: the BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ"'
+    )
+    assert uuid_of("web01") in get_bmc_message(site)
     assert (site.patches, site.states) == (0, {})
 
 
-def test_e25_a_document_that_names_what_the_bmc_reports_is_obeyed_at_once(site: Site) -> None:
+def test_e25_a_document_that_names_the_reported_identity_takes_effect_at_once(site: Site) -> None:
     another_answers(site)
     site.apply()
     site.spec = site.spec.removesuffix("}") + f", reports: {{uuid: {uuid_of('another')}}}}}"
@@ -549,18 +553,18 @@ def test_e25_a_document_that_names_what_the_bmc_reports_is_obeyed_at_once(site: 
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_what_a_bmc_shows_is_pinned_and_a_change_holds(site: Site, again: bool) -> None:
+def test_the_reported_identity_is_pinned_and_a_change_holds_the_server(site: Site, again: bool) -> None:
     site.apply("Never", maintenance("repair", "20T11:00 20T13:00"))
     site.machine.serial = "CZ29200XYZ"
     site.decide()
     if again:
         site.restart()
     site.reconcile_after(300)
-    assert why(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
+    assert get_bmc_message(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
     assert "provision/1" not in site.states
 
 
-def test_e25_where_nothing_is_set_on_the_board_it_is_allowed_with_a_warning(site: Site) -> None:
+def test_e25_a_board_without_a_uuid_and_serial_number_is_allowed_with_a_warning(site: Site) -> None:
     site.machine.uuid, site.machine.serial = "", "To be filled by O.E.M."
     site.decide()
     for _ in range(2):
@@ -570,22 +574,22 @@ def test_e25_where_nothing_is_set_on_the_board_it_is_allowed_with_a_warning(site
     assert [event.warning for event in site.bench.events if event.type == "MachineUnverified"] == [True]
 
 
-def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from_the_next(site: Site) -> None:
+def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(site: Site) -> None:
     site.apply()
     another_answers(site)
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
-    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID")
+    assert get_bmc_message(site).startswith(
+        "AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID"
+    )
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
 
 @pytest.mark.parametrize("corrected", ["the password", "the name of the credentials"])
-def test_e28_credentials_that_are_corrected_are_tried_at_once(
-    make_site: MakeSite, tmp_path: Path, corrected: str
-) -> None:
+def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path, corrected: str) -> None:
     site = make_site(password="wrong")
     site.apply()
-    assert 'refuses the user name or password of credentials "rack"' in why(site)
+    assert 'refuses the user name or password of credentials "rack"' in get_bmc_message(site)
     for _ in range(3):
         site.reconcile_after(1)
     assert len(site.machine.requests) == 1
@@ -599,14 +603,14 @@ def test_e28_credentials_that_are_corrected_are_tried_at_once(
     assert site.shown == "Once Pxe"
 
 
-def test_e36_what_another_instance_has_set_stays(site: Site) -> None:
+def test_e36_an_override_of_another_instance_stays(site: Site) -> None:
     site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="UefiHttp", HttpBootUri="http://b/x")
     site.apply()
-    assert why(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
+    assert get_bmc_message(site).startswith("ForeignOverride: the BMC shows Once UefiHttp http://b/x")
     assert (site.shown, site.patches) == ("Once UefiHttp", 0)
 
 
-# What is left behind
+# Leftovers
 
 
 @pytest.fixture
@@ -620,7 +624,7 @@ def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
 
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
 @pytest.mark.parametrize("gone", ["the server", "its BMC", "its UUID"])
-def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site: Site, gone: str, again: bool) -> None:
+def test_an_override_on_a_bmc_that_no_document_names_is_cleared(site: Site, gone: str, again: bool) -> None:
     site.apply()
     assert site.shown == "Once Pxe"
     if gone == "the server":
@@ -662,7 +666,7 @@ def test_nothing_is_set_at_a_new_address_before_the_old_one_is_cleared(
     assert (new.system()["Boot"]["BootSourceOverrideEnabled"], site.shown) == ("Once", "Disabled Pxe")
 
 
-def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(site: Site) -> None:
+def test_a_fetch_by_a_machine_that_left_the_fleet_keeps_no_override_set(site: Site) -> None:
     plan = site.apply()
     site.bench.fetch(plan, client="10.0.0.99")
     site.bench.plan()
@@ -672,7 +676,7 @@ def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(si
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
-# What changes while a job is under way
+# Changes while a task runs
 
 
 @dataclass
@@ -698,7 +702,7 @@ class Held:
 
 @pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded before", "recorded after"])
-def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
+def test_an_override_that_was_set_while_the_plan_changed_is_cleared_by_the_next_reconcile(
     site: Site, then: str, recorded: bool
 ) -> None:
     window = maintenance("repair", "20T11:00 20T14:00")
@@ -714,7 +718,7 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
         site.decide("Never")
     bench.reconcile(wait=False)
     held.opened.set()
-    for _ in range(3):  # as the end of a job wakes the loop: no time passes
+    for _ in range(3):  # as the end of a task wakes the loop: no time passes
         bench.reconcile()
     assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
     assert [state for state in site.states.values() if state.is_open] == (
@@ -723,7 +727,7 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
     assert next(iter(site.states.values())) is OverrideState.CLEARED
 
 
-def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after(site: Site) -> None:
+def test_an_override_that_becomes_unwanted_while_its_bmc_is_read_is_cleared_right_after(site: Site) -> None:
     site.decide()
     bench = site.bench
     bench.reconcile()
@@ -737,7 +741,7 @@ def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
-def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None:
+def test_an_override_that_is_wanted_until_a_time_is_not_set_after_it(site: Site) -> None:
     site.decide("Never", maintenance("repair", "20T11:00 20T13:00"))
     bench = site.bench
     bench.job_clock = bench.now + timedelta(hours=1)  # it was planned for, and begins then
@@ -748,7 +752,7 @@ def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None
     assert (site.patches, site.states) == (0, {})
 
 
-def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) -> None:
+def test_an_override_that_a_bmc_shows_late_is_still_cleared(site: Site) -> None:
     """The BMC took it, and shows it only after the server was parked."""
     site.decide()
     site.bmc.fault(Ignored(), on="PATCH")
@@ -764,7 +768,7 @@ def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) ->
 # Withdrawals do not back off
 
 
-def test_a_withdrawal_is_tried_every_ten_seconds_while_its_bmc_refuses_in_post(make_site: MakeSite) -> None:
+def test_a_clearing_is_retried_every_ten_seconds_while_the_bmc_rejects_it_in_post(make_site: MakeSite) -> None:
     site = make_site(profile=ILO6)
     site.apply("Never", maintenance("repair", "20T11:00 20T13:00"))
     assert site.shown == "Continuous Pxe"
@@ -801,7 +805,7 @@ class Many:
         self.bench.now = self.machines[0].now
 
     def decide(self, *sites: str, spec: str = "provision: 1") -> None:
-        """Accept a commit; ``sites`` are given to the machines in turn."""
+        """Accept a commit; ``sites`` are assigned to the machines in turn."""
         named = ", ".join(
             f"{{name: {each}, baseURL: 'http://{each}.test', select: {{matchLabels: {{site: {each}}}}}}}"
             for each in dict.fromkeys(sites)
@@ -838,7 +842,9 @@ def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
         yield lambda count, **given: Many(tmp_path, stack, count, **given)
 
 
-def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_many: Callable[..., Many]) -> None:
+def test_repeated_failures_stop_setting_overrides_but_not_clearing_them_until_a_bmc_responds(
+    make_many: Callable[..., Many],
+) -> None:
     many = make_many(6, failures=3)
     many.decide()
     many.bench.reconcile()
@@ -848,12 +854,12 @@ def test_failures_in_a_row_stop_arming_but_no_withdrawal_until_one_answers(make_
     many.bench.reconcile()
     assert (many.bench.condition("BmcsReachable") or ())[:2] == (False, "FailuresInARow")
     many.wait(5)
-    many.bench.reconcile()  # all have something to withdraw, so all are asked
+    many.bench.reconcile()  # each has an override to clear, so each is contacted
     assert many.times_set == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
     assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
 
 
-def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_the_others(
+def test_during_repeated_failures_one_bmc_is_tried_each_minute_and_its_response_releases_the_others(
     make_many: Callable[..., Many],
 ) -> None:
     many = make_many(6, failures=3)
@@ -876,8 +882,8 @@ def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_
     assert many.times_set == 6
 
 
-def held_connections(many: Many, most: int, expected: int) -> int:
-    """How many requests wait at the double at the same time: those that are expected have come, others may come."""
+def count_waiting_requests(many: Many, most: int, expected: int) -> int:
+    """Return how many requests wait at the double at one time, once the expected ones have come."""
     many.bmc.fault(Hang(), times=most)
     many.bench.reconcile(wait=False)
     eventually(lambda: len(many.bmc.service.requests) >= expected)
@@ -897,16 +903,16 @@ def held_connections(many: Many, most: int, expected: int) -> int:
         ("overall, of two sites", ("a", "b"), {"parallel": 3, "per_site": 2}, 3),
     ],
 )
-def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
+def test_no_more_bmcs_are_contacted_at_once_than_the_limits_allow(
     make_many: Callable[..., Many], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
 ) -> None:
     many = make_many(8, **limits)
     many.decide(*sites)
-    assert held_connections(many, 8, expected) == expected, case
+    assert count_waiting_requests(many, 8, expected) == expected, case
 
 
 @pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])
-def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bmc(
+def test_of_two_instances_that_were_begun_as_fresh_only_one_sets_a_bmc(
     site: Site, tmp_path: Path, method: str, *, has_booted: bool
 ) -> None:
     site.apply(method=method, artifacts="kernel, initrd" if method == "Pxe" else "uki")
@@ -945,7 +951,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
 
 
 @pytest.mark.parametrize("said", ["fresh", "adopt"])
-def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
+def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
     make_site: MakeSite, tmp_path: Path, said: str
 ) -> None:
     site = make_site(initial=said, profile=replace(GENERIC, etag_header="", etag_body=""))
@@ -959,7 +965,7 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
                 each.reconcile()
 
         site.decide(spec="provision: 0")
-        both()  # a ledger that has begun with nothing to install, or by a file, knows it as one that is as it should be
+        both()  # a ledger that began as fresh or from a file has it as one that is as it should be
         site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
         both()
         for _ in range(2):  # what is due
@@ -986,16 +992,16 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
         assert site.bench.condition("BmcsSet") is None
 
 
-def unname(site: Site) -> str | None:
-    """Let the Fleet name nobody from the next commit on; return whom it named."""
+def remove_ledger_name(site: Site) -> str | None:
+    """Let the Fleet name no ledger from the next commit on, and return the ledger that it named."""
     named, site.bench.commits.ledger = site.bench.commits.ledger, None
     return named
 
 
-def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) -> None:
+def test_a_set_override_is_still_managed_if_the_fleet_no_longer_names_the_ledger(site: Site) -> None:
     site.apply()
     assert (site.states, site.patches) == ({"provision/1": OverrideState.CONFIRMED}, 1)
-    unname(site)
+    remove_ledger_name(site)
     site.apply()
     site.restart(named=False)
     site.bench.reconcile()
@@ -1011,11 +1017,11 @@ def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) 
     assert site.condition("BmcsSet") == (False, "LedgerNotNamed")
 
 
-def test_what_has_become_of_it_is_noted_where_nobody_is_named_any_more(site: Site) -> None:
-    """And nobody is said to wait who has had their boot."""
+def test_the_end_of_an_override_is_recorded_even_if_the_fleet_no_longer_names_the_ledger(site: Site) -> None:
+    """A server whose boot was consumed is not reported as waiting."""
     check = maintenance("check", "20T11:00 20T18:00", "networkBoot: Once")
     site.apply("Never", check)
-    named = unname(site)
+    named = remove_ledger_name(site)
     site.apply("Never", check)
     site.boot()
     for _ in range(2):
@@ -1034,15 +1040,15 @@ def suspended(site: Site) -> None:
     site.bench.request("suspend", reason="freeze", until=until)
 
 
-def named_otherwise(site: Site) -> None:
+def name_another_ledger(site: Site) -> None:
     site.bench.commits.ledger = "0a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11"
 
 
-@pytest.mark.parametrize("ceases", [unname, suspended, named_otherwise])
-def test_what_is_set_anew_after_each_boot_is_not_by_an_instance_that_may_set_nothing(
+@pytest.mark.parametrize("ceases", [remove_ledger_name, suspended, name_another_ledger])
+def test_an_override_for_every_boot_is_not_set_again_by_an_instance_that_may_set_none(
     site: Site, ceases: Callable[[Site], object]
 ) -> None:
-    """Each Once is set anew by the very job that finds the one before it consumed."""
+    """The task that finds an override consumed sets it again at once."""
 
     def decide() -> None:
         site.bench.decide(
@@ -1068,7 +1074,7 @@ def test_what_is_set_anew_after_each_boot_is_not_by_an_instance_that_may_set_not
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more(site: Site, lost: bool) -> None:
+def test_a_changed_override_is_not_set_if_the_fleet_no_longer_names_the_ledger(site: Site, lost: bool) -> None:
     """Set as it was before, or about to be withdrawn, and wanted again."""
     if lost:
         site.see_marks_move()
@@ -1078,7 +1084,7 @@ def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more
         site.apply(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
         assert (site.states["provision/1"], site.shown) == (OverrideState.CLEARING, "Disabled Pxe")
     before = site.patches
-    unname(site)
+    remove_ledger_name(site)
     site.decide(method="Pxe" if lost else "UefiHttp", artifacts="kernel, initrd" if lost else "uki")
     for _ in range(3):
         site.bench.reconcile()
@@ -1086,9 +1092,9 @@ def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more
     assert (site.patches, site.shown.split()[0]) == (before, "Disabled" if lost else "Once")
 
 
-def test_who_waits_to_be_set_is_said_once_whatever_else_holds_it_up(make_site: MakeSite) -> None:
+def test_a_server_that_waits_to_be_set_is_reported_once(make_site: MakeSite) -> None:
     site = make_site()
-    unname(site)
+    remove_ledger_name(site)
     for full in (False, True, False, True, False):
         site.bench.target.full = full
         site.apply(*(["Once"] if full else ["OnImageChange"]))
@@ -1105,17 +1111,17 @@ def test_who_waits_to_be_set_is_said_once_whatever_else_holds_it_up(make_site: M
 
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Progress"])
-def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there(
+def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_set_there(
     make_site: MakeSite, tmp_path: Path, evidence: str
 ) -> None:
-    """Firmware asks for it at every boot, as DHCP leads it: it would be installed again and again."""
+    """Firmware requests the boot at every start, as DHCP names it, and would install the server again and again."""
     site = make_site(initial=None)
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path, observes=False) as other:
         site.bench.close()
         site.bench, other.now = other, site.machine.now
         of_fleet = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
-        named = unname(site)
+        named = remove_ledger_name(site)
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         other.reconcile()
         plan = other.plan()
@@ -1128,7 +1134,7 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
         for _ in range(2):
             other.reconcile()
         assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
-        unname(site)  # what stands proves it still
+        remove_ledger_name(site)  # the override that is set still proves it
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
             other.reconcile()
@@ -1151,7 +1157,7 @@ TOLD = {
 }
 
 
-def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
+def test_each_state_of_an_override_has_a_text(site: Site) -> None:
     site.apply()
     (record,) = site.bench.knowledge.list_overrides(site.bench.decisions.servers["web01"].uuid)
     for state in OverrideState:
@@ -1167,7 +1173,7 @@ def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
         assert event.message == f"web01: {TOLD[state]}"
 
 
-def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_it(site: Site, tmp_path: Path) -> None:
+def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_set_it(site: Site, tmp_path: Path) -> None:
     wipe = image("wipe-1", "writesDisk: true"), profile("wipe", "wipe-1", method="Pxe")
     window = maintenance("wipe", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="wipe")
     site.apply("Never", *wipe, window)

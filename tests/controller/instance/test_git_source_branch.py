@@ -155,7 +155,7 @@ def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a
     assert branch_in(tmp_path) == "main"
 
 
-def test_finding_r2_a_dry_run_looks_at_the_stored_branch(work: Work, tmp_path: Path) -> None:
+def test_finding_r2_a_dry_run_reads_the_stored_branch(work: Work, tmp_path: Path) -> None:
     once(work.path, tmp_path)
     main = work.head
     work.git("switch", "--quiet", "--create", "experiment")
@@ -243,7 +243,7 @@ def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool
         pytest.param(FollowedBranch("HEAD", is_default=False), ("switch", "--create", "x"), None, None, id="HEAD"),
     ],
 )
-def test_head_elsewhere_matters_if_gitboot_found_the_branch(
+def test_a_changed_head_matters_only_if_gitboot_found_the_branch(
     work: Work,
     tmp_path: Path,
     followed: FollowedBranch,
@@ -298,7 +298,9 @@ def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_branch_that_is_gone_is_named_with_those_that_are_there(work: Work, tmp_path: Path, is_served: bool) -> None:
+def test_the_message_for_a_missing_branch_lists_the_existing_branches(
+    work: Work, tmp_path: Path, is_served: bool
+) -> None:
     work.git("branch", "--move", "main", "trunk")
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=place_of(work, url, is_served=is_served))
@@ -307,7 +309,7 @@ def test_a_branch_that_is_gone_is_named_with_those_that_are_there(work: Work, tm
             source.fetch()
 
 
-def test_a_clone_that_is_made_anew_is_of_the_stored_branch(work: Work, tmp_path: Path) -> None:
+def test_a_new_clone_follows_the_stored_branch(work: Work, tmp_path: Path) -> None:
     record = InMemory()
     source = Source(Remote(url=str(work.path)), tmp_path, record=record)
     accepted = source.fetch()
@@ -318,7 +320,7 @@ def test_a_clone_that_is_made_anew_is_of_the_stored_branch(work: Work, tmp_path:
     assert (source.latest(), source.accepted(), record.followed) == (accepted, accepted, MAIN)
 
 
-def test_what_a_killed_first_fetch_left_is_removed(work: Work, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_first_fetch_are_removed(work: Work, tmp_path: Path) -> None:
     (tmp_path / f"{EMPTY}x" / "objects").mkdir(parents=True)
     with git_daemon(work.path.parent) as url:
         Source(Remote(url=f"{url}/fleet"), tmp_path, record=InMemory()).fetch()

@@ -1,4 +1,4 @@
-"""A standby: of two instances with one ledger one acts, whatever befalls either; nothing is set or given twice."""
+"""A standby: of two instances with one ledger one is active after any fault; nothing is set or served twice."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin, eventually, git
 
 _logger = logging.getLogger(__name__)
-UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
+UNTIL_CERTAIN_S = 600  # an override recorded while the server went down is set a minute later
 
 
-def begun(rack: Rack, hosts: Pair) -> None:
-    """One acts, by records that were begun, and one stands by."""
+def start_both(rack: Rack, hosts: Pair) -> None:
+    """One instance is active, with begun records, and the other is a standby."""
     rack.push()
     hosts.one.start()
     eventually(lambda: hosts.one.url)
@@ -65,10 +65,10 @@ def begun(rack: Rack, hosts: Pair) -> None:
     eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
-def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: PostgresServer) -> None:
+def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         assert hosts.acting() is hosts.one
         assert str(hosts.one.state) in hosts.two.condition["message"]
@@ -114,12 +114,12 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert hosts.last_epoch == epoch + 2
 
 
-def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where_only_its_disk_is(
+def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_no_other(
     rack: Rack, server: PostgresServer
 ) -> None:
     rack.add("web01")
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         state, words = (
             hosts.two.state,
             [each / STOP_FILE for each in (hosts.two.state / "spool", hosts.one.state / "spool")],
@@ -152,8 +152,8 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
             assert "run the command on elsewhere, with --state /state" in " ".join(refused.err.split())
         assert offers()
         assert [each.exists() for each in words] == [False, False]
-        hosts.one.pause()  # else it publishes this file anew
-        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and nobody takes over from it
+        hosts.one.pause()  # otherwise it publishes this file again
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and no instance takes over from it
         (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
         stopped = typed(*stop)
         assert (stopped.code, "only the endpoints that use" in stopped.err) == (8, True)
@@ -162,11 +162,11 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         assert not words[0].exists()
 
 
-def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: PostgresServer) -> None:
-    """One is stopped, the other paused, and the ledger is copied into a file of the first: it alone acts then."""
+def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, server: PostgresServer) -> None:
+    """One instance is stopped, the other paused, and the ledger is copied to a file of the first."""
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         hosts.one.stop()
         assert hosts.taken_over(1) is hosts.two
@@ -196,9 +196,9 @@ def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: Postg
         assert web.times_set == 1
 
 
-def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
+def test_a_standby_reports_that_the_database_is_down(rack: Rack) -> None:
     with postgresql() as own, pair(rack, own, own.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         own.stop()
         eventually(lambda: hosts.two.reason == "LedgerFailed")
         said = typed("status", "--state", hosts.two.state).out
@@ -210,7 +210,7 @@ def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
         eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
-def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_typed_again(
+def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_repeated(
     rack: Rack, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, other = server.address(), tmp_path / "other"
@@ -234,7 +234,7 @@ def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_t
 
 
 class Killed(BaseException):
-    """Where the copy comes to its end."""
+    """Raised where the copy ends."""
 
 
 def kill(*_: object) -> None:
@@ -259,15 +259,13 @@ def _results_in(cache: Path) -> int:
 
 
 @pytest.mark.usefixtures("large_fleets")
-def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
-    rack: Rack, server: PostgresServer
-) -> None:
+def test_a_standby_evaluates_the_newest_commit_and_tolerates_an_invalid_one(rack: Rack, server: PostgresServer) -> None:
     """So that only the ledger is to be read, and files are to be made, when it takes over."""
     rack.add("web01")
     many = [f"web{number:04}" for number in range(LARGE)]
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Rejected"))
@@ -279,7 +277,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         eventually(lambda: len(list(states.glob("*.json"))) == LARGE + 1)
 
 
-def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:
+def test_finding_r2_a_standby_follows_the_branch_of_the_active_instance(rack: Rack, server: PostgresServer) -> None:
     bare = rack.repository.bare
     rack.add("web01")
     with pair(rack, server, server.address()) as hosts:
@@ -307,7 +305,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         assert wip not in pygit2.Repository(clone).odb
 
 
-def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone_has_that_revert(
+def test_a_new_active_instance_withholds_what_a_held_revert_takes_back_before_its_clone_has_it(
     rack: Rack, server: PostgresServer
 ) -> None:
     def pool(image_name: str) -> tuple[str, ...]:
@@ -354,12 +352,12 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         assert waiting.times_set == 1
 
 
-def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
+def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_sets_nothing(
     rack: Rack, server: PostgresServer
 ) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         assert "flatcar-1" in boots_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
@@ -381,10 +379,10 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
             host.stop()
 
 
-def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, server: PostgresServer) -> None:
+def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, server: PostgresServer) -> None:
     web = rack.add("web01", provision=1)
     with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         tables = [table for table in (*TABLES, "fetches") if table != "spool"]
         server.sql(
@@ -410,14 +408,14 @@ def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, ser
         assert web.times_set == 1
 
 
-def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
+def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_tree(
     rack: Rack, server: PostgresServer, tmp_path: Path
 ) -> None:
-    """A copy of the tree on a host of its own, which shares the spool: it gives for who acts, and for nobody else."""
+    """A copy of the tree on another host shares the fetch log; it serves boots only for the active instance."""
     web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
     ledger = server.address()
     with pair(rack, server, ledger) as hosts:
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands and other.stands)
         shutil.copytree(hosts.one.folder / "output", tmp_path / "copy")
         spool = ("--spool", tmp_path / "spool", "--ledger", ledger.url)
@@ -445,14 +443,14 @@ def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
             serve.errors.close()
 
 
-def test_whatever_befalls_them_each_installation_is_set_once(rack: Rack, lives: int) -> None:
+def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(rack: Rack, lives: int) -> None:
     """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
     chance = random.Random(2027)
     with apart() as (server, links):
         schema = server.new_schema()
         with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
             web = rack.add("web01", provision=1)
-            begun(rack, hosts)
+            start_both(rack, hosts)
             befalls = Befalling(rack, hosts, links, web, chance)
             for number in range(2, 4 + lives):
                 befalls.one_installation(number)
@@ -472,7 +470,7 @@ class Befalling:
     counted: Counter[str] = field(default_factory=Counter)
 
     def one_installation(self, number: int) -> None:
-        """Of which the machine's part is played once it is set; whoever acts then gives it."""
+        """Run one installation: the machine boots once its override is set, and the active instance serves it."""
         eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
         self.until_given()
         eventually(lambda: self.provisioned == number - 1)
@@ -489,7 +487,7 @@ class Befalling:
         assert self.web.times_set == number, fate.__name__
 
     def until_given(self) -> None:
-        """The machine resets, once somebody gives, and asks whoever acts until it is given what it is to install."""
+        """Reset the machine, and request its boot from the active instance until the installation is served."""
         eventually(self.is_ready)
         self.web.machine.run_through()
         eventually(self.is_given)
@@ -568,7 +566,7 @@ class Befalling:
 # The database itself
 
 
-def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(rack: Rack) -> None:
+def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_is_lost(rack: Rack) -> None:
     """A standby of the server that has all that was acknowledged; the primary dies and does not come back."""
     web = rack.add("web01", provision=1)
     with postgresql() as primary, public_folder() as made:
@@ -578,7 +576,7 @@ def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(ra
             sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
             both = structs.replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
             with pair(rack, primary, both) as hosts:
-                begun(rack, hosts)
+                start_both(rack, hosts)
                 eventually(lambda: web.stands)
                 assert "flatcar-1" in boots_at_host(web, hosts.one)
                 primary.stop(signal.SIGKILL)
@@ -594,7 +592,7 @@ def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(ra
             replica.stop(signal.SIGQUIT)
 
 
-def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rack: Rack) -> None:
+def test_while_the_database_is_full_no_override_is_set_and_afterwards_both_continue(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     with (
         public_folder() as made,
@@ -602,7 +600,7 @@ def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rac
         postgresql(folder=disk) as server,
         pair(rack, server, server.address()) as hosts,
     ):
-        begun(rack, hosts)
+        start_both(rack, hosts)
         eventually(lambda: web.stands)
         fill(disk / "rest")
         with suppress(psycopg.Error):  # until there is no room for its log

@@ -50,8 +50,8 @@ pytestmark = pytest.mark.usefixtures("large_fleets")
 MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
-def begun(rack: Rack, hosts: Pair) -> Blade:
-    """One acts, has published the fleet, and waits for a server to be installed; the other one stands by."""
+def start_both(rack: Rack, hosts: Pair) -> Blade:
+    """One instance is active, has published the fleet, and waits for an installation; the other is a standby."""
     web = rack.add("web01", provision=1)
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in MANY})
     rack.push()
@@ -73,7 +73,7 @@ def settings_of(host: Host) -> Settings:
 
 
 def prepared(host: Host) -> PreparedTree:
-    """What it makes of its tree now, while it stands by."""
+    """Return what the standby prepares now."""
     return prepare(settings_of(host), clock=clock, warn=pytest.fail)
 
 
@@ -84,12 +84,12 @@ def prepared_soon(host: Host) -> PreparedTree | None:
     return None
 
 
-# What the signed list says of one publication: a host writes it when it acts.
+# The signed list has the time of one publication: a host writes it when it is active.
 _LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
 
 
 def tree(host: Host) -> dict[str, bytes]:
-    """What its tree has of the fleet: not who publishes there, and how that fares."""
+    """Return the content of the tree without the identity and the progress of its publisher."""
     root = host.folder / "output"
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     others = (OWN, STATUS, MANIFEST, TERMS, "ops/manifest")
@@ -106,49 +106,51 @@ def differing(hosts: Pair) -> list[str]:
 
 
 def names(web: Blade) -> re.Pattern[str]:
-    """What files of its own are called after."""
+    """Return the names of the files in the own part of the tree."""
     mac, uuid = mac_of(web.machine.name).replace(":", "-"), web.uuid[18:]
     return re.compile(f"{web.name}|{mac}|{uuid}")
 
 
-def told(host: Host, type: str) -> list[dict[str, Any]]:
+def find_events(host: Host, type: str) -> list[dict[str, Any]]:
     return [event for event in host.events if event["type"] == type]
 
 
 def records(host: Host) -> dict[str, int]:
-    """How many servers it has of which step, as it says itself."""
+    """Return the number of servers in each step, as the instance reports it."""
     assert host.instance is not None
     found: dict[str, int] = host.instance.status()["records"]
     return found
 
 
-def entry(host: Host, path: str) -> Path:
+def locate_boot_file(host: Host, path: str) -> Path:
     """The file of its tree that an endpoint would answer from."""
     return host.folder / "output/boot" / path.removeprefix("/")
 
 
-def why_not(host: Host) -> str | None:
+def find_unready(host: Host) -> str | None:
     return find_unready_reason(PublishedTree(host.folder / "output", clock), None)
 
 
-def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
-    """What reports is not published anew: it has the token of its attempt for ever, by which the ledger knows it."""
+def test_a_new_active_instance_has_its_output_tree_ready_and_serves_nothing_from_it_before(
+    rack: Rack, server: PostgresServer
+) -> None:
+    """Report paths are not published again: they have the token of the attempt, which the ledger knows."""
     rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         eventually(lambda: re.search(r"is active for .*; its output tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []
-        assert "flatcar" not in entry(hosts.two, web.entry).read_text()
-        assert why_not(hosts.two) == "the output tree was prepared for a host that is not active yet"
+        assert "flatcar" not in locate_boot_file(hosts.two, web.entry).read_text()
+        assert find_unready(hosts.two) == "the output tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] < 10
         assert event["unchanged"] < 50, hosts.two.events
         assert hosts.two.instance is not None
@@ -158,11 +160,11 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert web.times_set == 1
 
 
-def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: PostgresServer) -> None:
+def test_the_prepared_output_tree_is_updated_with_later_changes(rack: Rack, server: PostgresServer) -> None:
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
-        assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
+        assert "flatcar-1" in boots_at_host(web, hosts.one)  # the paused instance is outdated by now
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2
@@ -176,7 +178,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] < 20
         assert differing(hosts) == []
         for each in (web, again):
@@ -185,12 +187,12 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert (web.times_set, again.times_set) == (2, 1)
 
 
-def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
+def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_only_the_rest(
     rack: Rack, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
@@ -204,7 +206,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         assert (hosts.two.folder / "output" / PENDING).exists()
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] + event["unchanged"] < 100
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify_tree(hosts.two.folder / "output") == ()
@@ -225,25 +227,26 @@ def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, s
 
 
 def stamps(host: Host) -> dict[str, tuple[int, int]]:
-    """What is another once a file of its tree was written."""
+    """Return the attributes that change when a file of the tree is written."""
     root = host.folder / "output"
     found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
     return {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
 
 
-def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
+def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_of_an_offer(
     rack: Rack, server: PostgresServer
 ) -> None:
-    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts.
+    """This holds for boots at every start too, and for a host whose clock is behind that of the active instance.
 
-    Nothing is prepared where nobody acts, of a commit that is not fetched, and in the tree of who acts.
+    Nothing is prepared without an active instance, from a commit that is not fetched, or in the tree of the active
+    instance.
     """
     always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
     rack.pool = (*rack.pool, always)
     with pair(rack, server, server.address()) as hosts:
         rack.repository.push({"cache.yaml": described("cache01", "role: ephemeral")})
-        web = begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert event["halted"] == 2
         offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
         hosts.two.stop()
@@ -252,8 +255,8 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         behind = datetime.now(UTC) - timedelta(minutes=2)
         prepare(settings_of(hosts.two), clock=lambda: behind, warn=pytest.fail)
         for path in offered:
-            assert "flatcar" in entry(hosts.one, path).read_text()
-            assert "flatcar" not in entry(hosts.two, path).read_text()
+            assert "flatcar" in locate_boot_file(hosts.one, path).read_text()
+            assert "flatcar" not in locate_boot_file(hosts.two, path).read_text()
         (date,) = {int(file.stat().st_mtime) for file in settings_of(hosts.two).output.rglob("boot.ipxe")}
         dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
         assert dates
@@ -262,9 +265,9 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         assert date < int(datetime.fromisoformat(alive).timestamp())
         assert_nothing_is_prepared_where_who_acts_publishes(hosts)
         rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
-        eventually(lambda: "has not fetched the accepted commit" in refused(hosts.two))
+        eventually(lambda: "has not fetched the accepted commit" in find_refusal(hosts.two))
         hosts.one.kill()
-        eventually(lambda: refused(hosts.two) == "no instance is active")
+        eventually(lambda: find_refusal(hosts.two) == "no instance is active")
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
@@ -275,14 +278,14 @@ def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
     assert tree(hosts.one) == before
 
 
-def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
+def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
     rack: Rack, server: PostgresServer, lives: int
 ) -> None:
     """At any instant: of a first tree, and of one that is brought up to date."""
     chance = random.Random(2028)
     with pair(rack, server, server.address()) as hosts:
-        web = begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
+        web = start_both(rack, hosts)
+        eventually(lambda: find_events(hosts.two, "Prepared"))
         settings = settings_of(hosts.two)
         began = time.monotonic()
         assert not killed_while_it_prepares(settings, after_s=60)
@@ -298,8 +301,8 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
-        eventually(lambda: told(hosts.two, "Published"))
-        eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
+        eventually(lambda: find_events(hosts.two, "Published"))
+        eventually(lambda: "flatcar-1" in locate_boot_file(hosts.two, web.entry).read_text())
         eventually(lambda: verify_tree(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in boots_at_host(web, hosts.two)
@@ -324,8 +327,8 @@ def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def refused(host: Host) -> str:
-    """Why nothing is prepared; empty where it was."""
+def find_refusal(host: Host) -> str:
+    """Return why nothing is prepared, or an empty text."""
     try:
         prepared(host)
     except NotYetDone as error:

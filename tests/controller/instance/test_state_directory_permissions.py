@@ -83,9 +83,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(
-    folder: Path, repository: Repository, umask: int
-) -> None:
+def test_t7_files_of_an_instance_are_private_with_any_umask(folder: Path, repository: Repository, umask: int) -> None:
     with running(repository.bare, folder, records="fresh"):
         found = [folder / "state", *(folder / "state").rglob("*")]
         names = {path.name for path in found}
@@ -94,13 +92,13 @@ def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(
         spool = folder / "state" / "spool"
         for path in found:
             if path != spool and spool not in path.parents:
-                with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+                with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
                     assert not mode(path) & 0o077, path
         assert mode(folder / "output") == 0o750, "what is published is for the group"
 
 
 @needs_root
-def test_t7_another_user_locks_nothing(folder: Path, repository: Repository) -> None:
+def test_t7_another_user_cannot_lock_an_instance(folder: Path, repository: Repository) -> None:
     with running(repository.bare, folder, records="fresh"):
         locks = [folder / "state" / "lock", folder / "state" / "ledger.sqlite", *(folder / "output").rglob("lock")]
         assert len(locks) == 3
@@ -109,7 +107,7 @@ def test_t7_another_user_locks_nothing(folder: Path, repository: Repository) -> 
 
 
 @needs_root
-def test_t7_what_an_older_gitboot_left_open_is_closed(folder: Path) -> None:
+def test_t7_files_that_an_older_gitboot_left_open_are_closed(folder: Path) -> None:
     state = folder / "state"
     state.mkdir(mode=0o755)
     for name in ("ledger.sqlite", "lock", "status.json"):
@@ -135,7 +133,7 @@ def test_t7_what_an_older_gitboot_left_open_is_closed(folder: Path) -> None:
         (0, 0, 0o2770, None),  # as Kubernetes with fsGroup
     ],
 )
-def test_t7_who_may_write_a_state_directory(
+def test_t7_a_state_directory_that_others_may_write_is_rejected(
     folder: Path, owner: int, group: int, rights: int, refused: str | None
 ) -> None:
     state = folder / "state"
@@ -157,7 +155,7 @@ def test_t7_who_may_write_a_state_directory(
 @pytest.mark.parametrize(
     "name", ["ledger.sqlite", "ledger.mark", "lock", "status.json", "token-keys", "repository.git"]
 )
-def test_t7_a_symlink_in_a_state_directory_is_refused(folder: Path, name: str) -> None:
+def test_t7_a_symlink_in_a_state_directory_is_rejected(folder: Path, name: str) -> None:
     (folder / "state").mkdir()
     (folder / "elsewhere").write_text("precious")
     (folder / "state" / name).symlink_to(folder / "elsewhere")
@@ -167,7 +165,7 @@ def test_t7_a_symlink_in_a_state_directory_is_refused(folder: Path, name: str) -
 
 
 @needs_root
-def test_t7_a_spool_that_everybody_may_write_is_refused(folder: Path) -> None:
+def test_t7_a_fetch_log_that_everybody_may_write_is_rejected(folder: Path) -> None:
     (folder / "spool").mkdir()
     check_spool_rights(folder / "missing")
     (folder / "spool").chmod(0o770)
@@ -182,7 +180,7 @@ def test_t7_a_spool_that_everybody_may_write_is_refused(folder: Path) -> None:
 
 
 def test_t7_nothing_is_unpickled() -> None:
-    """What is read back is JSON, SQLite or Git: none of it runs code, whoever planted it."""
+    """Files that are read back are JSON, SQLite or Git. None of them can run code, even if an attacker wrote it."""
     root = Path(__file__).parents[3] / "gitboot"
     for path in root.rglob("*.py"):
         lines = {line.strip() for line in path.read_text().splitlines()}
@@ -206,14 +204,14 @@ WEB_SERVER = "www-data"  # of Debian
 
 
 def closes_output(folder: Path) -> bool:
-    """Whether the instance says that others cannot read OUTPUT."""
+    """Return whether the instance reports that others cannot read OUTPUT."""
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
     return all(each["status"] for each in found if each["type"] == "OutputPrivate")
 
 
 @needs_root
 @pytest.mark.parametrize("group", [None, WEB_SERVER])
-def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(
+def test_finding_s6_another_user_of_the_host_cannot_read_the_output(
     folder: Path, repository: Repository, group: str | None
 ) -> None:
     (folder / "output").mkdir(mode=0o755)  # as an operator makes it
@@ -226,7 +224,7 @@ def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(
         every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
         gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
         for path in [folder / "output", *every]:
-            with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+            with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
                 assert mode(path) == (0o750 if path.is_dir() else 0o640), path
                 assert path.stat().st_gid == gid, path
         assert closes_output(folder)
@@ -246,7 +244,7 @@ def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Pat
 
 
 @needs_root
-def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path, repository: Repository) -> None:
+def test_finding_s6_an_unknown_group_stops_the_start(folder: Path, repository: Repository) -> None:
     places = ("--out", folder / "output", "--state", folder / "state")
     done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
     assert done.code == Exit.USAGE

@@ -1,4 +1,4 @@
-"""The key in STATE that makes tokens: strangers report nothing, restarts change nothing, a lost one installs nobody."""
+"""The key in STATE that makes tokens: strangers cannot report, restarts change nothing, a lost key installs nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def files(text: str = SAYS) -> dict[str, str]:
 # The file
 
 
-def test_t6_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+def test_t6_a_token_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     first = token_keys(tmp_path, NOON, follows_none=False)
     assert token_keys(tmp_path, NOON + timedelta(days=1), follows_none=True) == first
     assert first.key is not None and len(first.key) == 32 and first.earlier == ()
@@ -71,15 +71,15 @@ def test_t6_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     assert token_keys(tmp_path, NOON, follows_none=False).key != first.key
 
 
-def test_t6_who_shares_the_directory_reads_the_key_and_nobody_else(tmp_path: Path) -> None:
-    """As on OpenShift, where an instance is another user at each start."""
+def test_t6_only_users_of_the_shared_group_can_read_the_key(tmp_path: Path) -> None:
+    """On OpenShift, an instance runs as another user at each start."""
     tmp_path.chmod(0o2770)
     made = token_keys(tmp_path, NOON, follows_none=False)
     assert (tmp_path / "token-keys").stat().st_mode & 0o777 == 0o640
     assert token_keys(tmp_path, NOON, follows_none=False) == made
 
 
-def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
+def test_t6_an_earlier_token_key_counts_for_a_day(tmp_path: Path) -> None:
     """A person appends a line."""
     first = token_keys(tmp_path, NOON, follows_none=True)
     with (tmp_path / "token-keys").open("a") as file:
@@ -108,7 +108,7 @@ def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
     ],
     ids=["empty", "none at the end", "short", "no zone", "no instant", "a blank line", "no text"],
 )
-def test_t6_another_file_is_refused_and_not_shown(tmp_path: Path, text: str, word: str) -> None:
+def test_t6_another_file_is_rejected_and_not_shown(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "token-keys").write_text(text, "latin-1")
     with pytest.raises(UsageError, match=re.escape(word)) as refused:
         token_keys(tmp_path, NOON, follows_none=False)
@@ -116,7 +116,7 @@ def test_t6_another_file_is_refused_and_not_shown(tmp_path: Path, text: str, wor
     assert (tmp_path / "token-keys").read_text("latin-1") == text
 
 
-# What comes back
+# Observations
 
 KEYS: Final = TokenKeys(bytes(range(32)))
 
@@ -137,7 +137,7 @@ class Named(Bench):
         return install_step(self.decisions.servers["web01"], self.record)
 
     def endpoint_noted(self, path: str, name: Digest) -> None:
-        """An endpoint writes down that a path was asked for, and the name that stands there."""
+        """Let an endpoint record a request for a path and the token in it."""
         self.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=self.now))
         self.reconcile()
 
@@ -154,7 +154,7 @@ def web01(tmp_path: Path) -> Iterator[Named]:
         yield bench
 
 
-def test_t6_what_a_mirror_has_sent_is_of_its_offer_and_what_it_has_not_of_none(web01: Named) -> None:
+def test_t6_paths_that_a_mirror_sent_belong_to_its_offer_and_others_to_none(web01: Named) -> None:
     web01.entry()
     for path in (
         PROVISIONED.build_path(MAC, PUBLIC),
@@ -169,8 +169,8 @@ def test_t6_what_a_mirror_has_sent_is_of_its_offer_and_what_it_has_not_of_none(w
     assert web01.step == "Provisioned"
 
 
-def test_t6_a_report_is_of_its_offer_also_by_a_file_of_another_date(web01: Named) -> None:
-    """As in the tree that a host has made before it acts: the path says whose it is, and an entry's does not."""
+def test_t6_a_report_belongs_to_its_offer_even_for_a_file_of_another_date(web01: Named) -> None:
+    """In a tree that a standby prepared, a report path names its offer, and a boot script does not."""
     web01.mirror_sent(ENTRY, later_s=7)
     assert web01.step == "Pending"
     web01.entry()
@@ -180,8 +180,8 @@ def test_t6_a_report_is_of_its_offer_also_by_a_file_of_another_date(web01: Named
     assert web01.step == "Provisioned"
 
 
-def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
-    """An endpoint that knows only the path writes down what stands there."""
+def test_t6_leftover_data_belongs_to_its_offer(web01: Named) -> None:
+    """An endpoint that has only the path records the token in it."""
     web01.entry()
     name = Digest(web01.name)
     web01.endpoint_noted(DATA.build_path(MAC, name, "user-data"), name)
@@ -190,10 +190,10 @@ def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
 
 @pytest.mark.parametrize("key", [bytes(32), None], ids=["another key", "none yet"])
 @pytest.mark.parametrize(("hours", "step"), [(23, "Provisioned"), (24, "Attempted")])
-def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_left_of_it(
+def test_t6_reports_of_an_installer_with_an_earlier_key_count_for_a_day(
     tmp_path: Path, key: bytes | None, hours: int, step: str
 ) -> None:
-    """Its data lies there for longer, and an endpoint writes down what it says for as long."""
+    """The data of the installer stays for longer, and an endpoint records reports for as long."""
     with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + EARLIER_KEY_LIFETIME),))) as web01:
         web01.decide(*documents(), files={"t.j2": SAYS}).entry()
         (before,) = {find_token(path) for path in web01.rendered["web01"].files} - {None, web01.name}
@@ -202,7 +202,7 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
         assert web01.step == step
 
 
-def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
+def test_t6_a_token_that_no_key_gives_proves_nothing(web01: Named) -> None:
     web01.entry()
     for name in (PUBLIC, Digest("0" * 64)):
         for kind in (PROVISIONED, FAILED):
@@ -211,7 +211,7 @@ def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
             assert web01.step == "Attempted", path
 
 
-def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
+def test_t6_records_and_events_contain_no_published_token(web01: Named) -> None:
     """Nor has an event: it is read by more people than the tree."""
     web01.entry()
     name, path = web01.name, DATA.build_path(MAC, web01.name, "user-data")
@@ -241,7 +241,7 @@ def published(folder: Path) -> dict[str, bytes]:
 
 
 def guesses(token: str) -> list[str]:
-    """Every path by which who knows the fleet would report, or fetch."""
+    """Return every path that a client who knows the fleet could use to report or fetch."""
     paths = [each.build_path(MAC, token) for each in (PROVISIONED, FAILED)]
     paths += [DATA.build_path(MAC, token, name) for name in ("user-data", "meta-data")] + [
         SECRET.build_path(MAC, token, "join")
@@ -254,7 +254,7 @@ def urls_in(text: str) -> dict[str, str]:
     return {word.rstrip(":"): url for word, url in re.findall(r"(\w+): http://boot\.test(\S+)", text)}
 
 
-def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tmp_path: Path) -> None:
+def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secret(tmp_path: Path) -> None:
     repository, keys = Repository.create(tmp_path / "git"), tmp_path / "keys"
     identity = Identity.generate()
     keys.write_text(f"{identity}\n")
@@ -292,8 +292,8 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         assert key not in content and key.hex().encode() not in content, where
 
 
-def test_t6_with_a_lost_key_nothing_is_installed_twice(tmp_path: Path) -> None:
-    """Who was told a token by it is heard no more; a person is told, and says what became of it."""
+def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None:
+    """Tokens of a lost key do not count any more. The operator is informed and sets the record."""
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
     with running(repository.bare, tmp_path, records="fresh") as instance:
@@ -340,7 +340,7 @@ def test_t6_a_restart_changes_no_byte_for_machines(tmp_path: Path) -> None:
     assert found[0] == found[1] and len(names_in(tmp_path)) == 1 and PUBLIC not in names_in(tmp_path)
 
 
-def test_t6_what_is_tried_out_is_tried_out_with_the_key(tmp_path: Path) -> None:
+def test_t6_a_dry_run_uses_the_token_key(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
     folders = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--listen", "127.0.0.1:0")
@@ -367,7 +367,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.rpartition("/")[2] for path in published(folder) if "/provisioned/" in path}
 
 
-def test_t6_installers_from_before_the_upgrade_are_heard_for_a_day(tmp_path: Path) -> None:
+def test_t6_installers_from_before_the_upgrade_can_report_for_a_day(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
     clock = Clock(NOON)

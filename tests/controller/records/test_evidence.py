@@ -1,4 +1,4 @@
-"""What was fetched, reported or seen of a boot, and what that proves: kind by kind, over restarts."""
+"""Fetches, reports and observations of a boot, and what each kind of evidence proves, over restarts too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
-from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.cases import present
 from tests.helpers.fleets import mac_of, maintenance
 from tests.helpers.instance_in_process import NOON
@@ -36,69 +36,69 @@ def provisioned(site: Site) -> list[str]:
     return [event.facts["evidence"] for event in site.bench.events if event.type == "Provisioned"]
 
 
-def passes(site: Site, count: int = 2) -> BootPlan | None:
+def reconcile_times(site: Site, count: int = 2) -> BootPlan | None:
     planned = None
     for _ in range(count):
         planned = site.bench.reconcile()
     return planned
 
 
-# Which kind of evidence counts
+# Accepted kinds of evidence
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bmc", [True, False], ids=["a BMC", "no BMC"])
-def test_a_fetch_and_a_report_count_where_the_fleet_says_so(site: Site, kind: str, bmc: bool) -> None:
+def test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence(site: Site, kind: str, bmc: bool) -> None:
     decide(site, kind, bmc=bmc)
-    plan = passes(site)
-    site.machine.run_through()  # what it fetches is told below
+    plan = reconcile_times(site)
+    site.machine.run_through()  # its fetches follow below
     site.bench.now = site.machine.now
     for path, proof in ((ENTRY, "Fetched"), (REPORT, "Reported")):
         before = provisioned(site)
         site.bench.fetch(plan, path=path)
         site.bench.plan()
         if kind != "Progress":
-            passes(site)
+            reconcile_times(site)
         assert (provisioned(site) != before) == (kind == proof)
 
 
-def test_a_report_of_a_maintenance_says_nothing(site: Site) -> None:
+def test_a_report_of_a_maintenance_proves_nothing(site: Site) -> None:
     decide(site, "Reported", REPAIR, often="Never", bmc=False)
-    plan = passes(site)
+    plan = reconcile_times(site)
     site.bench.fetch(plan, path=REPORT)
-    passes(site)
+    reconcile_times(site)
     assert site.bench.told("MaintenanceBooted") == []
     site.bench.fetch(plan)
-    passes(site)
-    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as fetched, whatever the Fleet says
+    reconcile_times(site)
+    assert site.bench.told("MaintenanceBooted") == ["MaintenanceBooted"]  # as Fetched, for any setting of the Fleet
 
 
-def test_a_report_counts_even_while_the_override_stands_and_is_then_withdrawn(site: Site) -> None:
+def test_a_report_counts_while_the_override_is_set_and_then_the_override_is_cleared(site: Site) -> None:
     """Somebody booted it by hand."""
     decide(site, "Reported")
-    site.bench.fetch(passes(site), path=REPORT)
-    passes(site, 3)
+    site.bench.fetch(reconcile_times(site), path=REPORT)
+    reconcile_times(site, 3)
     assert provisioned(site) == ["Reported"]
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
 @pytest.mark.parametrize(("kind", "path"), [("Fetched", ENTRY), ("Reported", REPORT)])
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
-def test_evidence_that_comes_after_a_person_was_asked_still_counts(
+def test_evidence_that_comes_after_the_question_to_the_operator_still_counts(
     site: Site, kind: str, path: str, again: bool
 ) -> None:
     decide(site, kind)
-    plan = passes(site)
+    plan = reconcile_times(site)
     site.boot()
-    passes(site)
+    reconcile_times(site)
     site.wait(31 * 60)
-    assert (late := passes(site)) is not None and late.cause is Cause.CONSUMED
+    assert (late := reconcile_times(site)) is not None and late.cause is Cause.CONSUMED
     if again:
         site.restart()
     site.bench.fetch(plan, path=path)
     site.bench.reconcile()
     site.wait(61)
-    assert shown(passes(site)) == INSTALLED
+    assert summarize_plan(reconcile_times(site)) == INSTALLED
     assert provisioned(site) == [kind]
     assert site.patches == 1
 
@@ -109,45 +109,45 @@ def test_evidence_that_comes_after_a_person_was_asked_still_counts(
 @pytest.mark.parametrize("again", [False, True], ids=["the same process", "restarted"])
 def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> None:
     decide(site, "Fetched")
-    plan = passes(site)
+    plan = reconcile_times(site)
     site.boot()
     site.bench.fetch(plan)
     fetched_at = site.bench.now
     site.bmc.fault(Drop(applied=False), times=1)
-    passes(site, 1)
+    reconcile_times(site, 1)
     if again:
         site.restart()
     site.wait(5)
-    passes(site)
+    reconcile_times(site)
     assert provisioned(site) == ["Fetched"]
     assert site.bench.record is not None and site.bench.record.provisioned_at == fetched_at
 
 
-def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice(site: Site) -> None:
+def test_a_judged_fetch_is_not_judged_again_if_the_fetch_log_is_read_twice(site: Site) -> None:
     site.see_marks_move()
     decide(site, "Fetched")
-    plan = passes(site)
+    plan = reconcile_times(site)
     fetched_at = site.bench.now
     for _ in range(2):
         site.bench.now = fetched_at
         site.bench.fetch(plan, client="10.0.0.99")
         site.bench.now = site.machine.now
-        passes(site)
+        reconcile_times(site)
         site.machine.write(BootSourceOverrideEnabled="Disabled")  # by somebody, and not consumed
         site.wait(30)
-        passes(site)
+        reconcile_times(site)
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
 
 
-def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the_bmc(site: Site) -> None:
+def test_finding_s5_a_client_that_keeps_fetching_a_boot_waits_for_the_bmc_only_once(site: Site) -> None:
     decide(site, "Fetched")
-    plan = passes(site)
+    plan = reconcile_times(site)
     site.bmc.fault(Drop(applied=False), times=1)
     for _ in range(30):
         site.bench.now += timedelta(milliseconds=10)
         site.bench.fetch(plan, client="10.0.0.99")
         site.bench.fetch(plan)
-    passes(site, 1)
+    reconcile_times(site, 1)
     (waiting,) = site.bench.knowledge.pending.values()
     assert [each.observation.client for each in waiting] == ["10.0.0.99", "10.0.0.7"]
     ((rows,),) = site.bench.ledger.rows("SELECT count(*) FROM observations")
@@ -157,7 +157,7 @@ def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the
 def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> None:
     site.see_marks_move()
     decide(site, "Fetched")
-    plan = present(passes(site))
+    plan = present(reconcile_times(site))
     intent = Observation(
         server="web01",
         path="boot/ignition/m",
@@ -168,65 +168,65 @@ def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> 
         intent="one",
     )
     site.bench.observe(intent)
-    anew = passes(site)
+    anew = reconcile_times(site)
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
     assert anew is not None and anew.offered > plan.offered, "an endpoint serves it anew"
     site.wait(61)
-    later = passes(site)
-    assert shown(later) == TO_INSTALL
+    later = reconcile_times(site)
+    assert summarize_plan(later) == TO_INSTALL
     site.boot()
     site.bench.fetch(later)
-    passes(site)
+    reconcile_times(site)
     assert provisioned(site) == ["Fetched"]
 
 
 @pytest.mark.parametrize("which", ["before", "after"])
-def test_the_machine_may_be_given_what_was_published_before_another_clients_fetch_was_taken_back(
+def test_the_machine_may_get_the_boot_that_was_published_before_the_fetch_of_another_client(
     site: Site, which: str
 ) -> None:
-    """Until the boot is published anew, endpoints give the machine what they have; it asks for the same data."""
+    """Until the boot is published again, endpoints serve the earlier one, and the machine requests the same data."""
     site.see_marks_move()
     decide(site, "Fetched")
-    first = passes(site)
+    first = reconcile_times(site)
     site.bench.fetch(first, client="10.0.0.99")
-    anew = passes(site)
+    anew = reconcile_times(site)
     assert first is not None and anew is not None
     assert (site.bench.told("FetchIgnored"), anew.offered > first.offered) == (["FetchIgnored"], True)
     assert (anew.data, anew.token) == (first.data, first.token)
     site.boot()
     site.bench.fetch(first if which == "before" else anew)
-    passes(site)
+    reconcile_times(site)
     assert (provisioned(site), site.patches) == (["Fetched"], 1)
 
 
-def test_an_override_that_was_set_after_the_fetch_does_not_speak_against_it(site: Site) -> None:
+def test_an_override_that_was_set_after_the_fetch_does_not_contradict_it(site: Site) -> None:
     decide(site, "Fetched")
     fetched_at = site.bench.now
     site.wait(1)
-    plan = passes(site, 1)
+    plan = reconcile_times(site, 1)
     site.bench.fetch(plan, at=fetched_at)  # by DHCP's order, before anything was set
-    passes(site, 3)
+    reconcile_times(site, 3)
     assert provisioned(site) == ["Fetched"]
     assert site.shown.startswith("Disabled")
 
 
 @pytest.mark.parametrize(("client", "is_heard"), [("10.9.0.5", False), ("10.0.0.7", True), ("unix:", True)])
-def test_only_monitors_are_not_heard(site: Site, client: str, is_heard: bool) -> None:
+def test_only_fetches_by_monitors_are_ignored(site: Site, client: str, is_heard: bool) -> None:
     decide(site, "Fetched", bmc=False)
-    site.bench.fetch(passes(site), client=client)
-    passes(site)
+    site.bench.fetch(reconcile_times(site), client=client)
+    reconcile_times(site)
     assert provisioned(site) == (["Fetched"] if is_heard else [])
 
 
 @pytest.mark.parametrize("kind", ["Fetched", "Progress"])
 def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: Site, kind: str) -> None:
     decide(site, kind)
-    plan = passes(site)
+    plan = reconcile_times(site)
     site.boot()
     site.bench.fetch(plan)
     site.bench.plan()
     decide(site, kind, bmc=False)
-    passes(site, 3)
+    reconcile_times(site, 3)
     assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
     assert server_tables.read_pending(site.bench.ledger) == []
 
@@ -248,22 +248,22 @@ def observed(site: Site, modified: int, path: str = ENTRY) -> None:
     [
         ("the old version", ENTRY, OLD, 1),
         ("the current version", ENTRY, NEW, 2),
-        ("a version that nobody published", ENTRY, OLD + 1, None),
-        ("a file that nobody published", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
+        ("an unpublished version", ENTRY, OLD + 1, None),
+        ("an unpublished file", ENTRY.replace("boot.ipxe", "other.cfg"), NEW, None),
     ],
 )
-def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
+def test_the_date_in_the_log_of_a_mirror_identifies_the_plan_that_it_sent(
     site: Site, again: bool, case: str, path: str, modified: int, number: int | None
 ) -> None:
     for provision, date in ((1, OLD), (2, NEW)):
         decide(site, "Fetched", bmc=False, spec=f"provision: {provision}")
         site.bench.now = datetime.fromtimestamp(date, UTC)
-        passes(site)
+        reconcile_times(site)
     if again:
         site.restart()
-        passes(site)
+        reconcile_times(site)
     observed(site, modified, path)
-    passes(site)
+    reconcile_times(site)
     record = site.bench.record
     assert record is not None and record.provision == number, case
 
@@ -291,12 +291,12 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
     site: Site, client: str, more: str, expected: str
 ) -> None:
     decide(site, f"Fetched{more}", bmc=False)
-    passes(site)
+    reconcile_times(site)
     for number in range(2):
         unclear(site, client, str(number))
-    passes(site)
+    reconcile_times(site)
     site.bench.wait(minutes=1)
-    plan = present(passes(site))
+    plan = present(reconcile_times(site))
     causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
     assert plan.cause is causes[expected]
     assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)
@@ -304,42 +304,42 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
     assert condition is not None and (condition[1] == "OutcomeUnknown") is (expected == UNKNOWN)
 
 
-def test_what_a_mirror_sent_to_a_machine_settles_what_it_may_have_sent_before(site: Site) -> None:
+def test_a_fetch_that_a_mirror_certainly_served_settles_what_it_may_have_sent_before(site: Site) -> None:
     decide(site, "Reported", bmc=False)
-    passes(site)
+    reconcile_times(site)
     unclear(site)
-    passes(site)
+    reconcile_times(site)
     observed(site, OLD)  # a loader that names itself
-    passes(site)
+    reconcile_times(site)
     record = site.bench.record
     assert record is not None and record.unknown_serves == () and record.attempts != ()
 
 
-def test_finding_c6_a_bmc_rules_out_what_a_mirror_may_have_sent_to_a_machine(site: Site) -> None:
+def test_finding_c6_a_bmc_rules_out_a_boot_that_a_mirror_may_have_sent(site: Site) -> None:
     decide(site, "Fetched")
-    passes(site, 3)
+    reconcile_times(site, 3)
     site.bench.wait(seconds=5)
     unclear(site)
-    passes(site, 3)
+    reconcile_times(site, 3)
     site.bench.wait(minutes=2)
-    plan = passes(site, 3)
+    plan = reconcile_times(site, 3)
     assert plan is not None and plan.cause is Cause.PENDING, "the override still stands: another client fetched it"
 
 
-def test_a_mirror_that_may_have_sent_a_maintenance_which_writes_no_disk_has_used_none_up(site: Site) -> None:
+def test_a_maintenance_without_a_disk_write_that_a_mirror_may_have_sent_is_not_used_up(site: Site) -> None:
     decide(site, "Fetched", REPAIR, bmc=False, often="Never")
-    passes(site)
+    reconcile_times(site)
     unclear(site)
     site.bench.wait(minutes=2)
-    plan = passes(site)
+    plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.MAINTENANCE
 
 
-def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -> None:
+def test_a_version_is_recorded_until_it_is_published_and_not_again(site: Site) -> None:
     decide(site, "Fetched", bmc=False)
     for number in range(5):
         site.bench.now, site.bench.target.full = datetime.fromtimestamp(OLD + number, UTC), number < 2
-        plan = passes(site, 1)
+        plan = reconcile_times(site, 1)
     assert plan is not None
     found = [server_tables.find_version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
     assert found == [(plan.digest, 2), (plan.digest, 2), (plan.digest, 2), None, None]
@@ -348,24 +348,24 @@ def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -
 # Progress
 
 
-def test_a_machine_that_comes_up_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
+def test_a_machine_that_boots_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
     decide(site, "Progress")
-    passes(site)
+    reconcile_times(site)
     assert provisioned(site) == []  # it runs, and has since before
     site.machine.reset()
     site.wait(70)  # its system starts, and does not run yet
-    assert shown(passes(site)) == TO_INSTALL
+    assert summarize_plan(reconcile_times(site)) == TO_INSTALL
     assert (site.states, provisioned(site)) == ({"provision/1": OverrideState.CONSUMED}, [])
     site.wait(60)
-    passes(site)
+    reconcile_times(site)
     assert provisioned(site) == ["Progress"]
-    assert shown(passes(site)) == INSTALLED
+    assert summarize_plan(reconcile_times(site)) == INSTALLED
     site.machine.run_through()
-    passes(site)
+    reconcile_times(site)
     assert provisioned(site) == ["Progress"]
 
 
-def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
+def test_boot_progress_without_an_override_counts_from_the_fetch(site: Site) -> None:
     decide(site, "Progress")
     plan = site.bench.plan()
     site.machine.reset()
@@ -373,21 +373,21 @@ def test_progress_without_arming_counts_from_the_fetch(site: Site) -> None:
     site.bench.now = site.machine.now
     site.bench.fetch(plan)  # before anything was set
     site.bench.plan()
-    passes(site, 3)
+    reconcile_times(site, 3)
     assert (provisioned(site), site.patches) == ([], 0)  # an override would install it once more
     site.wait(60)
-    passes(site, 3)
+    reconcile_times(site, 3)
     assert (provisioned(site), site.patches) == (["Progress"], 0)
 
 
-def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite) -> None:
+def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: MakeSite) -> None:
     site = make_site(profile=replace(GENERIC, last_state_time=False))
     decide(site, "Progress")
-    passes(site)
+    reconcile_times(site)
     site.boot()
-    passes(site)
+    reconcile_times(site)
     site.wait(31 * 60)
-    plan = passes(site)
+    plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.CONSUMED
     assert provisioned(site) == []
 
@@ -395,28 +395,28 @@ def test_a_machine_without_times_of_progress_is_for_a_person(make_site: MakeSite
 # Consumed
 
 
-def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site: MakeSite) -> None:
-    """LOST, not CONSUMED: what fetches nothing is proven by neither, and nothing is set again."""
+def test_an_override_that_vanished_proves_nothing_if_no_mark_shows_a_boot(make_site: MakeSite) -> None:
+    """The override is LOST and not CONSUMED: a boot without a fetch is not proven, and nothing is set again."""
     silent = replace(GENERIC, last_reset_time=False, boot_progress=False)
     site = make_site(profile=silent)
     decide(site, "Fetched", method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
-    passes(site)
+    reconcile_times(site)
     site.machine.write(BootSourceOverrideEnabled="Disabled", **{TARGET: "None"})
     site.wait(61)
-    passes(site)
+    reconcile_times(site)
     assert site.states == {"provision/1": OverrideState.LOST}
     assert provisioned(site) == []
     site.wait(30 * 60)
-    plan = passes(site)
+    plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.CONSUMED
     assert site.patches == 1
 
 
-def test_a_maintenances_override_that_was_consumed_unseen_is_not_set_again(site: Site) -> None:
+def test_an_override_of_a_maintenance_that_was_consumed_unseen_is_not_set_again(site: Site) -> None:
     decide(site, "Fetched", REPAIR, often="Never")
-    passes(site)
+    reconcile_times(site)
     site.boot()
     for _ in range(5):
         site.wait(60)
-        passes(site)
+        reconcile_times(site)
     assert (site.patches, site.states) == (1, {"maintenance/repair/1": OverrideState.CONSUMED})

@@ -1,4 +1,4 @@
-"""What an instance records of intents to serve a boot, whenever it reads them and their outcomes."""
+"""Intents to serve a boot and their outcomes: the records are the same whenever the instance reads them."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def repair(run: int) -> str:
 
 
 def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, intent: str = "one") -> None:
-    """An endpoint writes an intent to serve the entry of a plan, or an outcome."""
+    """Let an endpoint write an intent to serve the boot script of a plan, or an outcome."""
     assert plan is not None
     path = "boot/v1/boot/m/boot.ipxe"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, offer=plan.offer)
     bench.observe(replace(seen, intent=intent, outcome=outcome))
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
 
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
     line(bench, bench.plan())
-    assert shown(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
+    assert summarize_plan(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
     assert bench.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
-    assert shown(bench.wait(seconds=59).plan()) == TO_INSTALL
-    assert shown(bench.wait(seconds=1).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(seconds=59).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(seconds=1).plan()) == UNKNOWN
     assert install_step(bench.decisions.servers["web01"], bench.record) == "Pending"
     status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
@@ -63,24 +63,26 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
         "boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z). Look at these servers first"
     )
     assert bench.told("Attempted", "Provisioned") == []
-    assert shown(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"
+    assert summarize_plan(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"
 
 
 @pytest.mark.parametrize("waits", [0, 30, 60, 3600])
 @pytest.mark.parametrize(("outcome", "is_installed"), [(SERVED, True), (WITHHELD, False)])
-def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
+def test_an_outcome_counts_at_any_time(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
     line(bench, plan := bench.plan())
     bench.plan()
     bench.wait(seconds=waits).plan()
     line(bench, plan, outcome)
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == ((Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL)
+    assert summarize_plan(bench.wait(minutes=2).plan()) == (
+        (Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL
+    )
     assert bench.record is not None and all(each.is_withheld for each in bench.record.unknown_serves)
     assert (bench.condition("InstallsCompleted") or ())[:2] == (True, "Served" if is_installed else "Completed")
 
 
 @pytest.mark.parametrize("outcome", [SERVED, WITHHELD])
-def test_what_is_recorded_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_record_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outcome: Outcome) -> None:
     found: list[Record | None] = []
     for number, order in enumerate([*permutations((None, outcome)), *permutations((None, outcome))]):
         (tmp_path / str(number)).mkdir()
@@ -95,27 +97,27 @@ def test_what_is_recorded_does_not_depend_on_when_the_log_is_read(tmp_path: Path
     assert found == found[:1] * 4
 
 
-def test_a_withheld_intent_gives_back_no_boot_of_another_intent(bench: Bench) -> None:
+def test_a_withheld_intent_returns_no_boot_of_another_intent(bench: Bench) -> None:
     line(bench, plan := bench.plan(), intent="one")
     line(bench, plan, intent="two")
     bench.plan()
     line(bench, plan, WITHHELD, intent="two")
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
-def test_withheld_before_its_intent_counts_for_that_intent_alone(bench: Bench) -> None:
+def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench: Bench) -> None:
     line(bench, plan := bench.plan(), WITHHELD, intent="one")
     bench.plan()
     line(bench, plan, intent="one")
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL
     line(bench, bench.plan(), intent="two")
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
 @pytest.mark.parametrize("intents", [100])
-def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench, intents: int) -> None:
+def test_many_intents_that_were_withheld_before_they_came_do_not_fill_the_record(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
         line(bench, plan, WITHHELD, intent=str(number))
@@ -124,7 +126,7 @@ def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench
 
 
 @pytest.mark.parametrize("intents", [100])
-def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(bench: Bench, intents: int) -> None:
+def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
         line(bench, plan, intent=str(number))
@@ -132,22 +134,22 @@ def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(
     assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
     for number in range(intents - 1):
         line(bench, plan, WITHHELD, intent=str(number))
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
 
 
-def test_a_person_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
+def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     line(bench, before := bench.plan())
-    assert shown(bench.wait(minutes=2).plan()) == UNKNOWN
+    assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provision=0))}
     bench.request("records", items=[item], reason="it booted its disk")
     plan = bench.plan()
-    assert shown(plan) == TO_INSTALL
+    assert summarize_plan(plan) == TO_INSTALL
     assert plan is not None and before is not None and plan.offered > before.offered, "an endpoint serves it anew"
     line(bench, before, intent="late")
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
 
 
-def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
+def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         line(bench, bench.decide(*INSTALL).plan())
         bench.plan()
@@ -159,38 +161,38 @@ def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_
         for each in (bench, other):
             each.decide(*INSTALL)
             each.wait(minutes=2)
-        assert shown(bench.plan()) == UNKNOWN
+        assert summarize_plan(bench.plan()) == UNKNOWN
         other.plan()
         other.request(BEGIN, **beginning({SystemUuid(uuid_of("web01")): record}))
-        assert shown(other.plan()) == UNKNOWN
+        assert summarize_plan(other.plan()) == UNKNOWN
 
 
-def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
+def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
     line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
-    assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    assert summarize_plan(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     assert (bench.record or Record()).runs == {}
     status, reason, message = bench.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown") and "web01 (10.0.0.7 fetched" in message
     line(bench, plan, WITHHELD)
-    assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     line(bench, plan, intent="two")
-    assert shown(bench.wait(minutes=2).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
-    assert shown(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(minutes=2).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
+    assert summarize_plan(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
-def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> None:
+def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
     """User data and secrets that were not received: their intent has no offer."""
     plan = present(bench.plan())
     path = "boot/v1/boot/m/data/user-data"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
     bench.observe(seen)
     bench.plan()
-    assert shown(bench.wait(minutes=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL
     assert bench.record is not None and bench.record.unknown_serves == ()
 
 
-def test_a_maintenance_that_was_served_was_booted(bench: Bench) -> None:
+def test_a_served_maintenance_counts_as_booted(bench: Bench) -> None:
     line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
     bench.plan()
     line(bench, plan, SERVED)

@@ -1,4 +1,4 @@
-"""What an instance learns of fetches of secrets: events, counts by installation, and what a person confirmed."""
+"""Fetches of secrets: events, counts for each installation, and the confirmation of an operator."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted(lea
 
 
 @pytest.mark.parametrize("names", [("root-key", "root"), ("root", "root-key")])
-def test_a_secret_whose_name_begins_with_that_of_another_is_an_event_of_its_own(
+def test_a_secret_whose_name_begins_with_the_name_of_another_has_its_own_event(
     names: tuple[str, str], learnt: Learnt
 ) -> None:
     for name in names:
@@ -130,14 +130,14 @@ def test_the_files_of_user_data_are_one_event_for_an_address(learnt: Learnt) -> 
     assert learnt.is_unexpected and len(learnt.events) == 2
 
 
-def test_a_count_of_an_endpoint_is_added(learnt: Learnt) -> None:
+def test_the_count_of_an_endpoint_is_added(learnt: Learnt) -> None:
     learnt.fetch("10.0.0.1", times=7)
     assert not learnt.is_unexpected
     learnt.fetch("10.0.0.1", times=4)
     assert learnt.is_unexpected and len(learnt.events) == 1
 
 
-def test_what_a_person_confirmed_holds_until_another_address_or_ten_more_fetches(learnt: Learnt) -> None:
+def test_the_confirmation_of_an_operator_holds_until_another_address_or_ten_more_fetches(learnt: Learnt) -> None:
     learnt.fetch("10.0.0.1", times=14)
     learnt.fetch("10.0.0.2")
     learnt.confirm(secrets_join=[2, 15])
@@ -151,7 +151,7 @@ def test_what_a_person_confirmed_holds_until_another_address_or_ten_more_fetches
     assert learnt.is_unexpected
 
 
-def test_a_confirmation_covers_only_what_the_person_saw(learnt: Learnt) -> None:
+def test_a_confirmation_covers_only_what_the_operator_saw(learnt: Learnt) -> None:
     learnt.fetch("10.0.0.1")
     learnt.fetch("10.0.0.2")
     learnt.fetch("10.0.0.3")  # after the person has looked
@@ -159,7 +159,7 @@ def test_a_confirmation_covers_only_what_the_person_saw(learnt: Learnt) -> None:
     assert learnt.is_unexpected
 
 
-def test_fetches_that_nobody_recorded_cannot_be_confirmed(learnt: Learnt) -> None:
+def test_fetches_without_a_record_cannot_be_confirmed(learnt: Learnt) -> None:
     with pytest.raises(UsageError, match="no recorded fetch of a secret of web01"):
         learnt.confirm(secrets_join=[1, 1])
 
@@ -190,10 +190,10 @@ def test_the_next_installation_begins_with_no_fetches(learnt: Learnt, following:
 
 
 @pytest.mark.parametrize("following", NEXT, ids=["attempt", "provision"])
-def test_a_fetch_by_an_earlier_name_counts_in_the_newest_installation(
+def test_a_fetch_by_an_earlier_token_counts_in_the_newest_installation(
     learnt: Learnt, following: dict[str, Any]
 ) -> None:
-    """A stranger who knows both names could else let each of them begin anew, with events each time."""
+    """Otherwise a stranger with both tokens could begin each count again, with new events each time."""
     for _ in range(5):
         learnt.fetch("10.0.0.1", **following)
         learnt.fetch("10.0.0.66")
@@ -213,7 +213,7 @@ def test_a_maintenance_has_no_secrets(learnt: Learnt) -> None:
     assert learnt.events == [] and learnt.knowledge.secret_fetches == {}
 
 
-def test_what_is_not_new_is_not_written(learnt: Learnt) -> None:
+def test_unchanged_counts_are_not_written(learnt: Learnt) -> None:
     learning = KnowledgeUpdate(learnt.knowledge, AT)
     forget_earlier_fetches(learning, offer())
     assert learning.is_empty

@@ -84,13 +84,13 @@ def approved(
     with in_process(
         tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
     ) as parts:
-        turn(parts)
+        reconcile_at(parts)
         repository.push(documents(BAD, evidence=evidence))
-        turn(parts, 1)
-        held = held_in(parts)
+        reconcile_at(parts, 1)
+        held = get_held(parts)
         assert held.guards == ("maxReinstalls",)
         approve(parts, held.digest)
-        turn(parts, 2)
+        reconcile_at(parts, 2)
         assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
         yield parts
 
@@ -99,23 +99,23 @@ def approved(
 def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
     """An instance that has accepted the bad image within the limit, and offers it to all web servers."""
     with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
-        turn(parts)
+        reconcile_at(parts)
         bad = repository.push(documents(BAD))
-        turn(parts, 1)
+        reconcile_at(parts, 1)
         assert parts.reconciler.status.accepted == bad
-        turn(parts, 2)
+        reconcile_at(parts, 2)
         assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
         yield parts
 
 
-def turn(parts: Parts, *seconds: float) -> None:
+def reconcile_at(parts: Parts, *seconds: float) -> None:
     """Fetch and reconcile once at each of these seconds after noon, or at noon."""
     for each in seconds or (0,):
         parts.source.fetch()
         parts.reconciler.reconcile(NOON + timedelta(seconds=each))
 
 
-def held_in(parts: Parts) -> Held:
+def get_held(parts: Parts) -> Held:
     return present(parts.reconciler.status.held)
 
 
@@ -123,11 +123,11 @@ def take_back(parts: Parts, repository: Repository) -> str:
     """Push a revert after web03 has fetched the bad image, which holds the revert; return its commit."""
     fetch(parts, planned(parts, "web03"), 3)
     revert = repository.push(documents())
-    turn(parts, 4, 5, 6)
+    reconcile_at(parts, 4, 5, 6)
     return revert
 
 
-def break_spool(parts: Parts) -> None:
+def break_fetch_log(parts: Parts) -> None:
     """Let the fetch log be unreadable."""
     if parts.spool.exists():
         parts.spool.rmdir()
@@ -183,7 +183,7 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     stored = instance_tables.read_facts(parts.ledger).withheld
     assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=4)) == NOON + timedelta(seconds=4)
-    turn(parts, 5)
+    reconcile_at(parts, 5)
     status = parts.reconciler.status
     assert (status.accepted, status.held, status.withheld) == (revert, None, ())
     assert "Held" not in {each.type for each in parts.events if each.facts.get("commit") == revert}
@@ -196,9 +196,9 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
 ) -> None:
     accepted, bad = parts.reconciler.status.accepted, planned(parts, "web03")
     revert = repository.push(documents())
-    turn(parts, 3)
+    reconcile_at(parts, 3)
     fetch(parts, bad, 3)  # just before the files changed, and recorded just after
-    turn(parts, 4, 5, 6)
+    reconcile_at(parts, 4, 5, 6)
     status = parts.reconciler.status
     assert status.held is not None and (status.accepted, status.held.commit) == (accepted, revert)
     assert (status.held.guards, status.held.reinstalls) == (("maxReinstalls",), ("web03",))
@@ -207,9 +207,9 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
     assert "servers that may be reinstalled: 1; the limit is 0 (web03)" in condition.message
     approve(parts, status.held.digest)
-    turn(parts, 7)
+    reconcile_at(parts, 7)
     assert parts.reconciler.status.accepted == revert
-    turn(parts, 100)
+    reconcile_at(parts, 100)
     found = {name: boot(parts, name) for name in SERVERS}
     assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
 
@@ -217,25 +217,25 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
 def test_a_server_whose_fetch_has_an_unknown_outcome_holds_the_revert(parts: Parts, repository: Repository) -> None:
     bad = planned(parts, "web03")
     repository.push(documents())
-    turn(parts, 3)
+    reconcile_at(parts, 3)
     fetch(parts, bad, 3, intent="one")
-    turn(parts, 4, 5, 6)
-    assert held_in(parts).reinstalls == ("web03",)
+    reconcile_at(parts, 4, 5, 6)
+    assert get_held(parts).reinstalls == ("web03",)
 
 
 @pytest.mark.parametrize("ends", ["it is approved", "the log can be read again"])
 def test_a_revert_is_held_while_the_fetch_log_cannot_be_read(parts: Parts, repository: Repository, ends: str) -> None:
-    break_spool(parts)
+    break_fetch_log(parts)
     revert = repository.push(documents())
-    turn(parts, 3, 4, 5)
-    held = held_in(parts)
+    reconcile_at(parts, 3, 4, 5)
+    held = get_held(parts)
     assert held.guards == ("maxReinstalls",)
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
     if ends == "it is approved":
         approve(parts, held.digest)
     else:
         parts.spool.unlink()
-    turn(parts, 6, 7, 8)
+    reconcile_at(parts, 6, 7, 8)
     assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
 
 
@@ -249,9 +249,9 @@ def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: 
             assert parts.reconciler.reconcile(NOON + timedelta(seconds=seconds)) == NOON + timedelta(seconds=seconds)
             assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
             assert f"{BAD}/kernel" not in scripts(tmp_path)
-        turn(parts, 5)
+        reconcile_at(parts, 5)
         assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
-        turn(parts, 100)
+        reconcile_at(parts, 100)
         found = {name: boot(parts, name) for name in SERVERS}
         assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
         assert not [each for each in parts.events if each.type in ("Held", "WithdrawnBootInstalled")]
@@ -267,10 +267,10 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
     with in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
         assert parts.reconciler.state.plans.commit is None
         for seconds in (3, 4):
-            turn(parts, seconds)
+            reconcile_at(parts, seconds)
             assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
             assert f"{BAD}/kernel" not in scripts(tmp_path)
-        turn(parts, 5)
+        reconcile_at(parts, 5)
         assert parts.reconciler.status.accepted == revert
         assert instance_tables.read_facts(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
 
@@ -278,17 +278,17 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
 def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
     bad = planned(parts, "web03")
     repository.push(documents())
-    turn(parts, 3)
+    reconcile_at(parts, 3)
     candidate = present(parts.reconciler.state.attempt.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
     for seconds in (4, 5):
-        turn(parts, seconds)
+        reconcile_at(parts, seconds)
         assert parts.reconciler.status.accepted != revert
-    turn(parts, 6)
+    reconcile_at(parts, 6)
     assert parts.reconciler.status.accepted == revert
-    turn(parts, 100)
+    reconcile_at(parts, 100)
     assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
 
 
@@ -296,16 +296,16 @@ def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
     parts: Parts, repository: Repository
 ) -> None:
     take_back(parts, repository)
-    held = held_in(parts)
+    held = get_held(parts)
     assert not commit_accepted(parts).status
     line = f"Gitboot-Ack: {held.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Install web03 again\n\n{line}")
     for seconds in (7, 8):
-        turn(parts, seconds)
+        reconcile_at(parts, seconds)
         status = parts.reconciler.status
         assert (status.attempted, status.held) == (revert, None) and status.accepted != revert
         assert [each for each in status.conditions if each.type == "CommitAccepted" and not each.status] == []
-    turn(parts, 9)
+    reconcile_at(parts, 9)
     assert parts.reconciler.status.accepted == revert and commit_accepted(parts).status
 
 
@@ -313,10 +313,10 @@ def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
     repository: Repository, tmp_path: Path
 ) -> None:
     with rolled_out(repository, tmp_path) as parts:
-        break_spool(parts)
+        break_fetch_log(parts)
         revert = repository.push(documents())
         for seconds in (3, 4, 5):
-            turn(parts, seconds)
+            reconcile_at(parts, seconds)
             assert f"{BAD}/kernel" not in scripts(tmp_path)
         assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
 
@@ -327,9 +327,9 @@ def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(reposito
         script.unlink()
         (script / "in-the-way").mkdir(parents=True)
         revert = repository.push(documents())
-        turn(parts, 3)
+        reconcile_at(parts, 3)
         assert not parts.reconciler.status.condition("Published") and parts.reconciler.status.accepted != revert
-        turn(parts, 4)
+        reconcile_at(parts, 4)
         assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
 
 
@@ -339,7 +339,7 @@ def test_a_revert_within_the_limit_applies_if_the_commit_after_it_is_invalid(
     with rolled_out(repository, tmp_path) as parts:
         revert = repository.push(documents())
         repository.push({"other.yaml": "kind: Server\n"})
-        turn(parts, 3, 4, 5)
+        reconcile_at(parts, 3, 4, 5)
         status = parts.reconciler.status
         assert (status.accepted, commit_accepted(parts).reason) == (revert, "Invalid")
 
@@ -352,13 +352,13 @@ def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_be
         bad = planned(parts, "web03")
         parked = repository.push(documents(BAD, spec=PARKED))
         if not are_together:
-            turn(parts, 3)
+            reconcile_at(parts, 3)
             assert parts.reconciler.status.accepted == parked
         fetch(parts, bad, 3)
         revert = repository.push(documents())
-        turn(parts, 4, 5, 6)
+        reconcile_at(parts, 4, 5, 6)
         assert parts.reconciler.status.accepted == revert
-        turn(parts, 100)
+        reconcile_at(parts, 100)
         assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
 
 
@@ -366,12 +366,12 @@ def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_re
     repository: Repository, tmp_path: Path
 ) -> None:
     with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
-        turn(parts)
+        reconcile_at(parts)
         for seconds, files in ((10, documents(spec=PARKED)), (20, documents()), (30, documents(BAD))):
             commit = repository.push(files)
-            turn(parts, seconds)
+            reconcile_at(parts, seconds)
             assert parts.reconciler.status.accepted == commit, seconds
-            turn(parts, seconds + 1)
+            reconcile_at(parts, seconds + 1)
 
 
 def lose(clone: Path, repository: Repository) -> None:
@@ -394,7 +394,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
         assert parts.reconciler.status.held is not None and history_kept(parts) is None
         git(repository.bare, "update-ref", "refs/heads/main", bad)
         if not loses_clone:
-            turn(parts, 7)
+            reconcile_at(parts, 7)
             assert_is_gone(parts, revert)
     if loses_clone:
         lose(tmp_path / "state" / CLONE, repository)
@@ -402,7 +402,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
         parts.reconciler.reconcile(NOON + timedelta(seconds=8))
         assert loses_clone or history_kept(parts) is None  # gitboot fetches now if it has no clone
         for seconds in (9, 10):
-            turn(parts, seconds)
+            reconcile_at(parts, seconds)
             assert_is_gone(parts, revert)
             message = getattr(history_kept(parts), "message", "")
             assert ("until the branch has that commit again" in message) == loses_clone
@@ -412,11 +412,11 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=11))
         assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
-        turn(parts, 12)
+        reconcile_at(parts, 12)
         assert (history_kept(parts), parts.reconciler.status.withheld) == (None, ())
         assert f"{BAD}/kernel" in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
-        turn(parts, 13)
+        reconcile_at(parts, 13)
         assert (history_kept(parts), parts.reconciler.status.accepted) == (None, bad)
         assert f"{BAD}/kernel" in scripts(tmp_path)
 
@@ -430,18 +430,18 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
 
 
-def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
+def test_a_newer_commit_ends_the_withholding_of_a_lost_commit_if_the_clone_has_that_commit(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
     bad = present(parts.reconciler.status.accepted)
     take_back(parts, repository)
     git(repository.bare, "update-ref", "refs/heads/main", bad)
-    turn(parts, 7)
+    reconcile_at(parts, 7)
     condition = history_kept(parts)
     assert condition is not None and "until you push a newer commit" in condition.message
     newer = git(repository.bare, "commit-tree", "-p", bad, "-m", "Keep the image", f"{bad}^{{tree}}")
     git(repository.bare, "update-ref", "refs/heads/main", newer)
-    turn(parts, 8)
+    reconcile_at(parts, 8)
     assert (parts.reconciler.status.accepted, history_kept(parts)) == (newer, None)
     assert f"{BAD}/kernel" in scripts(tmp_path)
 
@@ -453,7 +453,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
         fetch(parts, planned(parts, "web03"), 3)
         fetch(parts, planned(parts, "web04"), 3)
         revert = repository.push(documents())
-        turn(parts, 4, 5, 6)
+        reconcile_at(parts, 4, 5, 6)
         bad = parts.reconciler.status.accepted
     assert bad is not None
     git(repository.bare, "update-ref", "refs/heads/main", bad)
@@ -464,19 +464,19 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     with in_process(
         tmp_path, repository.bare, limits=structs.replace(LOOSE, max_deletes=0), clock=lambda: NOON
     ) as parts:
-        turn(parts, 7, 8, 9)
+        reconcile_at(parts, 7, 8, 9)
         condition = history_kept(parts)
         assert condition is not None and f"{revert[:12]} removed the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
-        turn(parts, 10, 11, 12)
+        reconcile_at(parts, 10, 11, 12)
         status = parts.reconciler.status
         assert status.held is not None and status.held.commit == held
         assert [each.server for each in status.withheld] == list(SERVERS[4:])
 
 
 @pytest.mark.parametrize(("evidence", "file"), [("Fetched", "boot.ipxe"), ("Reported", "provisioned/token")])
-def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
+def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_needs_an_operator(
     repository: Repository, tmp_path: Path, evidence: str, file: str
 ) -> None:
     """A mirror served the boot, and its log comes late, or the installer reports late what it has installed."""
@@ -484,10 +484,10 @@ def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a
     with approved(repository, tmp_path, evidence=evidence) as parts:
         bad = planned(parts, "web02")
         revert = repository.push(documents(evidence=evidence))
-        turn(parts, 3, 4, 5)
+        reconcile_at(parts, 3, 4, 5)
         assert parts.reconciler.status.accepted == revert
         fetch(parts, bad, 2, file=file)
-        turn(parts, 6, 200)
+        reconcile_at(parts, 6, 200)
         assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
         failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
         assert failing["RecordsVerified"].reason == "UnverifiedServers"
@@ -501,8 +501,8 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
     with approved(repository, tmp_path) as parts:
         fetch(parts, planned(parts, "web03"), 3)
         revert = repository.push(documents())
-        turn(parts, 4)
-        turn(parts, 5)
+        reconcile_at(parts, 4)
+        reconcile_at(parts, 5)
     with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
         for seconds in (6, 7):
             parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
@@ -510,8 +510,8 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
-        repository.push(documents(BAD))  # the revert is taken back
-        turn(parts, 8, 9)
+        repository.push(documents(BAD))  # the revert is reverted
+        reconcile_at(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
         assert instance_tables.read_facts(parts.ledger).withheld is None
 
@@ -523,7 +523,7 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         revert = take_back(parts, repository)
     unending = {revert}
     with in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
-        turn(parts, 7, 8, 9)
+        reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
         assert {each.server for each in status.withheld} == set(SERVERS)
@@ -531,8 +531,8 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         unending.clear()
-        turn(parts, 70, 71, 72)
-        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
+        reconcile_at(parts, 70, 71, 72)
+        assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
 
 
 def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
@@ -544,16 +544,16 @@ def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
     shutil.rmtree(tmp_path / "state" / CLONE)
     git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
-        turn(parts, 7, 8, 9)
+        reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         git(repository.bare, "update-ref", "refs/heads/main", revert)
-        turn(parts, 10, 11, 12)
-        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
+        reconcile_at(parts, 10, 11, 12)
+        assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
 
 
-def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until_it_was_withheld(
+def test_a_revert_that_is_evaluated_late_is_judged_by_the_fetches_until_its_boots_were_withheld(
     repository: Repository, tmp_path: Path
 ) -> None:
     unending = set[str]()
@@ -561,37 +561,37 @@ def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until
         bad = planned(parts, "web03")
         revert = repository.push(documents())
         unending.add(revert)
-        turn(parts, 3, 4, 5)
+        reconcile_at(parts, 3, 4, 5)
         assert (commit_accepted(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
         unending.clear()
-        turn(parts, 70)
+        reconcile_at(parts, 70)
         assert parts.reconciler.status.accepted != revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         fetch(parts, bad, 70)  # just before the files changed, and recorded just after
-        turn(parts, 71, 72, 73)
-        assert (held_in(parts).commit, held_in(parts).reinstalls) == (revert, ("web03",))
+        reconcile_at(parts, 71, 72, 73)
+        assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
 
 
 def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
     before = planned(parts, "live01")
     accepted = parts.reconciler.status.accepted
     repository.push(documents(servers=()))
-    turn(parts, 3, 4)
+    reconcile_at(parts, 3, 4)
     status = parts.reconciler.status
     assert status.held is not None and status.accepted == accepted
     assert planned(parts, "live01").digest == before.digest and before.boot is not None
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
 
 
-def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Repository) -> None:
+def test_an_invalid_commit_withholds_nothing(parts: Parts, repository: Repository) -> None:
     repository.push({"fleet.yaml": documents(OLD)["fleet.yaml"].replace("role: web}}", "role: }}")})
-    turn(parts, 3, 4)
+    reconcile_at(parts, 3, 4)
     status = parts.reconciler.status
     assert status.held is None and status.withheld == () and status.problems
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
-def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_but_those_that_fetched_it(
+def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_only_servers_that_fetched_it_hold_it(
     repository: Repository, tmp_path: Path
 ) -> None:
     """The stranger approves a new image, one machine fetches it, and `git revert` follows."""
@@ -623,7 +623,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
 def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
-    """The stranger drops a held revert with a force-push, perhaps loses the clone, and asks `status` what to do."""
+    """A stranger drops a held revert with a force-push, or the clone is lost, and `status` shows the remedy."""
     state, path = tmp_path / "state", f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
     loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
 
@@ -660,7 +660,7 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
         assert all(each["type"] != "HistoryComplete" for each in instance.status()["conditions"])
 
 
-def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
+def test_a_revert_clears_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
     tmp_path: Path,
 ) -> None:
     web_policy = policy("web", often="OnImageChange")

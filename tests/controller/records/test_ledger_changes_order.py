@@ -1,4 +1,4 @@
-"""Order is the ledger's sequence: what was offered before counts for nothing after, whatever any clock says."""
+"""The sequence of the ledger is the order: evidence of an earlier offer never counts after a request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.helpers.instance_in_process import NOON, Bench
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 ASKING = (Phase.NETWORK, Cause.PENDING)
-# Of an endpoint's clock, against the instance's: what is more than 30 s off gives nothing, and a clock may step after.
+# The offset of an endpoint's clock from the instance's: above 30 s nothing is served, and a clock may step later.
 OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(), timedelta(seconds=30), timedelta(hours=2)]
 SAYS = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
 ENCODED = "#cloud-config\nscript: {{ urls.provisioned | b64encode }}\n"
@@ -103,14 +103,14 @@ class Ordered(Bench):
         return self.asked(FAILED.build_path(MAC, token or ""), token, off)
 
     def order(self) -> BootPlan:
-        """A person says that web01 is pending."""
+        """Let an operator set web01 pending."""
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
         self.request("records", items=[item], reason="once more")
         return self.planned()
 
     @property
     def token(self) -> Digest | None:
-        """By which the attempt that is offered now, or was given last, is named."""
+        """Return the token of the attempt that is offered now or was served last."""
         return attempt_token(self.decisions.servers["web01"], self.record)
 
     @property
@@ -124,7 +124,7 @@ def web01(tmp_path: Path) -> Iterator[Ordered]:
         yield bench
 
 
-def shown(plan: BootPlan) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan) -> tuple[Phase, Cause]:
     return plan.phase, plan.cause
 
 
@@ -133,7 +133,7 @@ def shown(plan: BootPlan) -> tuple[Phase, Cause]:
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
+def test_evidence_of_a_boot_that_was_offered_before_an_operator_request_proves_nothing_after_it(
     web01: Ordered, off: timedelta, has_begun: bool
 ) -> None:
     first, token = web01.install(), web01.token
@@ -141,17 +141,19 @@ def test_what_was_offered_before_a_persons_word_says_nothing_after_it(
         web01.entry(first)
         web01.data(token)
     again = web01.wait(minutes=10).order()
-    assert (shown(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
+    assert (summarize_plan(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
     web01.entry(first, off)
     web01.data(token, off)
     web01.fails(token, off)
-    assert shown(web01.reports(token, off)) == ASKING
+    assert summarize_plan(web01.reports(token, off)) == ASKING
     assert web01.step == "Pending"
 
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
-def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off: timedelta, evidence: str) -> None:
+def test_a_boot_that_was_offered_after_an_operator_request_is_served_once(
+    web01: Ordered, off: timedelta, evidence: str
+) -> None:
     """An endpoint's clock that is behind made evidence of what it gave older than the word: it was installed twice."""
     web01.install(evidence=evidence)
     again = web01.wait(minutes=10).order()
@@ -164,27 +166,29 @@ def test_what_was_offered_after_a_persons_word_is_given_once(web01: Ordered, off
 
 
 @pytest.mark.parametrize("off", [timedelta(hours=-3), timedelta(hours=3)])
-def test_a_word_counts_by_a_clock_that_has_moved_since_the_last_installation(web01: Ordered, off: timedelta) -> None:
+def test_an_operator_request_counts_even_if_the_clock_moved_since_the_last_installation(
+    web01: Ordered, off: timedelta
+) -> None:
     plan = web01.install()
     web01.entry(plan)
     web01.reports(web01.token)
     web01.now += off
     web01.request("clock", reason="it is right now")
     again = web01.order()
-    assert shown(again) == ASKING
+    assert summarize_plan(again) == ASKING
     web01.entry(again)
     web01.wait(minutes=2)
     assert (web01.step, web01.planned().phase) == ("Attempted", Phase.DISK)
 
 
-def test_a_word_and_the_fetch_of_what_it_voids_in_one_reconcile(web01: Ordered) -> None:
+def test_an_operator_request_and_the_fetch_that_it_voids_may_come_in_one_reconcile(web01: Ordered) -> None:
     plan = web01.install()
     web01.fetch(plan, path=ENTRY, at=web01.now + timedelta(minutes=1))
-    assert shown(web01.order()) == ASKING
+    assert summarize_plan(web01.order()) == ASKING
     assert web01.step == "Pending"
 
 
-def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordered) -> None:
+def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Ordered) -> None:
     web01.entry(web01.install(evidence="Fetched"))
     before = web01.record
     web01.data(web01.token)
@@ -201,7 +205,7 @@ def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordere
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("ends", [False, True])
-def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
+def test_late_evidence_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
     first = web01.install(often="OnImageChange", evidence="Fetched")
     token = web01.token
     second = web01.install(often="OnImageChange", evidence="Fetched", image_name="flatcar-2")
@@ -215,22 +219,22 @@ def test_late_news_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timed
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_an_image_that_is_wanted_again_is_another_offer(web01: Ordered, off: timedelta) -> None:
-    """The same plan, byte for byte, is published anew; what it met before another was given is no news of it."""
+def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timedelta) -> None:
+    """The same plan, byte for byte, is published again. Earlier evidence for it proves nothing about the new offer."""
     first = web01.install(often="OnImageChange")
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     again = web01.wait(minutes=5).install(often="OnImageChange")
-    assert (shown(again), again.digest) == (ASKING, first.digest)
+    assert (summarize_plan(again), again.digest) == (ASKING, first.digest)
     web01.entry(again, off)
     assert web01.wait(minutes=5).planned().phase is Phase.DISK
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_once(
+def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_served_once(
     web01: Ordered, together: bool
 ) -> None:
-    """flatcar-1 reports when flatcar-2 is wanted; before that is published anew, the machine is given flatcar-2."""
+    """flatcar-1 reports when flatcar-2 is wanted. Before flatcar-1 is published again, the machine gets flatcar-2."""
     first, token = web01.install(often="OnImageChange"), web01.token
     web01.entry(first)
     web01.data(token)
@@ -247,13 +251,13 @@ def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_
     web01.entry(second)
     assert web01.told("Provisioned") == ["Provisioned"]
     assert web01.step == "Attempted"
-    assert shown(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
-    assert shown(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
+    assert summarize_plan(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert summarize_plan(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
     web01.reports(web01.token)
     assert web01.step == "Provisioned"
 
 
-def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(web01: Ordered) -> None:
+def test_each_commit_and_each_operator_request_has_its_own_decision_number_and_nothing_else_has(web01: Ordered) -> None:
     web01.install()
     assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
     for _ in range(3):
@@ -263,7 +267,7 @@ def test_each_commit_and_each_word_is_a_decision_of_its_own_and_nothing_else_is(
     assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
 
 
-def test_a_restart_goes_on_counting(tmp_path: Path) -> None:
+def test_decision_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     with Ordered(tmp_path) as web01:
         first = web01.install()
         again = web01.order()
@@ -278,7 +282,7 @@ def test_a_restart_goes_on_counting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
+def test_a_failure_that_is_reported_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
     web01.entry(web01.install(attempts=3))
     first = web01.token
     web01.entry(web01.fails(first))
@@ -292,7 +296,7 @@ def test_a_failure_that_is_told_twice_ends_one_attempt(web01: Ordered, off: time
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_data_of_an_attempt_that_has_failed_starts_no_other(web01: Ordered, off: timedelta) -> None:
+def test_data_of_a_failed_attempt_starts_no_other_attempt(web01: Ordered, off: timedelta) -> None:
     web01.entry(web01.install(attempts=3))
     first = web01.token
     web01.entry(web01.fails(first))
@@ -302,7 +306,7 @@ def test_data_of_an_attempt_that_has_failed_starts_no_other(web01: Ordered, off:
     assert web01.step == "Started"
 
 
-def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
+def test_user_data_names_the_attempt_to_which_it_belongs(web01: Ordered) -> None:
     plan, common = web01.install(attempts=2), web01.token
     decision = web01.decisions.servers["web01"]
     assert (common, plan.token, plan.data) == (decision.token, None, common)
@@ -317,7 +321,7 @@ def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
     assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
-def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(web01: Ordered) -> None:
+def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: Ordered) -> None:
     web01.entry(web01.install(attempts=2, text=ENCODED))
     common = web01.token
     web01.entry(web01.fails(common))
@@ -330,13 +334,15 @@ def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_late_news_of_a_wipe_before_an_installation_leaves_it_known(web01: Ordered, off: timedelta) -> None:
+def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verified(
+    web01: Ordered, off: timedelta
+) -> None:
     wipe = maintenance("wipe", "20T11:00 20T12:30", "networkBoot: Once", boots="web")
     wiping = web01.install(wipe)
     assert wiping.phase is Phase.MAINTENANCE
     web01.now = NOON + timedelta(minutes=31)
     again = web01.order()
-    assert shown(again) == ASKING
+    assert summarize_plan(again) == ASKING
     web01.entry(again)
     web01.reports(web01.token)
     web01.fetch(wiping, path=ENTRY, at=NOON + off)
@@ -345,28 +351,28 @@ def test_late_news_of_a_wipe_before_an_installation_leaves_it_known(web01: Order
     assert web01.record is not None and web01.record.runs["wipe"].run == 1  # and is not made again
 
 
-# What comes in
+# Fetches and reports
 
 
-def test_lines_of_one_writer_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
-    """A clock that went back between them changes nothing."""
+def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> None:
+    """A clock that goes back between the lines changes nothing."""
     writer = SpoolFile(tmp_path)
     instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
     for number, instant in enumerate(instants):
-        writer.append(encode_line(seen_at(instant, f"boot/{number}")))
+        writer.append(encode_line(make_observation_at(instant, f"boot/{number}")))
     other = SpoolFile(tmp_path)
-    other.append(encode_line(seen_at(NOON + timedelta(seconds=2), "boot/other")))
+    other.append(encode_line(make_observation_at(NOON + timedelta(seconds=2), "boot/other")))
     found = [each.path for each in read_new(tmp_path, {}).observations]
     assert found == ["boot/0", "boot/1", "boot/other", "boot/2", "boot/3"]
     writer.close()
     other.close()
 
 
-def seen_at(instant: datetime, path: str) -> Observation:
+def make_observation_at(instant: datetime, path: str) -> Observation:
     return Observation(server="web01", path=path, digest=Digest("d" * 64), client="10.0.0.7", at=instant)
 
 
-def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
+def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
     """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
     web01.install(often="OnImageChange")
     early = int(web01.now.timestamp())
@@ -375,13 +381,13 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     web01.wait(minutes=5).install(often="OnImageChange")
     web01.observe(Observation(server="", path=path, modified=early, client="10.0.0.7", at=web01.now))
-    assert shown(web01.planned()) == ASKING
+    assert summarize_plan(web01.planned()) == ASKING
     late = Observation(server="", path=path, modified=int(web01.now.timestamp()), client="10.0.0.7", at=NOON)
     web01.observe(late)
     assert web01.wait(minutes=5).planned().phase is Phase.DISK
 
 
-def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
+def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_later_request(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
         offer = present(server_tables.find_offer(web01.ledger, plan.digest))
@@ -390,7 +396,7 @@ def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_
     assert web01.record is not None and web01.record.offered == 3
 
 
-# What holds of every run of an instance: what it learned and planned of what changed is what it would have of all
+# A property of every run of an instance: records and plans from changes equal those computed from all
 
 
 RUNS = settings(LAWS, max_examples=examples(30))
@@ -399,7 +405,7 @@ STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in 
 
 @RUNS
 @given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=3), seed=st.integers(0, 2**32))
-def test_what_is_learned_and_planned_is_the_same_however_it_was_come_to(
+def test_records_and_plans_are_the_same_for_every_way_to_reach_them(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw, history = random.Random(seed), History({})
@@ -425,7 +431,7 @@ class Run:
     def __init__(self, at: datetime) -> None:
         self.at, self.stop = at, StopScope.NONE
         self._knowledge, self._plans = Knowledge(facts=Facts(identity="mine")), Plans()
-        self._unplanned: set[SystemUuid] = set()  # of whom something was learned since
+        self._unplanned: set[SystemUuid] = set()  # servers with new facts since
 
     def reconcile(self, commit: Commit) -> None:
         learnt = self._learnt(commit)
@@ -459,7 +465,7 @@ class Run:
         servers = list(commit.decisions.servers.values())
         for decision in draw.sample(servers, draw.randint(0, min(2, len(servers)))):
             drawn = draw.choice([record for record in other.records.values() if record is not None] or [Record()])
-            record = begun(decision, drawn, self.at) if draw.random() < 0.8 else drawn
+            record = begin_installation(decision, drawn, self.at) if draw.random() < 0.8 else drawn
             self._knowledge = structs.replace(
                 self._knowledge, records={**self._knowledge.records, decision.uuid: record}
             )
@@ -470,13 +476,13 @@ class Run:
 
 
 def all_of(learnt: BatchResult) -> tuple[object, ...]:
-    """What was learnt, and what of it is new."""
+    """Return all facts, and the new ones among them."""
     news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "switches")}
     records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.switches)]
     return learnt.knowledge, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
 
 
-def begun(decision: Decision, record: Record, at: datetime) -> Record:
+def begin_installation(decision: Decision, record: Record, at: datetime) -> Record:
     """At an installation of which all that fetches can show was seen."""
     if decision.policy is None or decision.policy.boot is None:
         return record
@@ -491,7 +497,7 @@ def begun(decision: Decision, record: Record, at: datetime) -> Record:
 
 
 def in_full(plans: Plans) -> tuple[object, ...]:
-    """All that plans say, but for when files were rendered."""
+    """Return the whole content of plans without the time of their files."""
     commit = present(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:

@@ -65,12 +65,12 @@ def phase(bench: Bench) -> Phase | None:
 @pytest.mark.parametrize(
     ("path", "is_once", "trusted"),
     [("boot.ipxe", True, False), ("boot.ipxe", False, True), ("data/0/user-data", True, True)],
-    ids=["a boot given once", "one given each time", "data, which is asked for long after"],
+    ids=["a one-time boot", "a boot at every start", "data, which is fetched long after"],
 )
-def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
+def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     bench: Bench, path: str, is_once: bool, trusted: bool
 ) -> None:
-    """STATE and OUTPUT were put back together, and only the spool knows of the boot that was given since."""
+    """STATE and OUTPUT were restored together, and only the fetch log has the boot that was served since."""
     bench.decide(*fleet_of())
     assert phase(bench) is Phase.NETWORK
     plan, offer = Digest("1" * 64), Digest("2" * 64) if is_once else None
@@ -85,7 +85,7 @@ def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
 # The clock
 
 
-def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(bench: Bench) -> None:
+def test_e4_a_boot_that_was_served_by_a_fast_clock_is_not_offered_again(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS  # it is noon
     bench.decide(*fleet_of())
     bench.fetch(bench.plan())
@@ -102,7 +102,7 @@ def test_e4_a_boot_that_was_made_by_a_clock_that_was_ahead_is_not_offered_again(
     assert (bench.condition("ClockTrusted") or (None,))[0] is True
 
 
-def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_was_ahead_said(bench: Bench) -> None:
+def test_e4_evidence_of_a_raised_provision_is_newer_than_records_of_a_fast_clock(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
@@ -119,8 +119,8 @@ def test_e4_evidence_of_a_raised_provision_is_no_older_than_what_a_clock_that_wa
 
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
-def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(bench: Bench, evidence: str) -> None:
-    """It was given by a clock that was ahead, and nobody reconciled then."""
+def test_e4_late_evidence_from_a_fast_clock_reopens_nothing_after_the_correction(bench: Bench, evidence: str) -> None:
+    """A fast clock served the boot, and no reconcile ran then."""
     settings = fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}")
     plan = bench.decide(settings, *fleet_of()[1:]).plan()
     bench.now = NOON + TWO_HOURS
@@ -132,7 +132,7 @@ def test_e4_what_is_heard_of_once_the_clock_was_set_right_opens_nothing_more(ben
 
 
 @pytest.mark.parametrize("is_heard", ["before", "after"])
-def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_no_more(
+def test_e4_a_fast_clock_that_is_corrected_within_the_minute_of_grace_reopens_no_boot(
     bench: Bench, is_heard: str
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
@@ -147,7 +147,7 @@ def test_e4_a_clock_that_was_ahead_and_is_set_right_within_the_minute_opens_it_n
     assert phase(bench) is Phase.DISK
 
 
-def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_installed_once(bench: Bench) -> None:
+def test_e4_a_server_that_was_set_pending_under_a_fast_clock_is_installed_once(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
@@ -162,7 +162,7 @@ def test_e4_a_server_that_was_said_to_be_pending_by_a_clock_that_was_ahead_is_in
     assert phase(bench) is Phase.DISK
 
 
-def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(bench: Bench) -> None:
+def test_e4_a_maintenance_run_that_was_used_under_a_fast_clock_does_not_run_again(bench: Bench) -> None:
     bench.now = NOON + TWO_HOURS
     window = maintenance("repair", "20T11:00 20T16:00", "networkBoot: Once")
     bench.decide(*fleet_of(0, window))
@@ -177,7 +177,7 @@ def test_e4_a_run_that_was_made_by_a_clock_that_was_ahead_is_not_made_again(benc
 
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
 @pytest.mark.parametrize("wipes", [False, True])
-def test_e4_what_was_made_is_not_given_again_where_a_clock_is_behind_by_little(
+def test_e4_a_served_boot_is_not_served_again_if_the_clock_is_slightly_slow(
     bench: Bench, evidence: str, wipes: bool
 ) -> None:
     """It was set back by three minutes, of which two had passed by then."""
@@ -198,9 +198,7 @@ EVERY_TIME = maintenance("wipe", "20T11:00 20T13:00")
 
 @pytest.mark.parametrize("back", [timedelta(seconds=1), timedelta(minutes=1), timedelta(minutes=90)])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
-    tmp_path: Path, back: timedelta, restarts: bool
-) -> None:
+def test_e4_a_clock_that_steps_back_reopens_no_ended_window(tmp_path: Path, back: timedelta, restarts: bool) -> None:
     """A boot that writes disks at each boot of its window has no record that it was made."""
     end = NOON + timedelta(hours=1)
     with Bench(tmp_path) as bench:
@@ -222,7 +220,7 @@ def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
         assert all(
             turn.in_window is False for turns in bench.rendered["web01"].published.paths.values() for turn in turns
         )
-        bench.request("clock", reason="it was ahead before")  # who says so says that the window is not over
+        bench.request("clock", reason="it was ahead before")  # the operator confirms that the window has not ended
         bench.plan()
         assert phase(bench) is Phase.MAINTENANCE
 
@@ -249,17 +247,17 @@ def test_a_clock_may_be_two_minutes_behind_the_ledger(bench: Bench, minutes: flo
     assert bench.schedule.may_set is trusted
 
 
-def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_theirs(tmp_path: Path) -> None:
+def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare_theirs(tmp_path: Path) -> None:
     now = [NOON]
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
     with in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
-        turn(parts, now[0])
+        reconcile_at(parts, now[0])
         offs = (timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=20))
         trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
         for _ in range(3):
             now[0] += timedelta(minutes=1)
-            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is nothing new
+            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is no new change
             for tree in trees:
                 tree.refresh()
             assert [tree.clock.offset for tree in trees] == [*offs[:2], None]
@@ -270,7 +268,7 @@ def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_thei
         assert [tree.clock.problem is None for tree in trees] == [False, True, True]
 
 
-def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
+def test_an_operator_accepts_the_present_clock(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     bench.now -= TWO_HOURS
     bench.plan()
@@ -286,12 +284,12 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
     [
         ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, ClockState.SYNCHRONISED),
         ("the same, seen from a container", 0x2001, 12345, 500, False, ClockState.SYNCHRONISED),
-        ("a machine that has just booted, and its service waits for an answer", 0x40, 0, 16_000_000, True, None),
+        ("a machine that has just booted, and whose service waits for a response", 0x40, 0, 16_000_000, True, None),
         ("a service that has lost its servers", 0x40, 12345, 500, False, None),
         ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.UNKEPT),
     ],
 )
-def test_what_the_kernel_says_of_its_clock(
+def test_the_clock_state_follows_from_the_status_of_the_kernel(
     case: str, status: int, freq: int, esterror: int, served: bool, expected: ClockState | None
 ) -> None:
     assert decide_clock_state(status, freq, esterror, has_time_service=served) is (
@@ -299,7 +297,9 @@ def test_what_the_kernel_says_of_its_clock(
     ), case
 
 
-def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_needs_no_word(bench: Bench) -> None:
+def test_no_override_is_set_while_the_clock_is_unsynchronised_and_normal_operation_needs_no_request(
+    bench: Bench,
+) -> None:
     def trusted(keeping: ClockState) -> bool:
         bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
         assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
@@ -315,7 +315,7 @@ def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_ne
     assert trusted(ClockState.UNKEPT)
     assert trusted(ClockState.UNSYNCHRONISED)
     assert trusted(ClockState.SYNCHRONISED)
-    assert not trusted(ClockState.UNSYNCHRONISED)  # that was said of another day
+    assert not trusted(ClockState.UNSYNCHRONISED)  # the acknowledgement is of another day
 
 
 # Older copies
@@ -335,26 +335,26 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def turn(parts: Parts, at: datetime) -> None:
+def reconcile_at(parts: Parts, at: datetime) -> None:
     parts.source.fetch()
     parts.reconciler.reconcile(at, fetched=Fetched())
 
 
 def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
-    """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted at once; and its id."""
+    """Return whether a commit that reinstalls all servers with acknowledgements is accepted at once, and its id."""
     repository.push(documents(name))
-    turn(parts, at)
+    reconcile_at(parts, at)
     held = present(parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
-    turn(parts, at)
+    reconcile_at(parts, at)
     return parts.reconciler.status.applied == commit, commit
 
 
 def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
-    """STATE and OUTPUT are from one old snapshot: nothing in them tells."""
+    """STATE and OUTPUT are from one old snapshot, so nothing in them shows the gap."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
     for name in ("state", "output"):
         shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
@@ -366,7 +366,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
     later = NOON + timedelta(days=3)
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         for seconds in range(3):
-            turn(parts, later + timedelta(seconds=seconds))
+            reconcile_at(parts, later + timedelta(seconds=seconds))
         held = parts.reconciler.status.held
         assert held is not None and held.commit == commit
         (event,) = (event for event in parts.events if event.type == "Held")
@@ -374,7 +374,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
         instance_tables.add_request(parts.ledger, later, "ada", "approve", approval)
         for seconds in (3, 4):
-            turn(parts, later + timedelta(seconds=seconds))
+            reconcile_at(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
         assert reinstalled(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
 
@@ -389,7 +389,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         ("a timer that was stopped for a day", timedelta(hours=6), timedelta(hours=24), True),
     ],
 )
-def test_a_gap_is_longer_than_an_hour_and_than_is_usual(
+def test_a_gap_is_longer_than_an_hour_and_longer_than_usual(
     bench: Bench, case: str, every: timedelta, then: timedelta, gap: bool
 ) -> None:
     bench.decide(*fleet_of())
@@ -412,28 +412,28 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
     try:
         for days, expected in ((0, True), (3, True)):
             with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
-                turn(parts, NOON + timedelta(days=days))
+                reconcile_at(parts, NOON + timedelta(days=days))
                 assert instance_tables.read_facts(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
         with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-            assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+            assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness has a later change
     finally:
         shutil.rmtree(spool)
 
 
 @pytest.mark.parametrize("lost", ["OUTPUT", "the mark in STATE", "what STATE has learnt since"])
-def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
+def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
     tmp_path: Path, repository: Repository, lost: str
 ) -> None:
     with in_process(tmp_path, repository.bare, initial="adopt") as parts:
-        turn(parts, NOON)
+        reconcile_at(parts, NOON)
         if lost == "what STATE has learnt since":
             with parts.ledger.writing() as tx:
                 tx.mark()
-            turn(parts, NOON)
+            reconcile_at(parts, NOON)
     if lost == "OUTPUT":
         shutil.rmtree(tmp_path / "output")
     elif lost == "the mark in STATE":
@@ -443,18 +443,18 @@ def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
         found = json.loads(status.read_bytes())
         status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
     with in_process(tmp_path, repository.bare) as parts:
-        turn(parts, NOON + timedelta(seconds=1))
+        reconcile_at(parts, NOON + timedelta(seconds=1))
         assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
         instance_tables.add_request(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
-        turn(parts, NOON + timedelta(seconds=2))
+        reconcile_at(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
-    with in_process(tmp_path, repository.bare) as parts:  # said once
-        turn(parts, NOON + timedelta(seconds=3))
+    with in_process(tmp_path, repository.bare) as parts:  # reported once
+        reconcile_at(parts, NOON + timedelta(seconds=3))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
 
 
-# What a forge knows
+# The forge as a witness
 
 
 class Witnessed:
@@ -486,7 +486,7 @@ class Witnessed:
 
 @dataclass(frozen=True)
 class Place:
-    """STATE, OUTPUT and a spool, a repository, and its forge."""
+    """STATE, OUTPUT, a fetch log, a repository and its forge."""
 
     folder: Path
     repository: Repository
@@ -506,13 +506,13 @@ class Place:
             shutil.copytree(self.folder / name, self.folder / "snapshot" / name, dirs_exist_ok=True)
 
     def put_back(self) -> None:
-        """STATE, OUTPUT and the spool, all from one backup: nothing on this machine tells."""
+        """Restore STATE, OUTPUT and the fetch log from one backup, so that nothing on this machine shows it."""
         for name in ALL:
             shutil.rmtree(self.folder / name)
             shutil.move(self.folder / "snapshot" / name, self.folder / name)
 
     def reinstall(self, found: Witnessed, name: str, at: datetime, *, asks: bool = True) -> bool:
-        """Whether a commit that reinstalls all, acknowledged by lines of its message, is accepted."""
+        """Return whether a commit that reinstalls all servers with acknowledgements is accepted."""
         self.repository.push(documents(name))
         found.turn(at, asks=asks)
         held = present(found.parts.reconciler.status.held)
@@ -527,7 +527,7 @@ ALL = ("state", "output", "spool")
 
 @pytest.fixture
 def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
-    """An instance has adopted three servers there, and its forge knows that."""
+    """An instance has adopted three servers, and its forge has the judgement."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "spool").mkdir()
     with forge_host("gitea") as host:
@@ -538,7 +538,7 @@ def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
 
 
 def install(found: Witnessed, at: datetime) -> None:
-    """Every server is given its boot."""
+    """Serve every server its boot."""
     states = rendered_states(found.parts.reconciler.state)
     writer = SpoolFile(found.parts.spool)
     for name, state in states.items():
@@ -552,7 +552,7 @@ def install(found: Witnessed, at: datetime) -> None:
 
 
 @pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
-def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place, later: timedelta) -> None:
+def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(place: Place, later: timedelta) -> None:
     """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
     place.keep()
     with place.running() as found:
@@ -568,12 +568,12 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place
         instance_tables.add_request(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
-    with place.running() as found:  # said once
+    with place.running() as found:  # reported once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
 
-def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(place: Place) -> None:
+def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified(place: Place) -> None:
     told = place.host.statuses[-1]
     forged = re.sub(r" \(ledger (\S+), .*", r" (ledger \1, change 999999999)", told["description"])
     place.host.statuses.append({**told, "id": 99, "description": forged})
@@ -585,8 +585,8 @@ def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(p
         assert [event.facts["change"] for event in said] == [999999999]
 
 
-def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(place: Place) -> None:
-    """No commit came since, so no verdict: how far the ledger has come is told all the same."""
+def test_e9_the_forge_also_shows_installations_since_a_backup(place: Place) -> None:
+    """No commit came since, so there is no judgement, but the change number of the ledger is reported."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
@@ -600,7 +600,7 @@ def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(pla
         assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
 
 
-def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left_alone(place: Place) -> None:
+def test_a_forge_with_the_newest_change_confirms_a_ledger_that_was_unused_for_days(place: Place) -> None:
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
         with place.running() as found:
             found.turn(NOON + timedelta(days=days))
@@ -608,7 +608,7 @@ def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left
             assert place.reinstall(found, name, NOON + timedelta(days=days))
 
 
-def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(place: Place) -> None:
+def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_forge_confirms(place: Place) -> None:
     with place.running() as found:
         assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
         commit = found.parts.reconciler.status.attempted
@@ -616,14 +616,16 @@ def test_a_line_that_came_before_the_forge_was_asked_counts_once_it_vouches(plac
         assert found.parts.reconciler.status.applied == commit
 
 
-@pytest.mark.parametrize("case", ["it knows nothing", "it knows less", "it is away", "another ledger told it"])
-def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["it has no status", "it has an earlier change", "it is away", "another ledger reported it"]
+)
+def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_change(place: Place, case: str) -> None:
     host, told = place.host, place.host.statuses[-1]
-    if case == "it knows nothing":
+    if case == "it has no status":
         host.statuses.clear()
-    elif case == "it knows less":
+    elif case == "it has an earlier change":
         told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
-    elif case == "another ledger told it":
+    elif case == "another ledger reported it":
         told["description"] = told["description"].replace("ledger ", "ledger x")
     with place.running() as found:
         if case == "it is away":
@@ -635,8 +637,8 @@ def test_lines_count_only_where_a_forge_knows_the_newest_change(place: Place, ca
         host.faults.clear()
 
 
-def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place) -> None:
-    """It takes as long as a fetch; a remote or a forge that is away delays nothing."""
+def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(place: Place) -> None:
+    """The read takes as long as a fetch; an unreachable remote or forge delays nothing."""
     with place.running() as found:
         assert place.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
@@ -655,10 +657,10 @@ def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place)
         assert found.phases == {"Network": 3}
 
 
-# What was offered long ago
+# Old offers
 
 
-def test_what_is_old_is_forgotten_once_a_day_as_seen_from_the_day_before() -> None:
+def test_old_rows_are_deleted_once_a_day_by_the_clock_of_the_day_before() -> None:
     beat = Batch(clock_state=ClockState.UNKNOWN)
     known = apply_batch(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
     assert apply_batch(known, beat, NOON + TWO_HOURS).update.prune_before is None

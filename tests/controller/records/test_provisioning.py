@@ -1,4 +1,4 @@
-"""What is known of provisioning: first records, evidence, and what each comes to at the next plan."""
+"""Records of provisioning: the first records, evidence, and the effect of each on the next plan."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = None) -> None:
-    """The entry of a plan is fetched, and that is taken in."""
+    """Fetch the boot script of a plan, and let the instance read the fetch."""
     bench.fetch(plan, at=made_at)
     bench.plan()
 
 
 def lose(bench: Bench) -> None:
-    """web01's override was consumed, as an operator says, and no evidence followed."""
+    """The override of web01 was consumed, as an operator reports, and no evidence followed."""
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
     bench.request("records", items=[item], reason="as seen")
 
 
-def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
+def summarize_plan(plan: BootPlan | None) -> tuple[Phase, Cause]:
     assert plan is not None
     return plan.phase, plan.cause
 
@@ -60,18 +60,18 @@ INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 
 
-# What a ledger is told
+# The beginning of a ledger
 
 
-def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
-        assert shown(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("the ledger is new, and 1 server has provision 1 or more")
         assert "gitboot records begin" in message and "fresh" in message
         bench.plan()
-        assert bench.told() == ["RecordsUnverified"]  # once, not at every pass
+        assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
         assert bench.knowledge.facts.initialised is None
 
 
@@ -79,25 +79,25 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
     ("initial", "provision", "expected"),
     [
         ("fresh", 1, TO_INSTALL),
-        ("fresh", 0, INSTALLED),  # a running fleet is adopted as it stands
+        ("fresh", 0, INSTALLED),  # a running fleet is adopted as it is
         ("adopt", 1, INSTALLED),
         ("adopt", 0, INSTALLED),
-        (None, 0, INSTALLED),  # nothing in the fleet asks the question
+        (None, 0, INSTALLED),  # no server needs an answer
     ],
 )
-def test_what_a_new_ledger_is_told_decides_what_is_installed(
+def test_the_value_with_which_a_new_ledger_begins_decides_what_is_installed(
     tmp_path: Path, initial: str | None, provision: int, expected: tuple[Phase, Cause]
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
-        assert shown(bench.decide(*fleet_of(provision)).plan()) == expected
+        assert summarize_plan(bench.decide(*fleet_of(provision)).plan()) == expected
         assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
 
 
-def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_if_it_asks(bench: Bench) -> None:
+def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provision_says_so(bench: Bench) -> None:
     bench.decide(*SEED).plan()
     bench.decide(*fleet_of(provision=0), server("web02", "role: web", "provision: 1")).plan()
-    assert shown(bench.servers["web02"].plan) == TO_INSTALL
-    assert shown(bench.servers["web01"].plan) == INSTALLED
+    assert summarize_plan(bench.servers["web02"].plan) == TO_INSTALL
+    assert summarize_plan(bench.servers["web01"].plan) == INSTALLED
 
 
 # A ledger in doubt
@@ -121,20 +121,20 @@ DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at
     ("case", "initial", "expected"),
     [
         ("nothing", None, UNKNOWN),
-        ("fresh", "fresh", UNKNOWN),  # that may only be said of a new one
+        ("fresh", "fresh", UNKNOWN),  # allowed for a new ledger only
         ("adopt", "adopt", INSTALLED),
         ("a file that has it", {SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
         ("a file that has it pending", {SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
         ("a file that has it not", {}, UNKNOWN),
     ],
 )
-def test_what_a_ledger_in_doubt_is_told(
+def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
     tmp_path: Path, doubt: str, case: str, initial: Said | None, expected: tuple[Phase, Cause]
 ) -> None:
     with doubted(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
         for _ in range(2):
-            assert shown(bench.plan()) == expected, case
+            assert summarize_plan(bench.plan()) == expected, case
         answered = initial not in (None, "fresh")
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         if not answered:
@@ -144,30 +144,30 @@ def test_what_a_ledger_in_doubt_is_told(
             assert bench.told("RecordsBegun") == ["RecordsBegun"]
             assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Verified"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
-        again = shown(bench.decide(*fleet_of(provision=2)).plan())
-        assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
+        again = summarize_plan(bench.decide(*fleet_of(provision=2)).plan())
+        assert again == expected or (doubt == "ForeignLedger" and not answered)  # it is found again at each start
 
 
 @pytest.mark.parametrize(
     ("initial", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
 )
-def test_what_a_new_ledger_is_told_stays_so_for_each_server_over_restarts(
+def test_the_beginning_of_a_new_ledger_stays_the_same_for_each_server_over_restarts(
     tmp_path: Path, initial: Said, web02: tuple[Phase, Cause]
 ) -> None:
     for start in (initial, None, "fresh", "adopt"):
         with Bench(tmp_path, initial=start) as bench:
             bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1")).plan()
-            assert shown(bench.servers["web02"].plan) == web02, start
+            assert summarize_plan(bench.servers["web02"].plan) == web02, start
             bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 2")).plan()
             expected = TO_INSTALL if web02 == INSTALLED else web02
-            assert shown(bench.servers["web02"].plan) == expected, start
+            assert summarize_plan(bench.servers["web02"].plan) == expected, start
 
 
-def test_a_server_that_is_in_the_file_and_comes_back_later_is_known(tmp_path: Path) -> None:
+def test_a_server_in_the_records_file_that_comes_back_later_is_verified(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
         bench.decide(*fleet_of(provision=1)).plan()
         bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1")).plan()
-        assert shown(bench.servers["web02"].plan) == INSTALLED
+        assert summarize_plan(bench.servers["web02"].plan) == INSTALLED
 
 
 class Full(Unsynced):
@@ -179,7 +179,7 @@ class Full(Unsynced):
         yield  # never, but as a generator
 
 
-def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_writable(tmp_path: Path) -> None:
     """An older copy on a full disk: its records are never planned from."""
     doubted(tmp_path, "RestoredLedger", None).close()
     with Bench(tmp_path, initial=None, store=Full) as bench:
@@ -188,12 +188,12 @@ def test_nothing_is_known_before_the_first_look_even_where_the_ledger_cannot_be_
         assert bench.record is None and bench.knowledge.records
 
 
-def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path: Path) -> None:
+def test_an_operator_cannot_set_a_single_record_while_the_ledger_is_unverified(tmp_path: Path) -> None:
     with doubted(tmp_path, "RestoredLedger", None) as bench:
         bench.decide(*fleet_of(provision=2)).plan()
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
         number = bench.request("records", items=[item], reason="as seen")
-        assert shown(bench.plan()) == UNKNOWN
+        assert summarize_plan(bench.plan()) == UNKNOWN
         assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
 
 
@@ -205,24 +205,27 @@ def test_an_operator_sets_no_single_record_while_the_ledger_is_in_doubt(tmp_path
         ("still to come", "20T12:01 20T14:00", (Phase.MAINTENANCE, Cause.MAINTENANCE)),
     ],
 )
-def test_what_is_adopted_has_made_the_boots_of_maintenances_that_have_begun(
+def test_after_adopt_the_maintenances_that_have_begun_are_done(
     tmp_path: Path, case: str, window: str, expected: tuple[Phase, Cause]
 ) -> None:
     with Bench(tmp_path, initial="adopt") as bench:
         bench.decide(*fleet_of(1, "Once", maintenance("repair", window, "networkBoot: Once, run: 2"))).plan()
-        assert shown(bench.wait(minutes=2).plan()) == expected, case
+        assert summarize_plan(bench.wait(minutes=2).plan()) == expected, case
 
 
-def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) -> None:
+def test_a_fetch_before_all_servers_were_adopted_proves_nothing(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         earlier = bench.decide(*fleet_of(1, "OnImageChange")).plan()
     with Bench(tmp_path, initial="adopt", doubt="RestoredLedger") as bench:
-        assert shown(bench.wait(hours=1).decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+        assert (
+            summarize_plan(bench.wait(hours=1).decide(*fleet_of(1, "OnImageChange", boots="flatcar-2")).plan())
+            == INSTALLED
+        )
         boot_once(bench, earlier, made_at=NOON)
-        assert shown(bench.plan()) == INSTALLED
+        assert summarize_plan(bench.plan()) == INSTALLED
 
 
-# Who is who
+# Identities
 
 
 @pytest.mark.parametrize(
@@ -234,11 +237,11 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
         ("a new BMC", server("web01", "role: web", "provision: 1, bmc: {address: 'https://10.0.0.9', credentials: c}")),
     ],
 )
-def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: str) -> None:
+def test_a_server_with_the_same_uuid_keeps_its_record(bench: Bench, case: str, spec: str) -> None:
     boot_once(bench, bench.decide(*fleet_of()).plan())
     bench.wait(hours=1).decide(SEED[0], spec, *fleet_of()[2:]).plan()
     (state,) = bench.servers.values()
-    assert shown(state.plan) == INSTALLED, case
+    assert summarize_plan(state.plan) == INSTALLED, case
 
 
 MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
@@ -251,11 +254,11 @@ MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
         ("its MAC", "web09", "web01", "", UNKNOWN),
         ("its serial", "web09", "other", ", serial: S1A", UNKNOWN),
         ("its BMC", "web09", "other", ", bmc: {address: 'https://10.0.0.9', credentials: c}", UNKNOWN),
-        ("nothing of it", "web09", "other", "", TO_INSTALL),
+        ("without a declaration of it", "web09", "other", "", TO_INSTALL),
     ],
 )
 @pytest.mark.parametrize("gap", [False, True], ids=["at once", "removed before"])
-def test_a_new_motherboard_is_unknown_until_somebody_knows(
+def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
     tmp_path: Path, case: str, name: str, mac: str, spec: str, expected: tuple[Phase, Cause], gap: bool
 ) -> None:
     board = server(name, "role: web", f"provision: 1{spec}")
@@ -265,34 +268,34 @@ def test_a_new_motherboard_is_unknown_until_somebody_knows(
         if gap:
             bench.decide(SEED[0], *fleet_of()[2:]).plan()
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
-        assert shown(bench.servers[name].plan) == expected, case
+        assert summarize_plan(bench.servers[name].plan) == expected, case
         assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
     with Bench(tmp_path) as bench:
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
-        assert shown(bench.servers[name].plan) == expected
+        assert summarize_plan(bench.servers[name].plan) == expected
         if expected == UNKNOWN:
             item = {"uuid": uuid_of("a new board"), "server": name, **record_facts(Record())}
             bench.request("records", items=[item], reason="it is empty")
             bench.plan()
-            assert shown(bench.servers[name].plan) == TO_INSTALL
+            assert summarize_plan(bench.servers[name].plan) == TO_INSTALL
 
 
-def test_the_new_motherboard_of_an_unknown_server_is_unknown_too(tmp_path: Path) -> None:
+def test_a_new_motherboard_of_an_unverified_server_is_unverified_too(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={}) as bench:
-        assert shown(bench.decide(*fleet_of()).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*fleet_of()).plan()) == UNKNOWN
         for board in ("second", "third"):
             bench.decide(*(text.replace(uuid_of("web01"), uuid_of(board)) for text in fleet_of()))
-            assert shown(bench.plan()) == UNKNOWN, board
+            assert summarize_plan(bench.plan()) == UNKNOWN, board
 
 
-def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_number(tmp_path: Path) -> None:
+def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_provision_number(tmp_path: Path) -> None:
     with Bench(tmp_path, initial="adopt") as bench:
         alone = fleet_of(provision=2)[:6]
         bench.decide(fleet("baseURL: 'http://boot.test', requirePolicy: false"), *alone[1:]).plan()
         for provision in (1, 2):  # lowered, and raised again
             bench.decide(*fleet_of(provision))
             plans = [bench.plan() for _ in range(3)]  # it is accepted once all fetches before it are read
-            assert shown(plans[-1]) == INSTALLED
+            assert summarize_plan(plans[-1]) == INSTALLED
 
 
 # Declared
@@ -313,7 +316,7 @@ def declared(number: int | None, provision: int = 1, often: str = "Once", boots:
 @pytest.mark.parametrize(
     ("case", "commits", "expected"),
     [
-        ("nothing is declared", [(None, 1)], TO_INSTALL),
+        ("no declaration", [(None, 1)], TO_INSTALL),
         ("the number that is wanted", [(None, 1), (1, 1)], INSTALLED),
         ("an earlier number", [(None, 1), (1, 2)], TO_INSTALL),
         ("a later number", [(None, 1), (3, 2)], INSTALLED),
@@ -322,30 +325,30 @@ def declared(number: int | None, provision: int = 1, often: str = "Once", boots:
         ("declared, lowered, raised again", [(2, 2), (2, 1), (1, 1), (1, 2)], INSTALLED),
     ],
 )
-def test_what_git_declares_is_taken_at_its_word(
+def test_an_installation_that_git_declares_is_trusted(
     bench: Bench, case: str, commits: list[tuple[int | None, int]], expected: tuple[Phase, Cause]
 ) -> None:
     for number, provision in commits:
         plan = bench.decide(*declared(number, provision)).plan()
         bench.fetch(plan)  # which is no evidence here
         bench.reconcile()
-    assert shown(bench.plan()) == expected, case
+    assert summarize_plan(bench.plan()) == expected, case
 
 
-def test_git_can_declare_what_nobody_knows(tmp_path: Path) -> None:
+def test_git_can_declare_an_installation_of_an_unverified_server(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={}) as bench:
-        assert shown(bench.decide(*declared(None)).plan()) == UNKNOWN
-        assert shown(bench.decide(*declared(1)).plan()) == INSTALLED
+        assert summarize_plan(bench.decide(*declared(None)).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*declared(1)).plan()) == INSTALLED
         assert bench.record is not None and bench.record.evidence == "Declared"
 
 
-def test_one_number_declares_one_image_only(bench: Bench) -> None:
-    assert shown(bench.decide(*declared(1, often="OnImageChange")).plan()) == INSTALLED
-    assert shown(bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
-    assert shown(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+def test_one_provision_number_declares_only_one_image(bench: Bench) -> None:
+    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange")).plan()) == INSTALLED
+    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
+    assert summarize_plan(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
 
 
-# What this instance cannot see
+# Boots that this instance cannot observe
 
 
 @pytest.mark.parametrize(
@@ -356,7 +359,7 @@ def test_one_number_declares_one_image_only(bench: Bench) -> None:
         ("Fetched", False, True, "Once", "loader", False),
         ("Fetched", False, True, "Once", "direct", True),  # its override is seen to be consumed
         ("Fetched", False, True, "None", "direct", False),
-        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its entry
+        ("Fetched", True, True, "None", "direct", True),  # a loader fetches its boot script
         ("Fetched", True, False, "Once", "direct", True),
         ("Fetched", True, False, "Once", "direct iso", False),  # which no loader boots
         ("Fetched", True, True, "None", "direct iso", False),
@@ -373,7 +376,7 @@ def test_one_number_declares_one_image_only(bench: Bench) -> None:
         ("Declared", False, False, "None", "loader", True),
     ],
 )
-def test_a_boot_that_this_instance_could_not_see_is_not_made(
+def test_a_boot_that_this_instance_could_not_observe_is_not_offered(
     tmp_path: Path, evidence: str, observes: bool, bmc: bool, override: str, boot: str, known: bool
 ) -> None:
     direct, kind = boot != "loader", "iso" if "iso" in boot else "uki"
@@ -387,7 +390,7 @@ def test_a_boot_that_this_instance_could_not_see_is_not_made(
             profile("web", "flatcar-1", f"httpBoot: {kind}" if direct else "", method="UefiHttp" if direct else "Pxe"),
             policy("web", often="Once", spec=f"override: {override}"),
         )
-        assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
+        assert summarize_plan(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
         assert (bench.condition("EvidenceAvailable") or (None,))[:2] == (
             (True, "Available") if known else (False, "NoEvidence")
         )
@@ -396,13 +399,13 @@ def test_a_boot_that_this_instance_could_not_see_is_not_made(
 # Evidence
 
 
-def test_a_mirror_whose_clock_is_ahead_keeps_no_boot_served(bench: Bench) -> None:
+def test_a_mirror_with_a_fast_clock_does_not_keep_a_boot_offered(bench: Bench) -> None:
     plan = bench.decide(*fleet_of()).plan()
     boot_once(bench, plan, made_at=NOON + timedelta(days=1))
-    assert shown(bench.wait(seconds=60).plan()) == INSTALLED
+    assert summarize_plan(bench.wait(seconds=60).plan()) == INSTALLED
 
 
-def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
+def test_evidence_meets_the_provision_key_and_is_reported_once(bench: Bench) -> None:
     plan = bench.decide(*fleet_of(provision=3)).plan()
     boot_once(bench, plan)
     assert plan is not None and plan.boot is not None
@@ -438,8 +441,8 @@ def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
 ) -> None:
     boot_once(bench, bench.decide(*fleet_of()).plan())
     plan = bench.wait(seconds=seconds).plan()
-    assert shown(plan) == expected
-    assert plan is not None and plan.override is None  # but nothing is set
+    assert summarize_plan(plan) == expected
+    assert plan is not None and plan.override is None  # but no override is set
 
 
 @pytest.mark.parametrize(
@@ -463,29 +466,29 @@ def test_a_loader_that_tries_again_within_a_minute_still_finds_the_boot(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_commit_after_the_installation(
+def test_a_commit_after_the_installation_installs_again_only_if_it_should(
     bench: Bench, case: str, before: tuple[str, ...], after: tuple[str, ...], expected: tuple[Phase, Cause]
 ) -> None:
     boot_once(bench, bench.decide(*before).plan())
-    assert shown(bench.wait(minutes=5).decide(*after).plan()) == expected
+    assert summarize_plan(bench.wait(minutes=5).decide(*after).plan()) == expected
 
 
-def test_a_number_that_was_lowered_and_raised_again_asks_for_nothing_new(bench: Bench) -> None:
+def test_a_provision_number_that_was_lowered_and_raised_again_installs_nothing_new(bench: Bench) -> None:
     for provision in (2, 1, 2):
         bench.decide(*fleet_of(provision))
-        if bench.plan() and shown(bench.plan()) == TO_INSTALL:
+        if bench.plan() and summarize_plan(bench.plan()) == TO_INSTALL:
             boot_once(bench, bench.plan())
             bench.wait(minutes=5)
-    assert shown(bench.plan()) == INSTALLED
+    assert summarize_plan(bench.plan()) == INSTALLED
     assert bench.told("Provisioned") == ["Provisioned"]
 
 
-def test_a_boot_that_is_made_each_time_meets_nothing(bench: Bench) -> None:
+def test_a_boot_for_every_time_is_recorded_as_no_installation(bench: Bench) -> None:
     boot_once(bench, bench.decide(*fleet_of(often="Always")).plan())
     assert (bench.record, bench.told()) == (Record(), [])
 
 
-def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp_path: Path) -> None:
+def test_a_boot_that_was_published_before_a_restart_is_still_evidence(bench: Bench, tmp_path: Path) -> None:
     plan = present(bench.decide(*fleet_of(provision=1)).plan())
     bench.close()
     with Bench(tmp_path) as other:
@@ -494,10 +497,10 @@ def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp
         other.decide(*fleet_of(provision=2))
         boot_once(other, plan)
         assert other.record is not None and other.record.provision == 1, "it meets the key that it had"
-        assert shown(other.plan()) == TO_INSTALL
+        assert summarize_plan(other.plan()) == TO_INSTALL
 
 
-def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
+def test_the_next_boot_is_offered_ahead_of_its_time(bench: Bench) -> None:
     window = maintenance("repair", "20T13:00 20T14:00", "networkBoot: Once")
     bench.decide(*fleet_of(0, "Once", window)).plan()
     ((_, later), *_) = bench.servers["web01"].later
@@ -506,18 +509,18 @@ def test_the_boot_that_comes_next_is_offered_ahead(bench: Bench) -> None:
     assert bench.record is not None and list(bench.record.runs) == ["repair"]
 
 
-def test_a_boot_that_was_given_before_a_doubt_is_heard_of_once_that_is_over(tmp_path: Path) -> None:
+def test_a_boot_that_was_served_before_the_ledger_was_unverified_counts_after_it_is_verified(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         plan = bench.decide(*fleet_of(1, "OnImageChange")).plan()
     with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
         bench.decide(*fleet_of(1, "OnImageChange"))
         boot_once(bench, plan)
-        assert (bench.record, bench.told("Provisioned")) == (None, [])  # nothing is known of the server
+        assert (bench.record, bench.told("Provisioned")) == (None, [])  # the server has no record
         bench.request("begin", how="as-recorded")
         bench.plan()
-        assert shown(bench.plan()) == TO_INSTALL  # for a minute more: its loader may ask again
+        assert summarize_plan(bench.plan()) == TO_INSTALL  # for one more minute: its loader may fetch again
         bench.wait(minutes=2)
-        assert (shown(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
+        assert (summarize_plan(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
 
 
 # Maintenances
@@ -528,8 +531,8 @@ def repair(run: int = 1, often: str = "Once") -> str:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_word_on_a_server_takes_back_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
-    """Whoever said it may have looked before that boot was made, and the instance may not run when it is said."""
+def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
+    """The operator may have looked before that boot was used, and the instance may be down at that time."""
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(tmp_path))
@@ -538,32 +541,32 @@ def test_a_word_on_a_server_takes_back_no_boot_of_a_maintenance(tmp_path: Path, 
             bench = stack.enter_context(Bench(tmp_path, initial=None))
             bench.decide(*fleet_of(1, "Once", repair()))
         bench.request("records", items=[item], reason="once more")
-        assert shown(bench.wait(seconds=120).plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
+        assert summarize_plan(bench.wait(seconds=120).plan()) != (Phase.MAINTENANCE, Cause.MAINTENANCE)
         assert bench.record is not None and bench.record.runs["repair"].run == 1
 
 
-def test_a_maintenance_of_a_ledger_that_was_adopted_is_not_given_for_a_minute_more(tmp_path: Path) -> None:
+def test_a_maintenance_of_an_adopted_ledger_gets_no_minute_of_grace(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(1, "Once", repair())).plan()
         bench.request(BEGIN, **beginning("adopt"))
-        assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+        assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 
-def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: Bench) -> None:
+def test_a_one_time_maintenance_is_done_a_minute_after_its_fetch(bench: Bench) -> None:
     plan = bench.decide(*fleet_of(0, "Once", repair())).plan()
-    assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {
         "repair": Run(1, NOON, at("20T14:00"), given=StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
     }
-    assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
+    assert bench.record.evidence == "Adopted"  # a maintenance proves nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (
         "MaintenanceBooted",
         "web01: booted run 1 of Maintenance/repair (Fetched)",
     )
-    assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
+    assert summarize_plan(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert summarize_plan(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 
 @pytest.mark.parametrize(
@@ -571,39 +574,39 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     [
         (2, (Phase.MAINTENANCE, Cause.MAINTENANCE)),  # another run is another boot
         (1, (Phase.DISK, Cause.MAINTENANCE_DONE)),
-        (0, (Phase.DISK, Cause.MAINTENANCE_DONE)),  # a run that was taken back is none
+        (0, (Phase.DISK, Cause.MAINTENANCE_DONE)),  # a run that was withdrawn does not count
     ],
 )
-def test_a_maintenance_boots_once_a_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
+def test_a_maintenance_boots_once_for_each_run(bench: Bench, run: int, expected: tuple[Phase, Cause]) -> None:
     boot_once(bench, bench.decide(*fleet_of(0, "Once", repair(1))).plan())
-    assert shown(bench.wait(minutes=2).decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
+    assert summarize_plan(bench.wait(minutes=2).decide(*fleet_of(0, "Once", repair(run))).plan()) == expected
 
 
-def test_a_maintenance_that_boots_always_is_never_done(bench: Bench) -> None:
+def test_a_maintenance_that_always_boots_is_never_done(bench: Bench) -> None:
     boot_once(bench, bench.decide(*fleet_of(0, "Once", repair(often="Always"))).plan())
     assert bench.record is not None and bench.record.runs == {}
     assert bench.told() == []
 
 
-def test_a_fetch_under_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
+def test_a_fetch_during_a_maintenance_installs_nothing_and_ends_no_installation(bench: Bench) -> None:
     boot_once(bench, bench.decide(*fleet_of(1, "Once", repair())).plan())
-    assert shown(bench.wait(hours=2).plan()) == TO_INSTALL
+    assert summarize_plan(bench.wait(hours=2).plan()) == TO_INSTALL
 
 
 # Consumed without evidence
 
 
-def test_an_override_that_was_consumed_without_evidence_waits_half_an_hour_and_then_asks_a_person(bench: Bench) -> None:
+def test_an_override_consumed_without_evidence_waits_half_an_hour_and_then_needs_an_operator(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     lose(bench)
     plan = bench.plan()
-    assert shown(plan) == TO_INSTALL
-    assert plan is not None and plan.override is None  # nothing is set from its being consumed to evidence
+    assert summarize_plan(plan) == TO_INSTALL
+    assert plan is not None and plan.override is None  # no override is set between its consumption and evidence
     assert plan.next_transition == NOON + timedelta(minutes=30)
-    assert shown(bench.wait(minutes=30).plan()) == (Phase.DISK, Cause.CONSUMED)
+    assert summarize_plan(bench.wait(minutes=30).plan()) == (Phase.DISK, Cause.CONSUMED)
 
 
-def test_the_waiting_begins_once(bench: Bench) -> None:
+def test_the_wait_for_evidence_begins_once(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     uuid = bench.decisions.servers["web01"].uuid
     learning = KnowledgeUpdate(bench.knowledge, NOON)
@@ -613,7 +616,7 @@ def test_the_waiting_begins_once(bench: Bench) -> None:
     assert record is not None and record.consumed_at == NOON
 
 
-def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
+def test_late_evidence_ends_the_wait(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     lose(bench)
     boot_once(bench, bench.wait(minutes=5).plan())
@@ -623,7 +626,7 @@ def test_evidence_after_all_ends_the_waiting(bench: Bench) -> None:
 # Together with the ledger
 
 
-def test_a_reconcile_in_which_nothing_is_learnt_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconcile_without_new_facts_writes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = bench.decide(*fleet_of()).plan()
     boot_once(bench, plan)
     bench.plan()

@@ -34,7 +34,7 @@ LIMITS = structs.replace(UNLIMITED, max_reinstalls=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a document says of one server."""
+    """The document of one server."""
 
     name: str = OLD
     uuid: str = ""
@@ -97,7 +97,7 @@ def start(tmp_path: Path, repository: Repository) -> Start:
     return lambda: in_process(tmp_path, repository.bare, limits=LIMITS)
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
+def reconcile_twice(parts: Parts, seconds: float = 0) -> None:
     parts.source.fetch()
     for each in range(2):
         parts.reconciler.reconcile(NOON + timedelta(seconds=seconds + each))
@@ -114,7 +114,7 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
             if number == 0:
                 instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             if looks or number in (0, len(story) - 1):
-                turn(parts, number * 60)
+                reconcile_twice(parts, number * 60)
                 if number < len(story) - 1:
                     is_held = parts.reconciler.status.held is not None
                     assert is_held is (number > 0 and machines == story[-1]), f"commit {number}"
@@ -241,14 +241,14 @@ ADDRESSES: dict[str, Story] = {
 
 @pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
 @pytest.mark.parametrize("way", ADDRESSES)
-def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_asks_by_it(
+def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_uses_it(
     repository: Repository, start: Start, way: str, looks: bool
 ) -> None:
     assert "maxReinstalls" in tell(repository, start, ADDRESSES[way], looks=looks, method="UefiHttp")
 
 
 @pytest.mark.parametrize("way", ADDRESSES)
-def test_an_address_alone_reinstalls_nothing_if_loaders_ask_by_other_identities(
+def test_an_address_alone_reinstalls_nothing_if_loaders_use_other_identities(
     repository: Repository, start: Start, way: str
 ) -> None:
     assert tell(repository, start, ADDRESSES[way]) == ()
@@ -277,7 +277,7 @@ ACCEPTED: dict[str, tuple[Story, Mapping[str, Any]]] = {
 
 @pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_an_identity_passes_on_if_no_installed_machine_can_be_installed_by_it(
+def test_an_identity_may_move_if_no_installed_machine_can_be_installed_by_it(
     repository: Repository, start: Start, what: str, looks: bool
 ) -> None:
     story, fleet = ACCEPTED[what]
@@ -292,7 +292,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
             instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts, number * 60)
+        reconcile_twice(parts, number * 60)
 
 
 def begin(parts: Parts, repository: Repository, story: Story) -> Held:
@@ -318,18 +318,18 @@ def test_a_restart_between_the_commits_changes_nothing(repository: Repository, s
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts)
+        reconcile_twice(parts)
     with start() as parts:
         repository.push(files(TWO_COMMITS[1]))
-        turn(parts, 60)
+        reconcile_twice(parts, 60)
         assert parts.reconciler.status.held is None
     with start() as parts:
         repository.push(files(TWO_COMMITS[2]))
-        turn(parts, 120)
+        reconcile_twice(parts, 120)
         assert parts.reconciler.status.held is not None
 
 
-def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_the_ledger_knows(
+def test_an_acknowledgement_of_two_commits_does_not_acknowledge_facts_in_the_ledger(
     repository: Repository, start: Start
 ) -> None:
     """The author of the commit can compute the digest of the two commits without looking at any record."""
@@ -340,11 +340,11 @@ def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_t
         assert digest != held.digest
         line = f"Gitboot-Ack: {digest} maxReinstalls"
         repository.push(files(TWO_COMMITS[2]) | {"README": "more"}, f"Change\n\n{line}")
-        turn(parts, 300)
+        reconcile_twice(parts, 300)
         assert parts.reconciler.status.held is not None
 
 
-def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_then_on(
+def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
     repository: Repository, start: Start
 ) -> None:
     with start() as parts:
@@ -352,11 +352,11 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
         lost = server_tables.read_lost_identities(parts.ledger)
         assert [(each.key, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
         approve(parts, held.digest)
-        turn(parts, 300)
+        reconcile_twice(parts, 300)
         assert parts.reconciler.status.held is None
         assert server_tables.read_lost_identities(parts.ledger) == frozenset()
         repository.push(files([old(), new()]))
-        turn(parts, 360)
+        reconcile_twice(parts, 360)
         assert [(each.key, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
             (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
         ]
@@ -369,24 +369,24 @@ def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Re
         assert parts.reconciler.status.held is None
 
 
-def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_machines(
+def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledger(
     tmp_path: Path, repository: Repository
 ) -> None:
     limits = structs.replace(LIMITS, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
-        turn(parts)
+        reconcile_twice(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")
     repository = Repository.create(tmp_path / "git")
     repository.push(files([old(), new(mac=MAC)]))
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
-        turn(parts, 60)
+        reconcile_twice(parts, 60)
         held = parts.reconciler.status.held
         assert held is not None and "maxReinstalls" in held.guards
         approve(parts, held.digest)
-        turn(parts, 120)
+        reconcile_twice(parts, 120)
         assert parts.reconciler.status.held is None
 
 
@@ -455,7 +455,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
         for number, machines in enumerate(story):
             repository.push(of_sites(machines, ledgers), f"Commit {number}")
             if looks or number in (0, len(story) - 1):
-                turn(here, number * 60)
+                reconcile_twice(here, number * 60)
                 if number < len(story) - 1:
                     assert here.reconciler.status.held is None, f"commit {number} is held"
         held = here.reconciler.status.held

@@ -1,4 +1,4 @@
-"""Attempted, started, failed, provisioned: the steps of an installation, and who begins it again."""
+"""The steps of an installation: served, started, failed, provisioned, and a new attempt."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Installing(Bench):
 
     @property
     def given(self) -> list[int]:
-        """How many boots each attempt was given."""
+        """Return how many boots each attempt was served."""
         assert self.record is not None
         return [len(each.boots) for each in self.record.attempts]
 
@@ -98,7 +98,7 @@ def web01(tmp_path: Path) -> Iterator[Installing]:
 # The steps
 
 
-def test_a_boot_that_was_given_is_given_for_a_minute_and_no_more(web01: Installing) -> None:
+def test_a_served_boot_is_served_for_one_more_minute_only(web01: Installing) -> None:
     plan = web01.install()
     assert web01.step == "Pending"
     web01.entry(plan)
@@ -108,7 +108,9 @@ def test_a_boot_that_was_given_is_given_for_a_minute_and_no_more(web01: Installi
     assert web01.wait(days=3).boots[0] is Phase.DISK
 
 
-def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: Installing) -> None:
+def test_if_a_fetch_is_the_evidence_the_fetch_of_user_data_starts_and_completes_an_installation(
+    web01: Installing,
+) -> None:
     web01.entry(web01.install())
     web01.wait(seconds=20).data()
     assert web01.boots == (Phase.DISK, Cause.PROVISIONED, None)  # no minute more: the system runs
@@ -122,15 +124,15 @@ def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: 
     assert "according to its fetches" in web01.events[-1].message
 
 
-def test_its_data_alone_says_that_its_boot_was_given(web01: Installing) -> None:
-    """A configuration that was fetched by TFTP is seen by nobody."""
+def test_a_fetch_of_user_data_alone_proves_that_the_boot_was_served(web01: Installing) -> None:
+    """A boot script that was fetched by TFTP is not observed."""
     web01.install()
     web01.data()
     assert (web01.step, web01.given) == ("Provisioned", [1])
 
 
 @pytest.mark.parametrize("evidence", ["Reported", "Declared"])
-def test_a_start_is_no_end_where_something_else_is_the_evidence(web01: Installing, evidence: str) -> None:
+def test_a_start_is_not_the_end_if_the_fleet_requires_other_evidence(web01: Installing, evidence: str) -> None:
     web01.entry(web01.install(evidence=evidence))
     web01.data()
     assert (web01.step, web01.boots) == ("Started", (Phase.DISK, Cause.STARTED, "provision/1"))
@@ -138,7 +140,7 @@ def test_a_start_is_no_end_where_something_else_is_the_evidence(web01: Installin
     assert web01.step == ("Provisioned" if evidence == "Reported" else "Started")
 
 
-def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing) -> None:
+def test_user_data_is_available_for_two_hours_after_the_boot_was_served(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     for minutes, is_there in ((119, True), (120, False)):
         web01.now = NOON + timedelta(minutes=minutes)
@@ -146,7 +148,7 @@ def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing)
         assert any("/data/" in path for path in web01.rendered["web01"].files) == is_there
 
 
-def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: Installing) -> None:
+def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web01: Installing) -> None:
     first = web01.install(evidence="Reported")
     web01.entry(first)
     web01.wait(hours=1)
@@ -159,15 +161,15 @@ def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: I
     assert (web01.step, web01.boots) == ("Pending", (*OFFERED, "provision/1"))
     again = web01.servers["web01"].plan
     assert first is not None and again is not None
-    assert again.digest != first.digest  # by which an endpoint knows what it has given
+    assert again.digest != first.digest  # an endpoint knows by it what it has served
 
 
-def test_a_clock_that_steps_back_does_not_give_the_boot_again(web01: Installing) -> None:
+def test_a_clock_that_steps_back_does_not_serve_the_boot_again(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     assert web01.wait(hours=-1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
 
 
-def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_started(web01: Installing) -> None:
+def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(web01: Installing) -> None:
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
@@ -177,15 +179,15 @@ def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_
     begun = apply_start(offer, given, data)
     assert apply_foreign_fetch(given, entry) == Record()
     assert apply_foreign_fetch(given, StepEvidence(NOON, ENTRY, OTHER_NIC)) == given
-    assert apply_foreign_fetch(begun, entry) == begun  # the disks may be written by now
+    assert apply_foreign_fetch(begun, entry) == begun  # the disks may be written already
     assert apply_foreign_fetch(begun, data) == given
     assert apply_start(offer, Record(), data).attempts[0].boots == (data,)
 
 
-# Who begins it again
+# New attempts
 
 
-def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) -> None:
+def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", provision=2))
     web01.wait(hours=1).install(evidence="Reported", provision=1)
     assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
@@ -193,7 +195,7 @@ def test_a_higher_number_begins_anew_and_a_lower_one_never(web01: Installing) ->
     assert web01.boots[2] == "provision/3" and web01.given == [1]
 
 
-def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Installing) -> None:
+def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=30).fails("partitioning\nno disk found")
     assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
@@ -204,8 +206,8 @@ def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Install
     assert 'web01 (10.0.0.7 reported a failure at 2026-11-20T12:00:30Z ("no disk found"))' in message
 
 
-def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installing) -> None:
-    """Nothing follows from it; but what an installer has said last is not lost."""
+def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Installing) -> None:
+    """The report has no effect, but the last message of the installer is not lost."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
     web01.install(evidence="Reported", provision=2)
@@ -219,8 +221,8 @@ def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installi
     assert "report by an installer of provision/1 (flatcar-1): failed: no disk found" in said[0].message
 
 
-def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web01: Installing) -> None:
-    """Who knows the token of an installation could else fill the ledger."""
+def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Installing) -> None:
+    """Otherwise a client with the token of an installation could fill the ledger."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
     web01.install(evidence="Reported", provision=2)
@@ -241,10 +243,8 @@ def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web0
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_what_was_installed_before_is_no_proof_once_another_installation_has_begun(
-    web01: Installing, fails: bool
-) -> None:
-    """Git goes back while it is under way: what is on the disks, only the installer or a person can tell."""
+def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: Installing, fails: bool) -> None:
+    """The commit is reverted during the installation: only the installer or an operator knows the disks."""
     web01.entry(web01.install(evidence="Reported"))
     web01.asked("provisioned/TOKEN")
     web01.wait(days=1)
@@ -283,7 +283,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
         ("provision/1/flatcar-1", NOON + timedelta(hours=1), False),
     ],
 )
-def test_only_an_attempt_at_something_else_that_began_since_puts_in_question_what_is_provisioned(
+def test_only_a_later_attempt_with_another_key_makes_a_provisioned_record_doubtful(
     key: str, at: datetime, is_overtaken: bool
 ) -> None:
     attempt = InstallAttempt(key=key, number=1, boots=(StepEvidence(at, ENTRY, NIC),))
@@ -292,7 +292,7 @@ def test_only_an_attempt_at_something_else_that_began_since_puts_in_question_wha
     assert unfinished_later_attempt(replace(record, provision=None)) is None
 
 
-def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apart(web01: Installing) -> None:
+def test_as_many_attempts_follow_failures_as_the_fleet_allows_and_each_is_recorded(web01: Installing) -> None:
     plan = web01.install(evidence="Reported", attempts=3)
     for number, key in ((1, "provision/1"), (2, "provision/1/attempt/2"), (3, "provision/1/attempt/3")):
         assert web01.boots == (*OFFERED, key)
@@ -310,26 +310,26 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apar
     assert web01.boots == (*OFFERED, "provision/1/attempt/4")
 
 
-def test_silence_is_no_failure(web01: Installing) -> None:
-    """The disks may be written by now, and only the last word be lost."""
+def test_an_installation_without_a_report_is_not_a_failure(web01: Installing) -> None:
+    """The disks may be written already, and only the last report may be lost."""
     web01.entry(web01.install(evidence="Reported", attempts=3))
     assert web01.wait(days=1).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
 
 
-def test_a_failure_of_what_was_never_given_says_nothing(web01: Installing) -> None:
+def test_a_failure_report_of_a_boot_that_was_not_served_has_no_effect(web01: Installing) -> None:
     web01.install(evidence="Reported", attempts=2)
     web01.fails("x")
     assert (web01.step, web01.boots[2]) == ("Pending", "provision/1")
 
 
-def test_the_report_of_an_attempt_counts_after_another_was_offered(web01: Installing) -> None:
+def test_the_report_of_an_attempt_counts_after_another_attempt_was_offered(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("x")
     web01.asked("provisioned/TOKEN")
     assert web01.step == "Provisioned"
 
 
-def test_an_installer_that_boots_twice_is_given_two_boots_and_no_third(web01: Installing) -> None:
+def test_an_installer_that_boots_twice_gets_two_boots_and_no_third(web01: Installing) -> None:
     web01.entry(web01.install(boots=2))
     assert web01.boots == (*OFFERED, "provision/1")  # a minute for the same boot
     web01.data()
@@ -343,7 +343,7 @@ def test_an_installer_that_boots_twice_is_given_two_boots_and_no_third(web01: In
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing) -> None:
+def test_each_boot_of_an_installer_has_its_own_override(web01: Installing) -> None:
     plan = web01.install(boots=2, evidence="Reported")
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1"
     web01.entry(plan)
@@ -351,7 +351,7 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
 
 
-def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
+def test_the_published_summary_of_a_server_has_its_step_and_its_fetches(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=9).data()
     summary = web01.rendered["web01"].published.summary
@@ -364,7 +364,7 @@ def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: 
     assert parse_exported_records(encode_records(web01.knowledge.records), "records.json") == web01.knowledge.records
 
 
-def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> None:
+def test_explain_shows_the_evidence_of_an_installation(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
     decision, record = web01.decisions.servers["web01"], web01.record
@@ -377,37 +377,39 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
 # It is shown until there is evidence of its completion
 
 
-def shown(web01: Installing) -> tuple[str, str] | None:
+def summarize_installation(web01: Installing) -> tuple[str, str] | None:
     web01.reconcile()
     found = web01.rendered["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
 
 
 @pytest.mark.parametrize("evidence", ["Reported", "Declared"])
-def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(web01: Installing, evidence: str) -> None:
+def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it(
+    web01: Installing, evidence: str
+) -> None:
     plan = web01.install(evidence=evidence)
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
     web01.entry(plan)
-    assert shown(web01) == ("Installing", "Attempted")
+    assert summarize_installation(web01) == ("Installing", "Attempted")
     web01.wait(minutes=2).data()
-    assert shown(web01) == ("Installing", "Started")
+    assert summarize_installation(web01) == ("Installing", "Started")
     web01.wait(days=3)
-    assert shown(web01) == ("Installing", "Started")
-    for provision in (2, 1):  # what Git wants by now says nothing of what is on the disks
+    assert summarize_installation(web01) == ("Installing", "Started")
+    for provision in (2, 1):  # the wanted image proves nothing about the disks
         web01.install(evidence=evidence, provision=provision)
-        assert shown(web01) == ("Installing", "Started")
+        assert summarize_installation(web01) == ("Installing", "Started")
     looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
     (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
-def test_a_report_ends_what_is_shown_of_an_installation(web01: Installing) -> None:
+def test_a_report_ends_the_display_of_an_installation(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
-    assert shown(web01) == ("Installing", "Failed")
+    assert summarize_installation(web01) == ("Installing", "Failed")
     web01.entry(web01.reconcile())
-    assert shown(web01) == ("Installing", "Attempted")
+    assert summarize_installation(web01) == ("Installing", "Attempted")
     token = web01.servers["web01"].plan
     assert token is not None and token.token is not None
     web01.observe(
@@ -419,30 +421,32 @@ def test_a_report_ends_what_is_shown_of_an_installation(web01: Installing) -> No
             at=web01.now,
         )
     )
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
 @pytest.mark.parametrize("data", [True, False])
-def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01: Installing, data: bool) -> None:
+def test_an_installation_proven_by_a_fetch_is_shown_as_served_for_at_most_thirty_minutes(
+    web01: Installing, data: bool
+) -> None:
     web01.entry(web01.install(data=data))
-    assert shown(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
+    assert summarize_installation(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
     if data:
         web01.data()
-        assert shown(web01) == ("Served", "Started")
+        assert summarize_installation(web01) == ("Served", "Started")
     web01.wait(minutes=29, seconds=59)
-    assert shown(web01) is not None
+    assert summarize_installation(web01) is not None
     assert web01.servers["web01"].transition == web01.now + timedelta(seconds=1)
     web01.wait(seconds=1)
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
 
 
-def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
+def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> None:
     web01.entry(web01.install())
     web01.data()
     digest = web01.rendered["web01"].evidence_digests[ENTRY]
     web01.wait(minutes=7)
     web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
-    assert shown(web01) is None
+    assert summarize_installation(web01) is None
     assert web01.record is not None and web01.record.attempts[-1].disk_boot == StepEvidence(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
     assert ENTRY not in web01.rendered["web01"].evidence_digests, "no further boot of the disk is written down"
@@ -451,7 +455,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
     }
 
 
-def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
+def test_a_disk_boot_does_not_end_an_installation_that_must_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=2).reconcile()
     assert ENTRY not in web01.rendered["web01"].evidence_digests
@@ -460,7 +464,7 @@ def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_repor
 # A step that lasts
 
 
-def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01: Installing) -> None:
+def test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its_time(web01: Installing) -> None:
     web01.entry(web01.install())
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59).reconcile()
@@ -480,7 +484,7 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     assert (web01.condition("InstallsCompleted") or (False,))[0] is True
 
 
-def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
+def test_the_duration_of_a_step_counts_from_the_last_evidence(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=20).data()
     web01.wait(minutes=29).reconcile()
@@ -490,8 +494,10 @@ def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
 
 
 @pytest.mark.parametrize("has_started", [False, True])
-def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_started: bool) -> None:
-    """With evidence Declared only Git says the end, whenever somebody comes to that; the start is seen."""
+def test_an_installation_that_started_and_is_declared_in_git_is_not_overdue(
+    web01: Installing, has_started: bool
+) -> None:
+    """With evidence Declared only a commit ends the installation, at any later time; the start is observed."""
     web01.entry(web01.install(evidence="Declared"))
     if has_started:
         web01.data()
@@ -504,7 +510,7 @@ def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_
     ("data", "has_started", "step"),
     [(True, True, "Provisioned"), (True, False, "Attempted"), (False, False, "Provisioned")],
 )
-def test_another_kind_of_evidence_counts_for_what_was_seen_before(
+def test_after_a_change_of_the_accepted_evidence_earlier_evidence_still_counts(
     web01: Installing, data: bool, has_started: bool, step: str
 ) -> None:
     web01.entry(web01.install(evidence="Reported", data=data))
@@ -548,14 +554,14 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
     assert web01.wait(seconds=5).boots[0] is Phase.DISK  # a minute from the first
 
 
-def test_a_monitor_that_fetches_data_starts_nothing(web01: Installing) -> None:
+def test_a_monitor_that_fetches_data_starts_no_installation(web01: Installing) -> None:
     web01.install()
     web01.data(client="10.9.0.5")
     web01.entry(web01.servers["web01"].plan, "10.9.0.5")
     assert web01.step == "Pending"
 
 
-def test_machines_behind_one_address_are_told_apart_by_what_they_fetch(tmp_path: Path) -> None:
+def test_machines_behind_one_address_are_distinguished_by_what_they_fetch(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         names = ("web01", "web02", "web03")
         documents = [server(name, "role: web", "provision: 1") for name in names]
@@ -569,7 +575,7 @@ def test_machines_behind_one_address_are_told_apart_by_what_they_fetch(tmp_path:
         assert phases == {"web01": Phase.DISK, "web02": Phase.NETWORK, "web03": Phase.DISK}
 
 
-def test_a_diskless_fleet_boots_on_whatever_is_recorded(tmp_path: Path) -> None:
+def test_a_diskless_fleet_boots_whatever_the_records_contain(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None, observes=False) as bench:
         diskless = image("flatcar-1", "writesDisk: false")
         always = policy("web", often="Always", spec="reinstall: Never")
@@ -583,7 +589,7 @@ def test_a_diskless_fleet_boots_on_whatever_is_recorded(tmp_path: Path) -> None:
         assert false == []
 
 
-# The steps of a maintenance's one boot: attempted, started; and what lasts too long
+# The steps of a maintenance's one-time boot: served, started; and steps that take too long
 
 
 WINDOW = "20T11:00 20T16:00"
@@ -591,7 +597,7 @@ GIVEN = (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
 class Maintained(Bench):
-    """web01, whose firmware is updated once by a system that asks for user data."""
+    """web01, whose firmware is updated once by a system that requests user data."""
 
     def maintain(self, *, data: bool = True, run: int = 1, window: str = WINDOW, uki: bool = False) -> BootPlan:
         asks = "userData: {format: CloudInit, template: t}" if data else ""
@@ -637,7 +643,7 @@ class Maintained(Bench):
 
     @property
     def paths(self) -> set[str]:
-        """That the endpoint answers now."""
+        """Return the paths that the endpoint serves now."""
         found = self.rendered["web01"].published.paths.items()
         return {path for path, turns in found if any(turn.content is not None for turn in turns[:1])}
 
@@ -648,7 +654,7 @@ def maintained(tmp_path: Path) -> Iterator[Maintained]:
         yield bench
 
 
-def test_a_maintenances_boot_is_attempted_and_then_started(maintained: Maintained) -> None:
+def test_a_maintenance_boot_is_first_served_and_then_started(maintained: Maintained) -> None:
     plan = maintained.maintain()
     assert (maintained.shown, maintained.runs) == (GIVEN, {})
     maintained.entry(plan)
@@ -665,28 +671,28 @@ def test_a_maintenances_boot_is_attempted_and_then_started(maintained: Maintaine
     assert parse_exported_records(encode_records(maintained.knowledge.records), "x") == maintained.knowledge.records
 
 
-def test_a_start_ends_the_minute_in_which_the_boot_is_given_again(maintained: Maintained) -> None:
+def test_a_start_ends_the_minute_of_grace_of_the_boot(maintained: Maintained) -> None:
     plan = maintained.maintain()
     maintained.entry(plan)
     maintained.wait(seconds=20).data(plan.data)
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
 
 
-def test_data_alone_says_that_the_boot_was_given(maintained: Maintained) -> None:
-    """A configuration that was fetched by TFTP is seen by nobody."""
+def test_in_a_maintenance_a_fetch_of_data_alone_proves_that_the_boot_was_served(maintained: Maintained) -> None:
+    """A boot script that was fetched by TFTP is not observed."""
     maintained.data(maintained.maintain().data)
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
 
 
-def test_what_asks_for_no_data_is_made_once_its_boot_was_given(maintained: Maintained) -> None:
+def test_a_maintenance_without_data_is_done_once_its_boot_was_served(maintained: Maintained) -> None:
     maintained.entry(maintained.maintain(data=False))
     maintained.wait(hours=1)
     assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_DONE), {"Made": 1})
     assert maintained.condition("MaintenanceRunsStarted") is None
 
 
-def test_a_direct_boot_starts_by_its_uuid(maintained: Maintained) -> None:
+def test_a_direct_boot_of_a_maintenance_starts_with_a_fetch_by_uuid(maintained: Maintained) -> None:
     plan = maintained.maintain(uki=True)
     maintained.data(plan.digest, IGNITION.build_path(uuid_of("web01")))
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
@@ -695,7 +701,9 @@ def test_a_direct_boot_starts_by_its_uuid(maintained: Maintained) -> None:
     )
 
 
-def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_when(maintained: Maintained) -> None:
+def test_a_maintenance_run_that_does_not_start_is_a_condition_with_the_last_fetch_and_its_time(
+    maintained: Maintained,
+) -> None:
     plan = maintained.maintain()
     maintained.entry(plan)
     maintained.wait(minutes=29, seconds=59).planned()
@@ -709,7 +717,7 @@ def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_wh
     assert maintained.condition("MaintenanceRunsStarted") is None
 
 
-def test_nothing_is_overdue_when_its_window_is_over(maintained: Maintained) -> None:
+def test_no_maintenance_run_is_overdue_after_its_window(maintained: Maintained) -> None:
     maintained.entry(maintained.maintain(window="20T11:00 20T13:00"))
     maintained.wait(minutes=45).planned()
     assert maintained.condition("MaintenanceRunsStarted") is not None
@@ -717,7 +725,7 @@ def test_nothing_is_overdue_when_its_window_is_over(maintained: Maintained) -> N
     assert (maintained.condition("MaintenanceRunsStarted"), maintained.runs) == (None, {})
 
 
-def test_a_higher_run_begins_anew_and_its_data_is_its_own(maintained: Maintained) -> None:
+def test_a_higher_run_begins_again_and_has_its_own_data(maintained: Maintained) -> None:
     first = maintained.maintain()
     maintained.entry(first)
     second = maintained.wait(minutes=40).maintain(run=2)
@@ -728,7 +736,7 @@ def test_a_higher_run_begins_anew_and_its_data_is_its_own(maintained: Maintained
     assert maintained.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_SERVED)
 
 
-def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(maintained: Maintained) -> None:
+def test_user_data_is_at_a_path_that_only_this_run_knows_and_for_two_hours(maintained: Maintained) -> None:
     plan = maintained.maintain()
     assert plan.data is not None and plan.boot is not None
     path = DATA.build_path(MAC, plan.data, "user-data")
@@ -741,7 +749,7 @@ def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(mainta
     assert path not in maintained.paths
 
 
-def test_what_was_seen_of_a_run_is_explained_and_counted(maintained: Maintained) -> None:
+def test_a_maintenance_run_is_explained_and_counted(maintained: Maintained) -> None:
     plan = maintained.maintain()
     found = repository(*maintained.documents, files=maintained.files)
     decision = maintained.decisions.servers["web01"]

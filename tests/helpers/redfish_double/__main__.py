@@ -44,7 +44,7 @@ _RESTARTS = re.compile(r"=reboot\b")
 
 @dataclass
 class Network:
-    """What a machine boots from the network: a loader's script, its files, and then the system that they make."""
+    """The network boot of a machine: the script of a loader, its files, and the system that they start."""
 
     machine: Machine
     mac: str
@@ -121,7 +121,7 @@ def main() -> None:
         machine = Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
         machine.on_boot = _boots(machine, mac, arguments)
         machines.append(machine)
-    # Waited for, not handled: a handler may interrupt whoever holds the lock of the Event that it sets.
+    # Waited for, not handled: a handler may interrupt the thread that holds the lock of the Event that it sets.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     service = Service(*machines, credentials=_credentials(arguments.credentials))
     tls = Authority(arguments.tls).server_context(f"IP:{arguments.host}") if arguments.tls else None

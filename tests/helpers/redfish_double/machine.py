@@ -31,7 +31,7 @@ from tests.helpers.redfish_double.profiles import (
 
 
 class Bios:
-    """The attributes of one machine's firmware. What is written to its Settings changes them at a reset, by a job."""
+    """The attributes of one machine's firmware. A write to its Settings changes them at a reset, by a job."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Bios:
         *,
         uri: str,
         switch: str,
-        by_job: bool,  # which says when it is to be done, and shows nothing else; or Settings show all attributes
+        by_job: bool,  # with the time of the change, and nothing else; or Settings show all attributes
     ) -> None:
         self.path = f"{system.rstrip('/')}/Bios"
         self.settings_path = f"{self.path}/Settings"
@@ -63,7 +63,7 @@ class Bios:
         }
 
     def refuses(self, content: Any) -> str | None:
-        """Take what is written to the Settings, or say why not: all of it, or nothing."""
+        """Apply a write to the Settings, or return why not: all or nothing."""
         given = content.get("Attributes") if isinstance(content, dict) else None
         if not isinstance(given, dict):
             return "expected an object with Attributes"
@@ -90,7 +90,7 @@ class Bios:
 
     @property
     def uri(self) -> str | None:
-        """What its firmware boots by HTTP, before it asks DHCP."""
+        """Return the URI that its firmware boots by HTTP before it asks DHCP."""
         is_on = self._switch == "" or self.attributes.get(self._switch) == "Enabled"
         return self.attributes.get(self._uri) or None if is_on else None
 
@@ -99,7 +99,7 @@ class Bios:
 
 STARTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 POST_S = 60  # from a reset to the boot
-SHUTDOWN_S = 20  # of an operating system that is asked to
+SHUTDOWN_S = 20  # of an operating system that obeys
 
 # ComputerSystem BootProgress.LastState, and which part of POST has passed when it begins.
 _POST = (
@@ -118,7 +118,7 @@ _OFF = ("ForceOff", "GracefulShutdown")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
     machine: str
-    target: str  # "None": whatever its boot order says
+    target: str  # "None": by its boot order
     uri: str | None = None
     medium: str | None = None  # the image in the virtual drive that it boots from
     at: datetime
@@ -163,7 +163,7 @@ class Machine:
         serial: str | None = None,  # SerialNumber; None: one of its own
         sku: str = "8675309",  # of the product, as most vendors have it
         profile: Profile = GENERIC,
-        system: str | None = None,  # Id of its ComputerSystem, where a service has several
+        system: str | None = None,  # Id of its ComputerSystem, if a service has several
         post_s: float = POST_S,
         on_boot: Callable[[Boot], None] | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ class Machine:
         self.state = "OSRunning"
         self.clock_ahead = timedelta()  # of the time
         self.state_time = self.last_reset = self.discovered = self.manager_reset = STARTED - timedelta(days=3)
-        self.obeys = True  # its operating system, when it is asked to shut down
+        self.obeys = True  # its operating system, when it must shut down
         self.resets = 0
         self.boots: list[Boot] = []
         self.requests: list[Request] = []
@@ -251,7 +251,7 @@ class Machine:
         self.advance(0)
 
     def asked(self, kind: str) -> None:
-        """Do what was asked for by ComputerSystem.Reset."""
+        """Execute a ComputerSystem.Reset."""
         self.reset(kind)
 
     def run_through(self) -> None:
@@ -265,7 +265,7 @@ class Machine:
             self.override.update(boot)
 
     def write_later(self, seconds: float, boot: Mapping[str, str | None]) -> None:
-        """As `write`, when so much time has passed; whatever happens to the machine until then."""
+        """Run `write` after so much time, whatever happens to the machine until then."""
         with self._lock:
             self._writes.append((self.now + timedelta(seconds=seconds), boot))
             self._write_due(self.now)
@@ -286,9 +286,9 @@ class Machine:
             self.clock_ahead = to - self.now
 
     def restart_bmc(self, *, clock: datetime | None = None, forgets: bool = False) -> None:
-        """Restart the BMC, not the machine; ``forgets``: to the state of the factory.
+        """Restart the BMC, not the machine; ``forgets`` resets it to the state of the factory.
 
-        What it knew of the machine's last reset is then as old as itself.
+        The last reset of the machine then has the time of this restart.
         """
         with self._lock:
             if clock is not None:
@@ -318,7 +318,7 @@ class Machine:
             return body
 
     def below(self, path: str) -> Json | None:
-        """What stands below the system that nothing is written to: network interfaces, processors, Secure Boot."""
+        """Return the read-only resources below the system: network interfaces, processors, Secure Boot."""
         interfaces, processors = (f"{self.path.rstrip('/')}/{name}" for name in ("EthernetInterfaces", "Processors"))
         if path == f"{self.path.rstrip('/')}/SecureBoot" and self.secure_boot is not None:
             return sample("secure_boot", self.path) | {"@odata.id": path, "SecureBootEnable": self.secure_boot}

@@ -1,4 +1,4 @@
-"""How the BMCs of each vendor behave, as data: payloads, virtual drives, and profiles of the vendors."""
+"""Behaviour of the BMCs of each vendor, as data: payloads, virtual drives, and profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _text(name: str) -> str:
 
 
 def sample(name: str, system: str = _SYSTEM) -> Json:
-    """One sample, whose paths lie below ``system``."""
+    """Return one sample with its paths below ``system``."""
     document: Json = json.loads(_text(name).replace(_SYSTEM, system.rstrip("/")))
     document.pop("@Redfish.Copyright", None)
     return document
@@ -36,7 +36,7 @@ def sample(name: str, system: str = _SYSTEM) -> Json:
 
 
 class Drives(Enum):
-    """Where a BMC has its virtual drives, and how they take an image."""
+    """The place of the virtual drives of a BMC, and the way to insert an image."""
 
     SYSTEM = "of the system, by actions"
     MANAGER = "of the Manager, by actions"
@@ -46,16 +46,16 @@ class Drives(Enum):
 
 @dataclass
 class Drive:
-    """One of them."""
+    """A virtual drive."""
 
     path: str
     kind: Drives
     types: tuple[str, ...] = ("CD", "DVD")
-    protocols: tuple[str, ...] = ()  # what its action says that it takes; it then has to be told
+    protocols: tuple[str, ...] = ()  # the parameter that its action lists, which is then required
     image: str | None = None
-    shows_late: bool = False  # it takes an image, and shows it when a test says so
+    shows_late: bool = False  # it accepts an image, and shows it when the test says so
     ejected: list[str] = field(default_factory=list)
-    fetches: Callable[[str], str | None] = lambda _: None  # what it is to take; gives why it cannot be had
+    fetches: Callable[[str], str | None] = lambda _: None  # for an image; returns why it is not available
 
     @property
     def shown(self) -> str | None:
@@ -87,7 +87,7 @@ class Drive:
         return f"{self.path}/Actions/VirtualMedia.{name}Media"
 
     def refuses(self, method: str, path: str, content: Any) -> str | None:
-        """Do what is asked; say why not, if it is not done."""
+        """Execute an action; return why not, if it fails."""
         content = content or {}
         if self.kind is Drives.PATCHED:
             if method != "PATCH" or set(content) - {"Image", "Inserted", "WriteProtected"} or "Inserted" not in content:
@@ -119,7 +119,7 @@ class Drive:
         return None
 
 
-# How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.redfish.quirks`.
+# The behaviour of the BMCs of each vendor, as data. `gitboot.bmc.redfish.quirks` has the source of each fact.
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
@@ -131,7 +131,7 @@ _TARGETS = ("None", "Pxe", "Floppy", "Cd", "Usb", "Hdd", "BiosSetup", "Utilities
 
 
 class InPost(Enum):
-    """What becomes of a PATCH while the machine is in POST."""
+    """The effect of a PATCH while the machine is in POST."""
 
     TAKEN = "taken"
     REFUSED = "400, UnableToModifyDuringSystemPOST"
@@ -146,7 +146,7 @@ class Property(Enum):
 
 
 class Overrides(Enum):
-    """The resource that takes overrides, where there is a Settings resource."""
+    """The resource that accepts overrides, if there is a Settings resource."""
 
     SYSTEM = "the system; Settings has none"
     SETTINGS = "Settings alone; the system shows none"
@@ -174,7 +174,7 @@ class Profile:
     enabled: tuple[str, ...] = _ENABLED
     mode: Property = Property.WRITABLE
     http_boot_uri: Property = Property.ABSENT
-    sample: str = "systemv1_20"  # what its system looks like, but for what is said here
+    sample: str = "systemv1_20"  # the sample of its system, except for the values here
     settings: str | None = None  # name of the Settings resource below the system
     settings_sample: str = ""
     overrides: Overrides = Overrides.SYSTEM
@@ -189,7 +189,7 @@ class Profile:
     reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
     boot_progress: bool = True
     last_state_time: bool = True
-    marks_move: bool = True  # or stand for ever as they stood first
+    marks_move: bool = True  # or stay for ever at their first value
     manager: bool = True  # its role may read it
     manager_shows_restarts: bool = True  # the Manager's LastResetTime
     hpe_post_state: bool = False
@@ -202,11 +202,11 @@ class Profile:
     bios_switch: str = ""  # the one that has to be Enabled for it
     bios_change_is_a_job: bool = False  # that costs another reboot
     reset_types: tuple[str, ...] = RESET_TYPES
-    reset_info: bool = False  # they stand in an ActionInfo
+    reset_info: bool = False  # they are in an ActionInfo
 
     @property
     def shows_resets(self) -> bool:
-        """Whether it shows anything that could prove one that is no more than a reboot."""
+        """Return whether the profile shows a mark that could prove a simple reboot."""
         instants = (self.last_reset_time and self.reboot_is_a_reset) or (self.boot_progress and self.last_state_time)
         return instants or self.hpe_post_state
 
@@ -220,7 +220,7 @@ GENERIC = Profile(
     drives=Drives.SYSTEM,
 )
 
-# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: as they stand where nobody has touched them.
+# dell/iDRAC-Redfish-Scripting and NVIDIA/libredfish, mockup dell: the values without changes.
 DELL_BIOS = (
     ("HttpDev1EnDis", "Disabled"),
     ("HttpDev1Interface", "NIC.Embedded.1-1-1"),
@@ -346,10 +346,10 @@ OPENBMC = Profile(
     reboot_is_a_reset=False,
 )
 
-# As it was before bmcweb showed when BootProgress.LastState began.
+# As before bmcweb showed when BootProgress.LastState began.
 OPENBMC_2021 = replace(OPENBMC, name="openbmc-2021", last_state_time=False)
 
-# NVIDIA's GB200, which says nothing of who made it.
+# NVIDIA's GB200, which does not name its manufacturer.
 GB200 = Profile(
     name="gb200",
     manufacturer="",

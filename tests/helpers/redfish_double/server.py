@@ -1,4 +1,4 @@
-"""A Redfish service over real HTTP or HTTPS, its sessions, and faults where a test asks for them."""
+"""A Redfish service over real HTTP or HTTPS, its sessions, and faults on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 from tests.helpers.redfish_double.machine import STARTED, Answer, Machine, Request, refusal
 from tests.helpers.redfish_double.profiles import Json, sample
 
-# What can go wrong between a client and its BMC, on demand.
+# Faults between a client and its BMC, on demand.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """Another status than the right one; nothing is applied."""
+    """Respond with another status and apply nothing."""
 
     status: int
     body: bytes = b'{"error": {"code": "Base.1.18.GeneralError", "message": "no"}}'
@@ -80,7 +80,7 @@ class Drop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ignored:
-    """A PATCH is answered as if it had been applied."""
+    """Respond as if a PATCH had been applied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class Reverted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intrusion:
-    """Someone else writes right before the request is looked at."""
+    """Write as another client right before the request is processed."""
 
     boot: Mapping[str, str | None]
 
@@ -109,7 +109,7 @@ Fault: TypeAlias = (
 )
 
 
-# Who may ask what: basic authentication, and sessions that are opened, used, closed and forgotten.
+# Access: basic authentication, and sessions that are opened, used, closed and expired.
 
 SERVICE = "/redfish/v1/SessionService"
 SESSIONS = f"{SERVICE}/Sessions"
@@ -141,7 +141,7 @@ class Sessions:
             self._open.clear()
 
     def permits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request's credentials are right; using a session prolongs it."""
+        """Return whether the credentials of a request are right; a used session is extended."""
         if self._credentials is None:
             return True
         if token := headers.get("X-Auth-Token"):
@@ -166,7 +166,7 @@ class Sessions:
         self._open = {token: session for token, session in self._open.items() if session.used_at >= since}
 
     def log_in(self, content: Any) -> Answer:
-        """POST to the collection: the one request for which nobody need be logged in."""
+        """Handle a POST to the collection, the only request that needs no login."""
         user, password = (content or {}).get("UserName"), (content or {}).get("Password")
         if self._credentials is not None and (not user or self._credentials.get(user) != password):
             return refusal(401, "Base.1.18.NoValidSession", "wrong user name or password")
@@ -201,7 +201,7 @@ def _body(path: str, user: str | None) -> dict[str, Any]:
     return sample("session") | {"@odata.id": path, "Id": path.rpartition("/")[2], "UserName": user}
 
 
-# What stands above the machines of one Redfish service: its root, its sessions, the collection of systems.
+# The resources above the machines of one Redfish service: its root, its sessions, the collection of systems.
 
 ROOT = "/redfish/v1"
 _SYSTEMS = f"{ROOT}/Systems"
@@ -237,7 +237,7 @@ class Service:
         return None
 
     def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request:
-        """Record a request, whatever becomes of it. Header names are in title case."""
+        """Record a request with any result. Header names are in title case."""
         machine = self.machine_at(path)
         request = Request(
             method=method,
@@ -297,15 +297,15 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
         return Answer(status=308, headers={"Location": machine.path})  # iLO
     match request.method, path:
         case "GET", machine.path:
-            return _shown(machine, machine.system())
+            return _respond_with(machine, machine.system())
         case "GET", machine.settings_path:
-            return _shown(machine, machine.settings())
+            return _respond_with(machine, machine.settings())
         case "PATCH", (machine.path | machine.settings_path):
             return machine.patch(path, content, request.headers.get("If-Match"))
         case "GET", machine.bios.path if machine.bios.attributes:
             return Answer(status=200, body=machine.bios.resource())
         case "GET", machine.bios.settings_path if machine.bios.attributes:
-            return _shown(machine, machine.tagged(machine.bios.settings()))
+            return _respond_with(machine, machine.tagged(machine.bios.settings()))
         case "PATCH", machine.bios.settings_path if machine.bios.attributes:
             shown = machine.tagged(machine.bios.settings())
             if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
@@ -332,7 +332,7 @@ def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
     if drive is None:
         return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
     if method == "GET":
-        return _shown(machine, machine.tagged(drive.resource()))
+        return _respond_with(machine, machine.tagged(drive.resource()))
     if method == "PATCH":
         shown = machine.tagged(drive.resource())
         if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
@@ -350,7 +350,7 @@ def _reset(machine: Machine, content: Any) -> Answer:
     return Answer(status=204)
 
 
-def _shown(machine: Machine, body: Json) -> Answer:
+def _respond_with(machine: Machine, body: Json) -> Answer:
     form = machine.profile.etag_header
     return Answer(status=200, body=body, headers={"ETag": machine.etag(body, form)} if form else {})
 
@@ -362,7 +362,7 @@ def _parsed(body: bytes) -> Any:
         return None
 
 
-# A `Service` over real HTTP or HTTPS, with latency, and with faults where a test asks for them.
+# A `Service` over real HTTP or HTTPS, with latency and faults on request.
 
 _HANDSHAKE_S = 60
 _FILLING = b" " * 65536
@@ -480,7 +480,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep silent: clients that give up, or trust another certificate, are part of the tests."""
+        """Print nothing: clients that give up or reject the certificate are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):

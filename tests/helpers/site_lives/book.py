@@ -1,7 +1,7 @@
-"""The book of a site: who was asked for what, by whom, how often it was given; what judges a life.
+"""The book of a site: who requested what, and how often it was served. The book judges a life.
 
-It knows nothing of gitboot. Each installation, wipe and repair that somebody asks for has a label, which stands in the
-kernel's arguments; what a machine is answered is held against what was asked for by that label.
+It does not use gitboot. Each requested installation, wipe and repair has a label, which is in the kernel arguments. The
+book compares the boots that machines get with the requests by that label.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class Ask:
     boots: int = 1  # of one attempt
     attempts: int = 1
     acknowledged: bool = True
-    windows: list[Window] = field(default_factory=list)  # of a maintenance; none: it is wanted until it is made
+    windows: list[Window] = field(default_factory=list)  # of a maintenance; none: it is wanted until it is done
     writes: bool = True
 
-    given: list[datetime] = field(default_factory=list)  # when each of its boots was given first
+    given: list[datetime] = field(default_factory=list)  # when each of its boots was served first
     by_clock: datetime | None = None  # the last of them
     is_over: bool = False  # the last of them: its data was fetched, or its installer reported
     failures: int = 0
     provisioned: bool = False
-    may_be_done: bool = False  # a person has said so, whoever has heard it
+    may_be_done: bool = False  # an operator has reported it, read or not
     switched: int = 0  # times that its machine was, for it
     consumed: int = 0  # overrides
     consumed_at: datetime | None = None  # the last that may have been for it
 
     @property
     def may_have_been_made(self) -> bool:
-        """Whether nobody waits for it any more, as far as may be known."""
+        """Return whether the request may be fulfilled already, by all that can be known."""
         return bool(self.given or self.provisioned or self.may_be_done or self.consumed)
 
     @property
     def may_be_given(self) -> int:
-        """How many boots, all in all."""
+        """Return how many boots may be served in total."""
         return self.boots * min(self.attempts, 1 + self.failures)
 
     def reported(self, *, failed: bool) -> None:
@@ -62,12 +62,12 @@ class Ask:
 
 @dataclass
 class Book:
-    """Everything that was asked for, by its label, and what was wrong with what was given."""
+    """All requests by label, and the faults of served boots."""
 
     asks: dict[str, Ask] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
-    # What is asked for
+    # Requests
 
     def ask(self, label: str, ask: Ask) -> None:
         self.asks[label] = ask
@@ -77,7 +77,7 @@ class Book:
             self.asks[label].acknowledged = True
 
     def ask_again(self, label: str, since: datetime | None) -> None:
-        """A person wants it made once more; a boot of which the instance has not heard may be taken for that."""
+        """Let an operator request it once more; an unreported boot may count for that."""
         was = self.asks[label]
         now = Ask(was.boots, was.attempts, True, was.windows, was.writes)
         boots = (*was.given[-1:], *([was.consumed_at] if was.consumed_at is not None else []))
@@ -88,7 +88,7 @@ class Book:
         self.asks[label].provisioned = True
 
     def is_open(self, label: str, clock: datetime) -> bool:
-        """Whether an override may be set for it."""
+        """Return whether an override may be set for it."""
         ask = self.asks[label]
         if ask.windows and not any(each.covers(clock) for each in ask.windows):
             return False
@@ -97,7 +97,7 @@ class Book:
         made = max(len(ask.given), ask.consumed)
         return ask.acknowledged and not ask.provisioned and made < ask.may_be_given
 
-    # What happens
+    # Events
 
     def is_consumed(self, labels: Collection[str], now: datetime) -> None:
         """A machine booted by an override that may have been set for any of these."""
@@ -107,7 +107,7 @@ class Book:
             ask.consumed += len(labels) == 1
 
     def given(self, label: str, now: datetime, clock: datetime) -> None:
-        """A machine was given it; ``clock`` is what its host takes for ``now``."""
+        """Record that a machine got it; ``clock`` is the time of its host at ``now``."""
         ask = self.asks[label]
         if ask.windows and not any(each.covers(clock) or each.covers(now) for each in ask.windows):
             self.wrong(now, f"{label} is given out of its window: {[each.end.isoformat() for each in ask.windows]}")
@@ -126,12 +126,12 @@ class Book:
         ask.is_over = False
 
     def _is_same_boot(self, ask: Ask, now: datetime, clock: datetime) -> bool:
-        """Another NIC, GRUB after iPXE; nobody notices that a clock went back by less than a minute."""
+        """Return whether this is the same boot: another NIC, GRUB after iPXE, or a clock that went back a little."""
         elapsed, by_clock = now - ask.given[-1], clock - (ask.by_clock or clock)
         return elapsed < GRACE or (elapsed - by_clock < GRACE and by_clock < GRACE)
 
     def switched(self, labels: Collection[str], now: datetime, clock: datetime) -> None:
-        """A machine is switched for one of these, which say so: within a window, and once in each."""
+        """Record that a machine was switched for a maintenance: within its window, and once in each."""
         asks = {label: self.asks[label] for label in labels}
         within = {
             label: ask
@@ -149,7 +149,7 @@ class Book:
                 self.wrong(now, f"a machine is switched for {label} once more")
 
     def started(self, label: str) -> Ask:
-        """Its data was fetched: what was given last runs."""
+        """Record that its data was fetched: the last served boot runs."""
         ask = self.asks[label]
         ask.is_over = True
         return ask

@@ -1,18 +1,18 @@
 """Lives of a site under faults: slow syncs, ledgers that hang or take no write, moved addresses, halves of mirrors.
 
-Each search draws its steps from one table. To search one table for long, run
-``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1``. The tables are ``recording``,
-``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of ``hosts`` has a PostgreSQL ledger and two hosts
+Each search draws its steps from one table. To search one table for long, run ``python -m
+tests.helpers.site_lives.faults recording --lives 1000 --seed 1``. The tables are ``recording``, ``windows``,
+``identities``, ``mirrors`` and ``hosts``. The site of ``hosts`` has a PostgreSQL ledger and two hosts
 (`tests.helpers.site_lives.site`).
 
-A life checks these promises, besides those of `tests.helpers.site_lives.book`:
+A life checks these promises, in addition to those of `tests.helpers.site_lives.book`:
 
-- The ledger records an installation only if the endpoint gave the machine its boot, or a person recorded it.
+- The ledger records an installation only if the endpoint served the machine its boot, or an operator recorded it.
 - Each published file and each override of a maintenance ends with its window, whatever the ledger takes.
-- A machine that was installed gets another installation only if the guard allowed it or a person approved it, by
-  whichever of its addresses it asks.
-- A mirror has every file that its entries name, and never offers a one-time boot if the fleet names an endpoint.
-- A boot that an endpoint withheld is given back, unless the endpoint died (``hosts``).
+- A machine that was installed gets another installation only if the guard allowed it or an operator approved it, by any
+  of its addresses.
+- A mirror has every file that its boot scripts name, and never offers a one-time boot if the fleet names an endpoint.
+- A boot that an endpoint withheld is offered again, unless the endpoint died (``hosts``).
 - An instance whose lease another has writes to no BMC, and its tree offers no one-time boot.
 """
 
@@ -53,7 +53,7 @@ from tests.helpers.site_lives.lives import (
 from tests.helpers.site_lives.processes import Hang, SlowSyncs
 from tests.helpers.site_lives.site import LateCall, SharedSite, Site
 
-# What happens in each search, besides its own faults.
+# Events of each search, besides its own faults.
 _SHARED: Final = (
     "an_installation_is_asked_for",
     "time_passes",
@@ -165,7 +165,7 @@ def _open_window(site: Site, lasts: int) -> Window:
 def the_mac_address_moves_to_a_waiting_server(
     site: Site, waits: bool, commits: int, path: str, ends: str | None
 ) -> None:
-    """A machine that asks by its MAC address gets what Git says of another server."""
+    """A machine that fetches by its MAC address gets the boot of a waiting server."""
     site.move_mac(waits=waits, commits=commits)
     site.boot(path, goes_on=True, ends=ends)
 
@@ -190,7 +190,7 @@ def a_target_follows(site: Site, replaced: int, path: str, is_new: bool) -> None
     kinds=MIRRORS, weight=4, call=chosen_from(tuple(range(1, documentation.CALLS + 1))), path=PATHS, is_killed=BOOLEANS
 )
 def a_mirror_copies_the_tree(site: Site, call: int, path: str, is_killed: bool) -> None:
-    """The copy is killed, or a commit asks for an installation meanwhile; the machine boots from the mirror then."""
+    """The copy is killed, or a commit requests an installation meanwhile; the machine then boots from the mirror."""
 
     def commit() -> None:
         site.ask_for_installation()
@@ -261,7 +261,7 @@ def a_standby_tries_too_early(site: SharedSite) -> None:
 
 @step(kinds=HOSTS, weight=6, after=chosen_from(tuple(range(100))), calls=CALLS, is_done=BOOLEANS, passes=PASSES)
 def calls_of_the_instance_hang(site: SharedSite, after: int, calls: int, is_done: bool, passes: int) -> None:
-    """From one call to the PostgreSQL on; the PostgreSQL may do what they ask for, but does not answer."""
+    """From one call to the PostgreSQL on; the PostgreSQL may execute the calls, but does not respond."""
     with site.unanswered(site.instance_fate, hang=Hang(after, calls, is_done)):
         site.reconcile()
     for _ in range(passes):
@@ -291,7 +291,7 @@ def calls_of_an_endpoint_hang(
     again: str,
     seconds: int,
 ) -> None:
-    """The machine boots meanwhile, and asks the other host then."""
+    """The machine boots meanwhile, and then fetches from the other host."""
     if is_new:
         site.ask_for_installation()
         site.reconcile()
@@ -307,7 +307,7 @@ def calls_of_an_endpoint_hang(
 def the_instance_reconciles_while_the_machine_boots(
     site: SharedSite, is_new: bool, path: str, again: str, seconds: int, ends: str | None
 ) -> None:
-    """It reads the fetch of an entry before the machine fetches its user data; then the machine resets."""
+    """The instance reads the fetch of a boot script before the machine fetches its user data and resets."""
     if is_new:
         site.ask_for_installation()
         site.reconcile()
@@ -341,7 +341,7 @@ def the_machine_boots_while_a_call_hangs(
     ends: str | None,
     passes: int,
 ) -> None:
-    """The endpoint's deadline may pass, and the PostgreSQL may do later what the call asks for."""
+    """The deadline of the endpoint may pass, and the PostgreSQL may execute the call later."""
     if is_new:
         site.ask_for_installation()
         site.reconcile()

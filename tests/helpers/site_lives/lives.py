@@ -1,7 +1,7 @@
 """Lives of a site, drawn by number: ``python -m tests.helpers.site_lives.lives --lives 10000 --seed 1``.
 
-A life is a list of steps, which a seed and its number give, so that it can be lived again; one in which something is
-wrong is shortened to the steps that it takes.
+A life is a list of steps from a seed and a number, so that it can be repeated. A life with a fault is shortened to the
+steps that cause it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Draw = Callable[[Random], dict[str, Any]]
 
 
 class Step(NamedTuple):
-    """What happens, and with what."""
+    """An event with its parameters."""
 
     name: str
     facts: Mapping[str, Any]
@@ -119,7 +119,7 @@ def _window(site: Site, begins: int, lasts: int) -> Window:
 
 @step(weight=6, power=chosen_from(("Restart", "On")))
 def a_wipe_switches_the_machine(site: Site, power: str) -> None:
-    """Its window is open, and nothing is in its way for a while."""
+    """The window of the wipe is open, and nothing disturbs it for a while."""
     if power == "On":
         site.own.reset("ForceOff")
     site.ask_for_wipe(_window(site, -60, 3601), power)
@@ -130,7 +130,7 @@ def a_wipe_switches_the_machine(site: Site, power: str) -> None:
 
 @step(weight=1)
 def the_machine_is_switched_off(site: Site) -> None:
-    """By its own system, say, after the work."""
+    """The machine switches itself off, for example after the work."""
     site.own.reset("ForceOff")
 
 
@@ -182,7 +182,7 @@ def what_is_held_is_acknowledged(site: Site, how: str) -> None:
 
 @step(passes=PASSES, how=chosen_from((None, "shell", "message", "message")), path=PATHS)
 def the_branch_is_rewound(site: Site, passes: int, how: str | None, path: str) -> None:
-    """Which is held; a line in a message acknowledges no rewind, whatever it says."""
+    """The rewind is held; no line in a message acknowledges it."""
     site.rewind()
     _pass(site, passes)
     if passes and how is not None:
@@ -229,7 +229,7 @@ def the_machine_boots_through_a_proxy(site: Site, path: str, goes_on: bool) -> N
 
 @step(weight=6, is_new=BOOLEANS, path=PATHS, ends=chosen_from((None, None, "provisioned", "failed")), passes=PASSES)
 def the_machine_is_installed(site: Site, is_new: bool, path: str, ends: str | None, passes: int) -> None:
-    """It boots what is offered; its installer says at once how it went, or not yet."""
+    """The machine boots what is offered; its installer reports at once, or later."""
     if is_new:
         site.ask_for_installation()
     _pass(site, 1)
@@ -239,7 +239,7 @@ def the_machine_is_installed(site: Site, is_new: bool, path: str, ends: str | No
 
 @step(weight=4, ends=REPORTS, passes=PASSES)
 def an_installer_that_was_silent_reports(site: Site, ends: str, passes: int) -> None:
-    """Whatever was decided, restored and lost since it was given its user data."""
+    """It reports after any decision, restore and loss since it got its user data."""
     if site.report(ends):
         site.counts["reported late"] += 1
     _pass(site, passes)
@@ -260,7 +260,7 @@ def somebody_else_writes_to_its_bmc(site: Site) -> None:
 
 @step(clock=chosen_from((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
 def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool, passes: int) -> None:
-    """By an update, say: it may come up in 1970, or hours off, and know of no override any more."""
+    """The BMC restarts, for example after an update: it may start in 1970 or hours off, and without its override."""
     _pass(site, 1)
     site.restart_bmc(clock, forgets=forgets)
     if resets:
@@ -380,12 +380,12 @@ def a_backup_is_put_back(site: Site, which: int, what: tuple[str, ...], passes: 
 
 @step(path=PATHS, again=PATHS, is_restored=BOOLEANS)
 def the_tree_knows_less_than_was_given(site: Site, path: str, again: str, is_restored: bool) -> None:
-    """It takes nothing when the spool is taken in; or an older copy is put back, once that is forgotten there."""
+    """The tree takes no write when the fetch log is read; or an older copy is restored after the log was deleted."""
     site.ask_for_installation()
     _pass(site, 1)
     site.back_up()
     site.boot(path, goes_on=True)
-    site.start_endpoint()  # only of whom is gone the spool forgets anything
+    site.start_endpoint()  # the fetch log only deletes files of writers that are gone
     if is_restored:
         _pass(site, 1)
         site.restore(site.backups[-1], ("output",))
@@ -472,7 +472,7 @@ def life_of(seed: int, number: int, kinds: Kinds = KINDS) -> Life:
 
 @dataclass
 class World:
-    """What lives have in common: where they lie, and the BMCs of one after the other."""
+    """The common parts of lives: their folder, and the BMCs one after another."""
 
     folder: Path
     bmcs: Mapping[str, RedfishServer]
@@ -482,7 +482,7 @@ class World:
     site_of: Callable[..., Site] = Site
 
     def live(self, life: Life) -> list[str]:
-        """What was wrong in it; however it went: in the end, left alone, all is in order."""
+        """Run a life and return its faults; at the end, undisturbed, everything must be in order."""
         bmcs = self.bmcs if life.has_bmc else {}
         site = self.site_of(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots, self.is_strict)
         try:
@@ -528,7 +528,7 @@ def world(
 
 
 def folder_for_lives() -> TemporaryDirectory[str]:
-    """Where they lie: in memory, where there is such a place."""
+    """Return the folder of lives: in memory, if possible."""
     return TemporaryDirectory(prefix="gitboot-lives-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
 
 
@@ -538,7 +538,7 @@ def say(*lines: object) -> None:
 
 
 def main() -> int:
-    """Live many lives, say how far it has come, and in the end what happened in them."""
+    """Run many lives, print the progress, and at the end a summary of the events."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lives", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -46,9 +46,9 @@ class Killed(BaseException):
 class Hang:
     """Calls to a PostgreSQL that get no answer until their deadline, which has passed at once here."""
 
-    after: int = 0  # calls that are answered before
+    after: int = 0  # earlier calls that get a response
     calls: int = 10**6  # that get no answer
-    is_done: bool = False  # whether the PostgreSQL does what these calls ask for
+    is_done: bool = False  # whether the PostgreSQL executes these calls
 
     def takes(self) -> bool:
         """Return whether the next call is one of these, and count the call."""
@@ -63,14 +63,14 @@ class HeldCall:
     """One call to a PostgreSQL that lasts until the test ends it."""
 
     def __init__(self, number: int) -> None:
-        self._left = number  # calls that are not held before
+        self._left = number  # earlier calls that are not held
         self._ends: Future[bool] = Future()
-        self.connection: psycopg.Connection[Any] | None = None  # whose call is held, or was
+        self.connection: psycopg.Connection[Any] | None = None  # the process whose call is or was held
         self.on_begin: Callable[[], object] = lambda: None  # called by the thread that calls
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether the connection holds no locks while its call is held."""
+        """Return whether the connection holds no locks while its call is held."""
         status = self.connection.pgconn.transaction_status if self.connection is not None else None
         return status == TransactionStatus.IDLE
 
@@ -146,7 +146,7 @@ class HeldSyncs:
 
 
 _living: list[Fate] = []  # whose calls are made now: the last
-_held: list[HeldSyncs] = []  # who holds syncs now: the last
+_held: list[HeldSyncs] = []  # the last one that holds syncs
 _unwritable: list[str] = []  # why no ledger can be written now
 
 
@@ -281,7 +281,7 @@ def mortals() -> Iterator[None]:
 
 
 class PassingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose deadlines pass when a test wants them to."""
+    """An event loop whose deadlines pass when the test wants it."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -292,7 +292,7 @@ class PassingLoop(asyncio.SelectorEventLoop):
 
 
 class SlowSyncs(NamedTuple):
-    """How an endpoint's fetch log syncs; the numbers count its syncs from the beginning of one fetch."""
+    """The syncs of an endpoint's fetch log; the numbers count the syncs from the beginning of one fetch."""
 
     reads: tuple[int, ...] = ()  # syncs during which the instance reads the log
     fails: tuple[int, ...] = ()  # syncs that end with an error
@@ -306,7 +306,7 @@ class Given(NamedTuple):
 
     @property
     def label(self) -> str | None:
-        """What was asked for that it boots; None: the disk, or nothing."""
+        """Return the label of the request that it boots, or None for the disk or nothing."""
         found = re.search(r"\bask=([a-z]+-\d+)", self.body) if self.status == 200 else None
         return found[1] if found else None
 
@@ -318,7 +318,7 @@ class Given(NamedTuple):
 
 
 class MortalSpool(Spool):
-    """A spool whose thread ends with its process, which is told."""
+    """A fetch log whose thread ends with its process."""
 
     ended: Callable[[], None] = staticmethod(lambda: None)
     has_ended = False
@@ -332,7 +332,7 @@ class MortalSpool(Spool):
 
 
 class Forwarding(NamedTuple):
-    """How an endpoint records in the PostgreSQL ledger that several hosts share."""
+    """The way in which an endpoint records in the PostgreSQL ledger that several hosts share."""
 
     shared: SharedFetchLog
     forwarder: Forwarder  # sends when the test lets it, and not in a thread
@@ -368,7 +368,7 @@ class Serving:
 
 
 async def until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
-    """Wait until a fetch is answered, or a sync of its log begins."""
+    """Wait until a fetch gets a response, or a sync of its log begins."""
     begins, loop = asyncio.Event(), asyncio.get_running_loop()
     syncs.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
     if syncs.begun.empty():

@@ -54,7 +54,7 @@ from tests.helpers.site_lives.processes import (
     until_sync,
 )
 
-# The commits of the one server of a life, and a repository in which commits cost nothing.
+# The commits about the one server of a life, and a repository in which commits cost nothing.
 
 _WHO: Final = pygit2.Signature("A", "a@example.net", 0, 0)
 BASE: Final = "http://boot.test"
@@ -62,13 +62,13 @@ BASE: Final = "http://boot.test"
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """How a fleet provisions, all its life long."""
+    """The provisioning of a fleet during its whole life."""
 
     often: str = "Once"
     evidence: str = "Fetched"
     attempts: int = 1
     boots: int = 1
-    names_endpoint: bool = True  # who gives what is made once, where mirrors serve files too
+    names_endpoint: bool = True  # the endpoint that serves one-time boots, if mirrors serve files too
     is_guarded: bool = False  # whether each reinstallation has to be acknowledged
 
 
@@ -113,7 +113,7 @@ class Spare:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What Git says of the server."""
+    """The commit about the server."""
 
     label: str = "install-1"
     provision: int = 1
@@ -163,7 +163,7 @@ class Commit:
 
 
 class Origin:
-    """A bare repository, written to without Git's own programs; commits stand in it as they would."""
+    """A bare repository that is written without Git's programs, with the same commits."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -181,7 +181,7 @@ class Origin:
         self.line.append(str(commit))
 
     def rewind(self) -> bool:
-        """Go back by one commit, which nothing leads to any more; the next is made beside it."""
+        """Go back by one commit; the next one is a sibling of the dropped one."""
         if len(self.line) < 2:
             return False
         self.line.pop()
@@ -189,56 +189,56 @@ class Origin:
 
 
 def ask_of(ways: Ways) -> Ask:
-    """What an installation by these ways may come to."""
+    """Return the request for an installation with this provisioning."""
     return Ask(boots=ways.boots, attempts=ways.attempts if ways.evidence == "Reported" else 1)
 
 
 # A site: repository, instance, endpoints, a mirror, machines with BMCs, and clocks that may be wrong.
 #
-# Git, ledger, tree, spool, endpoints and Redfish are the real ones; all of it lives in this process, and can die at
-# any of its system calls. What machines are answered goes into a book that knows nothing of gitboot.
+# Git, ledger, tree, fetch log, endpoints and Redfish are real; all run in this process, and can die at any of their
+# system calls. The boots of machines go into a book that does not use gitboot.
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
 ITSELF, PROXY, MONITOR, CURL, HERE = "10.0.0.7", "10.0.0.3", "10.9.0.5", "10.0.0.99", "127.0.0.1"
 IPXE: Final = "iPXE/1.21.1+ (g988d2)"
 ASSETS: Final = tuple(f"{image}/kernel" for image in ("flatcar-1", "flatcar-2", "wiper-1", "memtest-7"))
-OTHERS: Final = {  # whose fetches never count, by what they say they are
+OTHERS: Final = {  # user agents whose fetches never count
     "check_http/2.3": MONITOR,
     IPXE: MONITOR,
     "curl/8.5.0": CURL,
     "Mozilla/5.0 (X11)": CURL,
     "gitboot-looker": HERE,
 }
-_DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
+_DEADLINE_S: Final = 600.0  # for a fetch to be recorded: a busy machine is not a slow disk
 _LEASE_S: Final = 3600.0  # of a ledger that hosts share: longer than a life takes, so that no thread renews the lease
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
-_ANSWERED_S: Final = 0.2  # real seconds in which an endpoint whose deadline has passed answers, or is given more time
+_ANSWERED_S: Final = 0.2  # real seconds in which an endpoint responds after its deadline, or gets more time
 _MOST_DEADLINES: Final = 20  # one after the other, in one fetch
 
 
 class Boots(NamedTuple):
     path: str
-    goes_on: bool = True  # to what its entry names
+    goes_on: bool = True  # to the file that its boot script names
     ends: str | None = None  # how its installer does: "provisioned", "failed"; None: it is silent
     proxy: bool = False
 
 
 class Installer(NamedTuple):
-    """Who is at work on the machine, or was last, and has not said yet how it ended."""
+    """The installer that runs on the machine, or ran last, and has not reported yet."""
 
     ask: Ask
     report: str  # the path that its user data names
 
     def said(self, end: str) -> str:
-        """Where it says so."""
+        """Return the path of its report."""
         return self.report.replace("/provisioned/", f"/{end}/")
 
 
 @dataclass
 class RunningSite:
-    """Repository, instance, endpoints and machines of a site, and what a machine was given."""
+    """Repository, instance, endpoints and machines of a site, and the boots that a machine got."""
 
     folder: Path
     bmcs: Mapping[str, RedfishServer] = field(default_factory=dict)  # a leads to its own BMC, b to another machine's
@@ -248,23 +248,23 @@ class RunningSite:
     book: Book = field(default_factory=Book)
     counts: Counter[str] = field(default_factory=Counter)
 
-    # What is true
+    # Facts
     skew: timedelta = timedelta(0)  # of the host's clock, which instance and endpoint go by
     commit: Commit = field(default_factory=Commit)
     asked: Counter[str] = field(default_factory=lambda: Counter(install=1))  # by kind, how many boots of it
     trailers: list[str] = field(default_factory=list)  # of all messages that have acknowledged anything
     seen: set[str] = field(default_factory=set)  # commits that the instance may have accepted
     since: list[Commit] = field(default_factory=list)  # the commits one of which the instance goes by
-    settled: Commit | None = None  # the one, where that is sure
+    settled: Commit | None = None  # the one, if that is certain
     history: list[Commit] = field(default_factory=list)
-    open_as_set: list[str] = field(default_factory=list)  # what the override that stands may be for
+    open_as_set: list[str] = field(default_factory=list)  # the purpose of the present override
     reconciled_at: datetime | None = None
-    stopped: bool = False  # an operator has stopped what writes disks, and the instance knows
+    stopped: bool = False  # an operator has stopped installs, and the instance knows
     stop_asked: bool = False
     loses_assets: bool = False
     slow: SlowSyncs | None = None  # how the endpoint's fetch log syncs
 
-    # Who lives
+    # Processes
     instance: Parts | None = None
     instance_fate: Fate = field(default_factory=Fate)
     serving: Serving | None = None
@@ -317,12 +317,12 @@ class RunningSite:
 
     @property
     def clock(self) -> datetime:
-        """What the host takes for now."""
+        """Return the time of the host's clock."""
         return self.now + self.skew
 
     @property
     def up(self) -> Uptime:
-        """How long the host runs: no clock of its has a say in it."""
+        """Return the uptime of the host, which does not depend on its clock."""
         return Uptime("this", (self.now - _BEGAN).total_seconds())
 
     @property
@@ -397,7 +397,7 @@ class RunningSite:
         )
 
     def _uptime_of(self, host: Path) -> Callable[[], Uptime]:
-        """Return what tells how long a host runs; ``host`` is its folder."""
+        """Return the function that returns the uptime of a host; ``host`` is its folder."""
         return lambda: self.up
 
     def stop_instance(self) -> None:
@@ -415,7 +415,7 @@ class RunningSite:
         with living(self.instance_fate), suppress(Killed):
             try:
                 parts.source.fetch()
-            except GitbootError:  # a restored clone is made anew by the next reconcile
+            except GitbootError:  # the next reconcile replaces a restored clone
                 self.counts["fetches failed"] += 1
                 fetched = False
             for _ in range(_MOST_AT_ONCE):
@@ -470,19 +470,19 @@ class RunningSite:
         self.serving = None
 
     def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
-        """What the endpoint answers; None where none lives, or it died of it."""
+        """Return the response of the endpoint; None if there is no endpoint or it died."""
         if (serving := self.serving) is None:
             return None
         answer = self._fetch_from(serving, path, client, agent, more)
         if serving.fate.dead:
             self.counts["endpoint killed"] += 1
-            for each in self.since:  # what it had recorded it has given, for all that anybody knows
+            for each in self.since:  # it may have served everything that it had recorded
                 self.book.asks[each.label].may_be_done = True
             self.stop_endpoint()
         return answer
 
     def fetch_elsewhere(self, path: str) -> Given | None:
-        """What another endpoint of the same tree answers, which has a spool of its own."""
+        """Return the response of another endpoint of the same tree with its own fetch log."""
         other = self._served(self.folder / "spool-b")
         try:
             return self._fetch_from(other, path, ITSELF, IPXE, {})
@@ -508,7 +508,7 @@ class RunningSite:
                 self._come_to_rest(serving)
             except (asyncio.CancelledError, Killed):
                 return None
-            if serving.fate.dies_in is not None:  # it dies before it has answered, with all written down
+            if serving.fate.dies_in is not None:  # it dies before its response, with everything recorded
                 serving.fate.dead = True
                 return None
         if (why := answer.why_not) is not None:
@@ -516,7 +516,7 @@ class RunningSite:
         return answer
 
     def _disturb(self, serving: Serving, asked: asyncio.Task[Given]) -> None:
-        """Let a fault befall a fetch while it is answered."""
+        """Let a fault happen while a fetch is served."""
         if self.slow is not None:
             self._answer_slowly(serving, asked, self.slow)
 
@@ -555,7 +555,7 @@ class RunningSite:
                 ends.set_result(None)
 
     def _pass_deadlines(self, asked: asyncio.Task[Given]) -> None:
-        """Let an endpoint's deadlines pass until it answers."""
+        """Let the deadlines of an endpoint pass until it responds."""
         for _ in range(_MOST_DEADLINES):
             if asked.done():
                 break
@@ -590,7 +590,7 @@ class RunningSite:
             self.book.wrong(self.now, "another machine boots from the network")
 
     def _boots_network(self, boots: Boots) -> None:
-        """It fetches its entry; where it goes on, what the entry names, and what its installer has to say."""
+        """Let the machine fetch its boot script, the files that it names, and the report of its installer."""
         answer = self._through_proxy(boots.path) if boots.proxy else self.fetch(boots.path)
         self._judge(answer)
         self._has_entry()
@@ -607,15 +607,15 @@ class RunningSite:
                     self.report(boots.ends)
 
     def _has_entry(self) -> None:
-        """Let something happen after the machine has got its entry, before it fetches what the entry names."""
+        """Let something happen between the boot script and the files that it names."""
 
     def _installer(self, ask: Ask, data: str) -> Installer | None:
-        """Who was given this user data; None: it has nothing to say."""
+        """Return the installer with this user data, or None if it does not report."""
         url = str(json.loads(data)["x"])
         return Installer(ask, urlsplit(url).path) if url else None
 
     def report(self, end: str) -> bool:
-        """The installer says how it ended, to where its user data had it, whatever has been decided since."""
+        """Let the installer report its end to the path in its user data, after any decision since."""
         if (installer := self.installer) is None:
             return False
         more = {"method": "POST", "body": "no disk"} if end == "failed" else {}
@@ -633,7 +633,7 @@ class RunningSite:
         return True
 
     def _through_proxy(self, path: str) -> Given | None:
-        """What a cache gives that asks whether what it has is still right."""
+        """Return the response of a cache that revalidates what it has."""
         held = self.cached.get(path)
         asked = {}
         if held is not None and "etag" in held.headers:
@@ -648,7 +648,7 @@ class RunningSite:
         return answer
 
     def _judge(self, answer: Given | None) -> None:
-        """Hold what a machine was given against the book."""
+        """Compare the boot that a machine got with the book."""
         if answer is None:
             return
         label = answer.label
@@ -669,7 +669,7 @@ class RunningSite:
             self.book.wrong(self.now, f"{label} is given, and its kernel is not there")
 
     def look(self, path: str, agent: str, method: str) -> None:
-        """Somebody else asks for the entry."""
+        """Fetch the boot script as another client."""
         answer = self.fetch(path, OTHERS[agent], agent, method=method)
         self.nobody_else_is_given(answer, f"{agent} from {OTHERS[agent]}")
 
@@ -692,10 +692,10 @@ class RunningSite:
     # BMCs
 
     def intruded(self, at: datetime) -> None:
-        """Somebody else has written to a BMC; whose override stands is not asked then."""
+        """Do nothing: a write by another client to a BMC does not count here."""
 
     def ejected(self, machine: Watched, image: str) -> None:
-        """None of its commits wants a medium: what lies in a drive is somebody else's."""
+        """Fail: no commit of this life wants a medium, so this medium belongs to somebody else."""
         raise AssertionError(f"{image} was ejected from {machine.name}")
 
     def written(
@@ -728,12 +728,12 @@ class RunningSite:
         self.book.switched({job.label for job in jobs}, self.now, self.clock)
 
     def _is_over(self, label: str) -> bool:
-        """Whether a boot is one of a maintenance of which no window is open any more."""
+        """Return whether a boot belongs to a maintenance without an open window."""
         windows = self.book.asks[label].windows
         return bool(windows) and all(each.end + GRACE <= self.now for each in windows)
 
     def _no_file_is_left_in_a_window(self) -> None:
-        """A published file of a maintenance ends with its window, whatever the ledger takes."""
+        """Check that a published file of a maintenance ends with its window, whatever the ledger takes."""
         if self.skew:
             return
         for path in LOOKUPS:
@@ -744,7 +744,7 @@ class RunningSite:
                     self.book.wrong(self.now, f"the file of {path} still boots {label}, which is over")
 
     def _every_report_was_heard(self) -> None:
-        """What an installer has said to be installed is known as installed, or a condition says what is in doubt."""
+        """Check that each reported installation is recorded, or that a condition explains why not."""
         assert self.instance is not None
         wanted, conditions = self.settled, self.instance.reconciler.status.conditions
         if wanted is None or not self.book.asks[wanted.label].provisioned:

@@ -63,13 +63,13 @@ from tests.helpers.site_lives.running_site import (
     ask_of,
 )
 
-_ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
+_ASKED_AFTER_S: Final = 31 * 60  # the fate of an override that is gone is awaited, and then an operator is asked
 _WITHDRAWN_WITHIN_S: Final = 3 * 601  # an override that is over: as `tests.helpers.machine_lives` allows
 
 
 @dataclass
 class Site(RunningSite):
-    """Everything, and what the machine was given."""
+    """The whole site, and the boots that the machine got."""
 
     backups: list[Path] = field(default_factory=list)
     mirror: Path | None = None  # the copy of OUTPUT/boot that was written last
@@ -104,7 +104,7 @@ class Site(RunningSite):
 
     @property
     def _is_installed(self) -> bool:
-        """Whether the machine was installed, by the evidence that this fleet counts."""
+        """Return whether the machine was installed, by the evidence that this fleet accepts."""
         installs = [ask for ask in self.book.asks.values() if ask.writes and not ask.windows]
         if self.ways.evidence == "Reported":
             return any(ask.provisioned for ask in installs)
@@ -135,7 +135,7 @@ class Site(RunningSite):
             self.counts["acknowledged with a shell"] += 1
 
     def acknowledge_in_message(self) -> None:
-        """A commit more whose message acknowledges what is held, which means nothing where commits were taken back."""
+        """Commit a message that acknowledges what is held, which has no effect if commits were rewound."""
         held = self.instance.reconciler.status.held if self.instance is not None else None
         if held is None or held.commit != self.origin.line[-1]:
             return
@@ -147,7 +147,7 @@ class Site(RunningSite):
         self.push("\n".join(["Acknowledge", "", *lines]))
 
     def serve_static(self, path: str) -> None:
-        """A mirror of the tree gives the machine what stands there."""
+        """Serve the machine from a mirror of the tree."""
         with suppress(OSError):
             text = (self.place / "output" / "boot" / path.lstrip("/")).read_text()
             if self.ways.names_endpoint:
@@ -224,7 +224,7 @@ class Site(RunningSite):
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """A block in which nothing can be published."""
+        """Let no publication succeed in the block."""
         self.counts["nothing could be published"] += 1
         with patch.object(OutputDirectory, "publish", side_effect=PublishError("No space left on device")):
             yield
@@ -237,7 +237,7 @@ class Site(RunningSite):
             with full_ledger():
                 yield
             return
-        if self.instance is not None:  # waits for no lock: whoever holds it keeps it
+        if self.instance is not None:  # waits for no lock: its holder keeps it
             self.instance.ledger.database.execute("PRAGMA busy_timeout = 0")
         with locked_ledger(self.folder / "state"):
             yield
@@ -245,13 +245,13 @@ class Site(RunningSite):
             self.instance.ledger.database.execute("PRAGMA busy_timeout = 5000")  # as sqlite3.connect sets it
 
     def restart_bmc(self, clock: int | None, *, forgets: bool) -> None:
-        """The BMC of its machine comes up anew, by how many hours off; 0: in 1970, None: with the time as it was."""
+        """Restart the BMC with a clock that is so many hours off; 0: in 1970, None: with the right time."""
         off = {None: None, 0: datetime(1970, 1, 1, tzinfo=UTC)}
         self.own.restart_bmc(clock=off.get(clock, self.now + timedelta(hours=clock or 0)), forgets=forgets)
         self.counts["BMC restarted"] += 1
 
     def _is_unsure(self) -> None:
-        """Nobody can say what of the orders an older copy knows."""
+        """Forget the expected state: an older copy may lack any request."""
         self.settled, self.stopped, self.stop_asked = None, False, False
         self.since = list(self.history)
         self.seen.clear()
@@ -267,9 +267,9 @@ class Site(RunningSite):
         return True
 
     def set_record(self, *, provisioned: bool) -> None:
-        """An operator wants it installed once more, or says that it is installed."""
+        """Set the record as an operator: pending, or installed."""
         if provisioned and self.settled is None:
-            return  # nobody could say of which
+            return  # nobody could know of which
         wanted = self.settled or self.commit
         record = Record()
         if provisioned:
@@ -287,7 +287,7 @@ class Site(RunningSite):
                     self.book.ask_again(label, since=self.reconciled_at)
 
     def stop(self, *, everything: bool) -> None:
-        """Say it where endpoints look, who obey at once, and to the instance, if there is one."""
+        """Stop installs: for endpoints at once, and for the instance, if there is one."""
         for folder in self._looked_into:
             write_stop(folder, StopOrder("ada", "smoke", everything), self.clock)
             self.stopped = self.stop_asked = True
@@ -308,7 +308,7 @@ class Site(RunningSite):
         return [each for each in stop_folders(self.place / "output", self.spool) if each.is_dir()]
 
     def adopt(self) -> None:
-        """An operator says of a ledger in doubt that all is installed as Git wants it."""
+        """Adopt an unverified ledger: all servers are installed as Git wants it."""
         if self.instance is None:
             return
         before = len(self.instance.events)
@@ -328,7 +328,7 @@ class Site(RunningSite):
     # The end
 
     def calm_down(self) -> None:
-        """All live, the clock is right, and a while passes."""
+        """Let all processes run with the right clock for a while."""
         for machine in (self.own, self.other):
             machine.at_patch = None
         if self.instance is None:
@@ -357,7 +357,7 @@ class Site(RunningSite):
         self._nobody_is_stranded()
 
     def no_override_is_left_in_a_window(self) -> None:
-        """An override for a maintenance is withdrawn after its window, whatever the ledger takes."""
+        """Check that an override of a maintenance is cleared after its window, whatever the ledger takes."""
         if self.instance is None or self.own.override[ENABLED] == "Disabled" or not self.open_as_set:
             return
         if all(map(self._is_over, self.open_as_set)):
@@ -377,7 +377,7 @@ class Site(RunningSite):
         self.reconcile()
 
     def _record_was_given(self) -> None:
-        """What the ledger records as begun or installed was given to the machine, or a person has said so."""
+        """Check that each begun or installed record was served to the machine or set by an operator."""
         if self.instance is None or self.settled is None:
             return
         record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
@@ -391,7 +391,7 @@ class Site(RunningSite):
             self.book.wrong(self.now, f"{self.settled.label} was not given, and is recorded as begun")
 
     def _nobody_is_stranded(self) -> None:
-        """What was asked for was given by now, or a condition says why it is not."""
+        """Check that each request was served by now, or that a condition explains why not."""
         assert self.instance is not None
         found, wanted = self.instance.reconciler.status, self.settled
         if wanted is None or not (self.netboots or wanted.bmc == "a"):
@@ -412,18 +412,18 @@ class Site(RunningSite):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# A site of two hosts with one ledger in a PostgreSQL: one host acts, the other stands by, and both serve.
+# A site of two hosts with one ledger in a PostgreSQL: one host is active, the other a standby, and both serve.
 #
-# The PostgreSQL is a real one. Time passes for leases as the steps of a life want, and never by a clock. A host that
-# was replaced may go on for a while, as one does that was suspended.
+# The PostgreSQL is a real one. The time of leases passes by the steps of a life, and never by a clock. A host that
+# was replaced may continue for a while, as one does that was suspended.
 
 _HOSTS: Final = ("one", "two")
 
 
 class LateCall(NamedTuple):
-    """A call to the PostgreSQL that hangs while an endpoint answers a fetch."""
+    """A call to the PostgreSQL that hangs while an endpoint serves a fetch."""
 
-    number: int  # calls of that fetch that are answered before
+    number: int  # earlier calls of that fetch that get a response
     meanwhile: str | None = None  # what happens while the call hangs and holds no lock: "reconcile" or "take over"
     expires: bool = True  # whether the endpoint's deadline passes
     is_lost: bool = False  # whether the call never reaches the PostgreSQL
@@ -440,14 +440,14 @@ class Replaced(NamedTuple):
 
 @dataclass
 class SharedSite(Site):
-    """Both hosts. `Site.instance` is the instance that acts, `Site.serving` the endpoint that machines ask."""
+    """Both hosts. `Site.instance` is the active instance, `Site.serving` the endpoint of machines."""
 
     server: PostgresServer = field(kw_only=True)
     acting: int = 0  # the number of the host whose instance acts
-    asked_host: int = 0  # the number of the host whose endpoint machines ask
+    asked_host: int = 0  # the number of the host whose endpoint machines use
     beside: Serving | None = None  # the endpoint of the other host; both serve the tree of the host that acts
     replaced: Replaced | None = None
-    reconciles_in_boots: bool = False  # whether the instance reconciles after the machine has got its entry
+    reconciles_in_boots: bool = False  # whether the instance reconciles after the machine has got its boot script
     late: LateCall | None = None  # what hangs the next time that an endpoint calls the PostgreSQL
     _is_answering: bool = False  # whether an endpoint has not answered a fetch yet
     _is_calm: bool = False
@@ -493,7 +493,7 @@ class SharedSite(Site):
     # Endpoints
 
     def ask_other_host(self) -> None:
-        """Let machines ask the endpoint of the other host from now on."""
+        """Let machines fetch from the endpoint of the other host from now on."""
         self.serving, self.beside = self.beside, self.serving
         self.asked_host = 1 - self.asked_host
 
@@ -512,9 +512,10 @@ class SharedSite(Site):
         self._look()
 
     def _boots_network(self, boots: Boots) -> None:
-        """Boot, and let the endpoint send what it has recorded, as it does twice a second.
+        """Boot, and let the endpoint forward its records, as it does twice a second.
 
-        What it cannot send, the other host does not learn: for a minute after a boot, that host serves the boot again.
+        The other host does not learn records that cannot be forwarded: for a minute after a boot, it serves the boot
+        again.
         """
         super()._boots_network(boots)
         if self.serving is not None:
@@ -636,7 +637,7 @@ class SharedSite(Site):
             replaced.serving.close()
 
     def let_replaced_go_on(self, path: str) -> None:
-        """Let a replaced instance reconcile, and its endpoint be asked: both do what ends something, and no more."""
+        """Let a replaced instance reconcile and its endpoint serve: both may only end boots."""
         if (replaced := self.replaced) is None:
             return
         self.counts["a replaced host went on"] += 1
@@ -715,7 +716,7 @@ class SharedSite(Site):
         super().calm_down()
 
     def _every_outcome_is_known(self) -> None:
-        """Check that a boot which was withheld is given back, unless an endpoint was killed."""
+        """Check that a withheld boot is offered again, unless an endpoint was killed."""
         if self.instance is None or self._is_answering or self.counts["endpoint killed"]:
             return
         standing = self.instance.reconciler.state
@@ -744,7 +745,7 @@ class SharedSite(Site):
 
 
 async def _until_held(asked: asyncio.Task[Given], call: HeldCall) -> None:
-    """Wait until a fetch is answered, or its call to the PostgreSQL hangs."""
+    """Wait until a fetch gets a response, or its call to the PostgreSQL hangs."""
     begins, loop = asyncio.Event(), asyncio.get_running_loop()
     call.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
     if call.connection is None:

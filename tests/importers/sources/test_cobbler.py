@@ -1,7 +1,7 @@
-"""Cobbler 3.3.10 itself: what it keeps of some systems and answered for them, beside what the import makes of it.
+"""Cobbler 3.3.10: its data of some systems and its responses for them, compared with the result of the import.
 
-The answers were taken down from cobblerd and its WSGI application (`/cblr/svc/op/ipxe/system/NAME`), which ran with
-the collections below; the host is left out of them.
+The responses were recorded from cobblerd and its WSGI application (`/cblr/svc/op/ipxe/system/NAME`) with the
+collections below; the host is removed from them.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fleet"
 
 
-def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) -> None:
+def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fleet: Path) -> None:
     assert typed("validate", fleet).code == 0
     with artifact_server() as old:
         for name, answer in ANSWERS.items():

@@ -35,7 +35,7 @@ from gitboot.render.paths import File
 from tests.helpers.cases import every
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.published_trees import bring_up
-from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, made_keys
+from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, make_keys
 from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 
@@ -59,7 +59,7 @@ class Site:
         return TargetFolder(self.folder)
 
     def begin(self, writer: str = "me") -> StoreTarget:
-        """A process that knows nothing of what was before."""
+        """Start a process without any memory of earlier ones."""
         self.close()
         self.store = store = self.open_store()
         self.target = StoreTarget(
@@ -98,7 +98,7 @@ class Site:
         return files_of(self.folder)
 
     def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
-        """Assert that boot scripts are these and no others, that what they name is there, and that nothing is left."""
+        """Assert that exactly these boot scripts and the content that they name exist."""
         assert_holds(self.machines_see(), fleet(version, servers))
         unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
         assert [path for path in unlisted if not (self.root / path).exists()] == []
@@ -127,7 +127,7 @@ def calling(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]
         yield os_
 
 
-def test_a_folder_holds_what_machines_fetch_with_its_own_permissions_and_the_times_of_the_tree(site: Site) -> None:
+def test_a_folder_has_the_files_for_machines_with_its_own_permissions_and_the_times_of_the_tree(site: Site) -> None:
     site.publish(1)
     assert site.follow() > 1
     site.assert_holds(1)
@@ -145,7 +145,7 @@ def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_it
     assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
 
 
-def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_there(site: Site) -> None:
+def test_finding_m4_at_each_system_call_every_boot_script_in_a_folder_names_existing_content(site: Site) -> None:
     site.bring(1)
     site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
     looks = count()
@@ -163,7 +163,7 @@ def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_the
     assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
 
 
-def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_names(site: Site) -> None:
+def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_it_names(site: Site) -> None:
     timestamps: list[bytes] = []
 
     def look(number: int, name: str, args: tuple[Any, ...]) -> None:
@@ -185,7 +185,7 @@ def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_
     assert len(timestamps) == 3
 
 
-def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_process_completes_it(site: Site) -> None:
+def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_next_process_completes(site: Site) -> None:
     site.bring(0)
     version = 0
     for at in count(1, every(1)):
@@ -243,8 +243,8 @@ def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["../outside", "boot/../../outside", "/etc/passwd", "boot//x", "boot/a\0b", "ops/x", ""]
 )
-def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: str) -> None:
-    """Whoever writes to a target could otherwise name files that gitboot is to read or to remove."""
+def test_a_target_that_names_a_file_for_operators_is_an_error(path: str) -> None:
+    """Otherwise a client that can write to a target could name files that gitboot reads or removes."""
     digest = sha256(b"").hexdigest()
     head = {"ledger": "ours", "commit": "1", "gitboot": "0", "writer": "me", "format": 1}
     with pytest.raises(ValueError, match="not a shard"):
@@ -256,7 +256,7 @@ def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: 
     assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
 
 
-def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_filled(site: Site) -> None:
+def test_a_missing_folder_is_not_created_and_a_disk_that_is_mounted_there_is_filled(site: Site) -> None:
     open_folder = folder_opener(site.folder)
     first = open_folder()
     assert open_folder() is first
@@ -279,7 +279,7 @@ def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> Non
         if number == 1:
             replace_list_keys(publisher.public.parent, None, None, AT)
         elif number == 2:
-            publisher.keys = made_keys(tmp_path / "new", AT)
+            publisher.keys = make_keys(tmp_path / "new", AT)
         publisher.publish(made=AT + number * DAY)
         site.follow()
         signed = read_list(FolderMirror(folder / "boot/signed").get, [publisher.key])

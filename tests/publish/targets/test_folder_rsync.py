@@ -96,7 +96,7 @@ def by_daemon(tmp_path: Path, hosts: dict[str, str], folder: Path) -> OtherHost:
 
 
 class Rsyncs:
-    """What happens before and after each rsync process."""
+    """Hooks before and after each rsync process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -115,7 +115,9 @@ class Rsyncs:
         return done
 
 
-def test_a_host_that_ssh_reaches_holds_what_machines_fetch(tmp_path: Path, hosts: dict[str, str], folder: Path) -> None:
+def test_a_host_that_ssh_reaches_has_the_files_for_machines(
+    tmp_path: Path, hosts: dict[str, str], folder: Path
+) -> None:
     site = OtherHost(tmp_path / "out", folder, hosts["ssh"], tmp_path / "own")
     site.most = 99  # each connection of ssh takes its time
     site.begin()
@@ -124,7 +126,7 @@ def test_a_host_that_ssh_reaches_holds_what_machines_fetch(tmp_path: Path, hosts
     site.assert_holds(1)
 
 
-def test_another_host_holds_what_machines_fetch_with_the_times_of_the_tree(by_daemon: OtherHost) -> None:
+def test_another_host_has_the_files_for_machines_with_the_times_of_the_tree(by_daemon: OtherHost) -> None:
     site = by_daemon
     site.publish(1)
     assert site.follow() > 1
@@ -142,7 +144,7 @@ def test_another_host_holds_what_machines_fetch_with_the_times_of_the_tree(by_da
     assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
 
 
-def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chains(
+def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_complete_chains(
     by_daemon: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, version = by_daemon, 0
@@ -169,7 +171,7 @@ def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chai
     assert at > 15
 
 
-def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_whole_chains(
+def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_complete_chains(
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     direct = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
@@ -263,7 +265,7 @@ def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_
     assert mine.read_bytes() == b"mine"
 
 
-def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tmp_path: Path) -> None:
+def test_another_ledger_and_another_process_are_detected(by_daemon: OtherHost, tmp_path: Path) -> None:
     site = by_daemon
     site.bring(1)
     other = OtherHost(site.root, site.folder, site.url, tmp_path / "other", ledger="theirs")
@@ -319,7 +321,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
         ("rsync", "127.0.0.1:", "127.0.0.1:1", HostUnreachable, "(?i)refused|port"),
     ],
 )
-def test_a_refusal_names_the_target_the_cause_and_no_secret(
+def test_an_error_names_the_target_and_the_cause_and_no_secret(
     tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str, old: str, new: str, error: type, words: str
 ) -> None:
     url = hosts[scheme].replace(old, new) if old != "127.0.0.1:" else f"rsync://127.0.0.1:{free_port()}/boots"
@@ -332,7 +334,7 @@ def test_a_refusal_names_the_target_the_cause_and_no_secret(
     assert list(folder.iterdir()) == []
 
 
-def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
+def test_finding_m6_repair_replaces_edited_files_on_another_host(
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     root = publish_signed(tmp_path / "publisher").root
@@ -357,7 +359,7 @@ def _verified(folder: Path, root: Path) -> list[str]:
     return [each["path"] for each in json.loads(done.stdout)["items"]]
 
 
-def test_a_wrong_password_is_refused(tmp_path: Path, hosts: dict[str, str], folder: Path) -> None:
+def test_a_wrong_password_is_rejected(tmp_path: Path, hosts: dict[str, str], folder: Path) -> None:
     address = parse_target(hosts["rsync"])
     assert isinstance(address, RsyncAddress)
     with pytest.raises(PublishError, match="auth failed"):

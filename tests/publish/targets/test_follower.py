@@ -1,4 +1,4 @@
-"""What a target is called, what of a server it may serve, and who brings it up."""
+"""The URL of a target, the servers that it may serve, and the thread that updates it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-# What --target says
+# The value of --target
 
 
 @for_each(
@@ -127,7 +127,7 @@ def test_the_error_for_a_malformed_target_contains_no_secret(text: str, message:
     assert "s3cret" not in str(raised.value)
 
 
-def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_without_the_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "gitboot.publish.targets.s3", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'gitboot\[s3\]'"):
@@ -141,7 +141,7 @@ def test_an_instance_and_the_repair_of_a_mirror_start_without_an_extra(extra: st
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-# What a plain file server may serve
+# Files that a plain file server may serve
 
 HERE = "boot/v1/boot/52-54-00-00-00-01"
 IPXE = f"{HERE}/boot.ipxe"
@@ -149,7 +149,7 @@ HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
 IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
 
 
-def entry(writes: DiskWrite | None, role: Role = Role.BOOT_SCRIPT) -> PathVersion:
+def make_version(writes: DiskWrite | None, role: Role = Role.BOOT_SCRIPT) -> PathVersion:
     return PathVersion(
         since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes
     )
@@ -161,13 +161,15 @@ ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
 @for_each(
     ("path", "turn", "lacks"),
     [
-        pytest.param(IPXE, entry(None), False, id="a boot that writes no disk"),
-        pytest.param(IPXE, entry(ONCE._replace(once=False)), False, id="a boot of each time"),
-        pytest.param(IPXE, entry(ONCE), True, id="a one-time boot"),
-        pytest.param(IPXE, entry(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"),
-        pytest.param(IPXE, entry(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint for it"),
-        pytest.param(HTTPBOOT, entry(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
-        pytest.param(IGNITION, entry(ONCE, Role.DATA), False, id="data of a one-time boot"),
+        pytest.param(IPXE, make_version(None), False, id="a boot that writes no disk"),
+        pytest.param(IPXE, make_version(ONCE._replace(once=False)), False, id="a boot of each time"),
+        pytest.param(IPXE, make_version(ONCE), True, id="a one-time boot"),
+        pytest.param(
+            IPXE, make_version(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"
+        ),
+        pytest.param(IPXE, make_version(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint"),
+        pytest.param(HTTPBOOT, make_version(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
+        pytest.param(IGNITION, make_version(ONCE, Role.DATA), False, id="data of a one-time boot"),
     ],
 )
 def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(
@@ -205,13 +207,13 @@ def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(
         ("boot/signed/servers/web01.json", "application/json", "no-cache"),
     ],
 )
-def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
+def test_objects_have_the_media_type_and_lifetime_of_the_mirror_configurations(
     path: str, content_type: str, cache_control: str
 ) -> None:
     assert (find_content_type(path), find_delivery(path).cache_control) == (content_type, cache_control)
 
 
-# What is decided
+# Decisions
 
 
 def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
@@ -231,13 +233,13 @@ def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = No
 
 
 def test_servers_that_a_target_has_come_before_new_ones(tmp_path: Path) -> None:
-    """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
+    """An outdated boot script boots an unwanted image; a missing boot script boots nothing."""
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {f"server-52-54-00-00-00-{number:02x}": ServerFiles("old", {}) for number in (7, 8)}
     assert set(list(step_of(tmp_path, units, 3).units)[:2]) == units.keys()
 
 
-def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_that_are_gone(tmp_path: Path) -> None:
+def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_removed_ones(tmp_path: Path) -> None:
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {
         "": ServerFiles("old", {}),
@@ -286,12 +288,12 @@ def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
     assert FollowedTree(tmp_path).read_summary() is None
 
 
-# Who brings it up
+# Threads
 
 
 @dataclass
 class Shelf:
-    """A target that holds what it is given, or fails as it is told to."""
+    """A target in memory that stores files, or fails as configured."""
 
     most: int = 1
     fails: Exception | None = None
@@ -335,7 +337,7 @@ def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, 
     )
 
 
-def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path) -> None:
+def test_a_target_is_updated_at_the_start_and_with_each_publication(out: Path) -> None:
     shelf, woken = Shelf(), threading.Event()
     with Followers([one := follower(out, shelf, woken.set)]).running() as followers:
         followers.publish()
@@ -343,7 +345,7 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path
         assert one.following == TargetStatus(name="shelf", commit="c0ffee")
         assert woken.wait(60)
         servers = len(shelf.steps)
-        assert servers == 4  # three, and what is nobody's
+        assert servers == 4  # three, and one without a server
         publish(out, fleet(1, (0, 1)), AT + DAY, commit="beef")
         followers.publish()
         assert one.following.behind_since == AT
@@ -352,7 +354,7 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path
     assert shelf.loads == 1
 
 
-def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
+def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
     shelf = Shelf(fails=HostUnreachable("shelf: no route"))
     other = Shelf()
     with Followers([follower(out, shelf), follower(out, other)]).running() as followers:
@@ -366,7 +368,7 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
         assert followers.following[0] == TargetStatus(name="shelf", commit="c0ffee")
 
 
-def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(out: Path) -> None:
+def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) -> None:
     shelf = Shelf()
     shelf.gate.clear()
     with Followers([one := follower(out, shelf)]).running() as followers:
@@ -377,8 +379,8 @@ def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(out: Path
     shelf.gate.set()
 
 
-def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_anew(out: Path) -> None:
-    """What lies there when an instance starts may be a backup: a target would go backwards by it."""
+def test_e38_a_restored_older_tree_is_not_copied_to_a_target_before_it_is_published_again(out: Path) -> None:
+    """The output at the start of an instance may be a backup, and would move a target backwards."""
     shelf = Shelf(most=99)
     with Followers([one := follower(out, shelf)]).running() as followers:
         assert not one.wait(0.2)
@@ -389,7 +391,7 @@ def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_ane
     assert [step.head.commit for step in shelf.steps] == ["beef"]
 
 
-def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(tmp_path: Path) -> None:
+def test_e38_a_renewed_list_of_a_restored_older_tree_is_not_copied_to_a_target(tmp_path: Path) -> None:
     """A host that resumes the work of before renews the list of its OUTPUT, which may be older than the targets."""
     with OutputDirectory.open(tmp_path / "out", ledger="ours") as directory:
         directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
@@ -411,7 +413,7 @@ def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(
     assert [step.head.commit for step in shelf.steps] == ["beef", "beef"]
 
 
-def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(out: Path) -> None:
+def test_finding_m8_a_failed_target_is_tried_at_once_on_request_and_at_a_transition(out: Path) -> None:
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
     with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
         followers.publish()
@@ -430,7 +432,7 @@ def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_a
 
 
 @for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
-def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_ended(
+def test_finding_m8_a_target_from_before_the_start_may_have_a_window_that_has_ended(
     out: Path, known: tuple[str, ...], overdue: datetime | None
 ) -> None:
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
@@ -444,7 +446,7 @@ def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_end
         assert one.following == TargetStatus(name="shelf", commit="c0ffee")
 
 
-def test_a_target_that_another_process_has_taken_over_is_left_alone_and_nobody_hurries_it(out: Path) -> None:
+def test_a_target_that_another_process_has_taken_over_is_left_alone_even_on_request(out: Path) -> None:
     shelf = Shelf(fails=LockedByAnother("shelf: another process"))
     with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()

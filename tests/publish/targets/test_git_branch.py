@@ -49,7 +49,7 @@ class Site(FollowedSite):
         super().__init__(folder / "out", ledger=ledger, heir_of=heir_of)
 
     def begin(self, clone: str = "clone.git") -> None:
-        """Have a target as a process has it that knows nothing of what was before, but for a clone."""
+        """Open a target as a new process does, with only a clone from before."""
         branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
         self.target = BranchTarget(
             "git+test#boot",
@@ -68,7 +68,7 @@ def site(tmp_path: Path, bare: Path) -> Site:
 
 
 def served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
-    """What a checkout of a commit serves."""
+    """Return the files that a checkout of a commit serves."""
     names = git(bare, "ls-tree", "-r", "--name-only", commit, "boot/").splitlines()
     return {name: subprocess.check_output(["git", "-C", str(bare), "show", f"{commit}:{name}"]) for name in names}
 
@@ -101,13 +101,13 @@ def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Pat
     assert_holds(served(bare), fleet(1))
 
 
-def test_a_branch_is_pushed_to_a_daemon_and_what_breaks_off_is_made_good(bare: Path, tmp_path: Path) -> None:
+def test_a_branch_is_pushed_to_a_daemon_and_an_interrupted_push_is_completed(bare: Path, tmp_path: Path) -> None:
     git(bare, "config", "daemon.receivepack", "true")
     with git_daemon(bare.parent) as url:
         site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
         site.bring(fleet(1))
         site.publish(fleet(2), AT + DAY)
-        for passes in (1, 300, 600):  # of what the server says; at last it has taken the push, and nobody hears of it
+        for passes in (1, 300, 600):  # bytes of the response; at last the push is accepted, and the response is lost
             with Relay(url, passes=passes, then="hangs up") as relay:
                 cut = Site(tmp_path, Remote(url=f"{relay.url}/boots.git", timeout_s=5))
                 with suppress(SourceError):
@@ -119,7 +119,7 @@ def test_a_branch_is_pushed_to_a_daemon_and_what_breaks_off_is_made_good(bare: P
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
-def test_each_change_is_one_commit_by_who_wrote_its_source(site: Site, bare: Path) -> None:
+def test_each_change_is_one_commit_by_the_author_of_its_source(site: Site, bare: Path) -> None:
     site.bring(fleet(1))
     site.bring(fleet(2), AT + DAY, commit="b" * 40)
     assert git(bare, "log", "--format=%an <%ae> %ad %cn", "--date=raw", "boot").splitlines() == [
@@ -143,9 +143,7 @@ def test_a_commit_that_changes_no_file_makes_no_commit(site: Site, bare: Path) -
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
-def test_each_commit_is_a_tree_in_which_every_chain_is_whole_also_for_who_follows_the_one_before(
-    site: Site, bare: Path
-) -> None:
+def test_each_commit_has_complete_chains_also_for_a_client_that_read_the_one_before(site: Site, bare: Path) -> None:
     for version in range(1, 5):
         site.bring(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
     commits = git(bare, "rev-list", "--reverse", "boot").splitlines()
@@ -156,7 +154,7 @@ def test_each_commit_is_a_tree_in_which_every_chain_is_whole_also_for_who_follow
             if path.startswith("boot/v1/"):
                 named = content.decode().split()[1]
                 assert named in before
-                assert named in tree  # who has read the entry, and then what is checked out next
+                assert named in tree  # a client that has read the boot script, and then the next checkout
 
 
 def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Path) -> None:
@@ -170,7 +168,7 @@ def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Pat
     assert not old & served(bare).keys()
 
 
-def test_a_branch_that_gitboot_did_not_make_is_never_built_upon(site: Site, bare: Path, tmp_path: Path) -> None:
+def test_no_commit_is_added_to_a_branch_that_gitboot_did_not_make(site: Site, bare: Path, tmp_path: Path) -> None:
     tree = git(bare, "hash-object", "-t", "tree", "-w", "/dev/null")
     theirs = git(bare, "commit-tree", tree, "-m", "theirs")
     git(bare, "update-ref", REF, theirs)
@@ -198,7 +196,7 @@ def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
         site.follow()
 
 
-def test_the_branch_that_is_followed_is_never_pushed_to(site: Site, bare: Path) -> None:
+def test_the_followed_branch_is_never_pushed_to(site: Site, bare: Path) -> None:
     git(bare, "symbolic-ref", "HEAD", REF)
     site.bring(fleet(1))
     before = git(bare, "rev-parse", "boot")
@@ -211,7 +209,7 @@ def test_the_branch_that_is_followed_is_never_pushed_to(site: Site, bare: Path) 
 
 
 @pytest.mark.parametrize("moves", ["ahead", "back", "away"])
-def test_a_push_is_refused_where_another_has_moved_the_branch(
+def test_a_push_is_rejected_if_somebody_else_has_moved_the_branch(
     site: Site, bare: Path, moves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the glance and the push: ahead, back to an older commit, or deleted."""
@@ -241,7 +239,7 @@ def test_a_push_is_refused_where_another_has_moved_the_branch(
 
 
 def test_a_rejected_push_is_an_error_with_the_reason(site: Site, bare: Path, tmp_path: Path) -> None:
-    """libgit2 says nothing of it by itself."""
+    """libgit2 does not report the rejection by itself."""
     git(bare, "config", "daemon.receivepack", "true")
     hook = bare / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)
@@ -274,7 +272,7 @@ STOPS = {  # a tool that is killed before it does anything, or when it has done 
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_finding_m4_a_checkout_by_the_pages_script_serves_one_commit_whenever_it_is_killed(
+def test_finding_m4_a_checkout_by_the_documented_script_serves_one_commit_whenever_it_is_killed(
     site: Site, bare: Path, tmp_path: Path, stop: str
 ) -> None:
     boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"

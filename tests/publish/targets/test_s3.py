@@ -66,7 +66,7 @@ def fleet(version: int, servers: tuple[int, ...] = (0, 1, 2)) -> dict[str, File]
 
 
 def split(files: Mapping[str, File]) -> tuple[dict[str, Files], Files]:
-    """Each server's files, its entry and what that names; and those that are shared."""
+    """Return the files of each server, which are its boot script and the named content, and the shared files."""
     servers: dict[str, Files] = {}
     for path, file in files.items():
         if path.startswith("boot/v1/"):
@@ -109,7 +109,7 @@ class FollowedSite:
         self.begin()
 
     def begin(self) -> None:
-        """Have a target as a process has it that knows nothing of what was before."""
+        """Open a target as a new process does."""
         raise NotImplementedError
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> None:
@@ -152,13 +152,13 @@ def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
 
 
 def assert_holds(seen: Mapping[str, bytes], files: Mapping[str, File]) -> None:
-    """Assert that entries are these and no others, and that what they name is there."""
+    """Assert that exactly these boot scripts exist, and that the content they name exists."""
     wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
     assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
 
 
 def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
-    """What a client reads that fetches an entry, and then what that names."""
+    """Assert that a client that fetches a boot script and then the named content gets one version."""
     for path, content in seen.items():
         if path.startswith("boot/v1/"):
             named = re.fullmatch(rb"\d{4} (\S+)\n", content)
@@ -167,9 +167,7 @@ def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
             assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
 
 
-def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
-    site: Site, store: Store, bucket: str
-) -> None:
+def test_a_bucket_has_the_files_for_machines_with_their_cache_lifetime(site: Site, store: Store, bucket: str) -> None:
     site.bring(fleet(1))
     assert_holds(machines_see(store, bucket), fleet(1))
     (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
@@ -184,7 +182,7 @@ def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
 
 
 @pytest.mark.parametrize("names", ["ba", "ab"])
-def test_finding_m5_a_machine_whose_document_gets_another_name_is_never_absent_from_a_bucket(
+def test_finding_m5_a_machine_whose_document_is_renamed_is_never_absent_from_a_bucket(
     site: Site, store: Store, bucket: str, names: str
 ) -> None:
     entries = [ENTRY.format(number) for number in range(6)]
@@ -216,7 +214,7 @@ def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, sto
             assert answer.status_code == 204 or stored.content_type == answer.headers["content-type"], path
 
 
-def test_only_what_changed_is_written_and_a_restart_writes_that_it_is_there(site: Site, store: Store) -> None:
+def test_only_changes_are_written_and_a_restart_checks_that_they_exist(site: Site, store: Store) -> None:
     site.bring(fleet(1))
     store.writes.clear()
     assert (site.follow(), store.writes) == (0, [])
@@ -229,7 +227,7 @@ def test_only_what_changed_is_written_and_a_restart_writes_that_it_is_there(site
     assert len(store.writes) < 12
 
 
-def test_content_stays_as_long_as_it_stays_in_the_tree_and_entries_go_at_once(
+def test_content_stays_as_long_as_it_is_in_the_tree_and_boot_scripts_are_removed_at_once(
     site: Site, store: Store, bucket: str
 ) -> None:
     site.bring(fleet(1))
@@ -334,7 +332,7 @@ def test_a_process_that_lost_a_target_writes_no_boot_script(site: Site, store: S
     assert store.writes == []
 
 
-def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
+def test_another_writer_in_the_middle_of_a_step_is_detected_before_the_head_is_written(
     site: Site, store: Store, bucket: str
 ) -> None:
     site.bring(fleet(1))
@@ -351,7 +349,9 @@ def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).writer == "other"
 
 
-def test_of_two_that_begin_at_once_only_one_writes_entries(site: Site, store: Store, bucket: str) -> None:
+def test_of_two_processes_that_begin_at_once_only_one_writes_boot_scripts(
+    site: Site, store: Store, bucket: str
+) -> None:
     site.publish(fleet(1))
 
     def other_is_first(number: int, *_: str) -> None:
@@ -379,10 +379,10 @@ def _writes_of_a_change(site: Site, store: Store, version: int) -> int:
     return len(store.writes)
 
 
-def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it(
+def test_after_any_interruption_no_chain_is_mixed_and_the_next_try_completes_it(
     site: Site, store: Store, bucket: str
 ) -> None:
-    """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
+    """``cut`` is a kill or a lost network; ``after`` is a write that is stored, but whose response is lost."""
     site.bring(fleet(0))
     store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
     version = 1
@@ -409,7 +409,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
     assert at > 10
 
 
-def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_is_written_again(
+def test_a_boot_script_that_changed_back_while_nothing_could_be_written_is_written_again(
     site: Site, store: Store, bucket: str
 ) -> None:
     site.bring(fleet(1))
@@ -455,7 +455,9 @@ def test_a_damaged_record_of_a_target_is_an_error(site: Site, store: Store, buck
 # gitboot verify-mirror
 
 
-def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:
+def test_a_bucket_is_compared_with_the_part_of_the_tree_that_a_target_has(
+    tmp_path: Path, store: Store, bucket: str
+) -> None:
     root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
     endpoints.Site(root).publish(endpoints.planned(SEED[0], *SEED[2:-1], *once))
     site = Site(root, store.url, bucket, ledger="test")
@@ -490,7 +492,7 @@ def strange_bucket(url: str, timeout_s: float = 60, ca_bundle: Path | None = Non
 HEADERS = b'HTTP/1.1 200 OK\r\nETag: "a"\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n'
 
 
-def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
+def test_finding_s8_an_object_without_an_end_is_read_to_its_limit() -> None:
     def answer(client: StrangeClient) -> None:
         client.send(HEADERS + b"Content-Length: 10737418240\r\n\r\n")
         client.flood(bytes(1 << 20), 10240)
@@ -502,7 +504,7 @@ def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
     assert server.taken < 64 << 20  # the first piece, and buffers of this machine
 
 
-def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
+def test_finding_s8_an_object_that_is_sent_slowly_ends_at_the_timeout() -> None:
     def answer(client: StrangeClient) -> None:
         client.send(HEADERS + b"Content-Length: 1000000\r\n\r\n")
         client.drip(b"a")
@@ -528,7 +530,7 @@ def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
         ("<RequestTime>x</RequestTime><ServerTime>y</ServerTime>", "the clock of this host differs from the store's"),
     ],
 )
-def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_names(times: str, words: str) -> None:
+def test_finding_m10_a_rejected_request_names_a_wrong_clock_first(times: str, words: str) -> None:
     answer = refusal("403 Forbidden", "RequestTimeTooSkewed", times)
     for error in errors_of_requests(answer):
         assert isinstance(error, PublishError) and str(error).startswith(f"s3://boots/site: {words}")
@@ -584,7 +586,7 @@ def _error(request: Callable[[], object]) -> GitbootError:
         ("503 Slow Down", "SlowDown", "the store answers 503 Service Unavailable SlowDown", HostUnreachable),
     ],
 )
-def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
+def test_finding_m10_the_cause_comes_first_for_any_request_to_a_store(
     status: str, code: str, words: str, kind: type[GitbootError]
 ) -> None:
     for error in errors_of_requests(refusal(status, code)):
@@ -624,12 +626,12 @@ def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
     return context
 
 
-def test_finding_m10_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
+def test_finding_m10_an_unreachable_store_is_named_with_the_reason() -> None:
     with pytest.raises(HostUnreachable, match=r"^s3://boots/site: Connection refused, at GET http://127"):
         strange_bucket(f"http://127.0.0.1:{free_port()}").get(HEAD)
 
 
-def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() -> None:
+def test_a_listing_with_endless_pages_ends_at_a_deadline() -> None:
     page = (
         b'<?xml version="1.0"?><ListBucketResult><Name>boots</Name><Prefix>site</Prefix><KeyCount>0</KeyCount>'
         b"<MaxKeys>1000</MaxKeys><IsTruncated>true</IsTruncated>"

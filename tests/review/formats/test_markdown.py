@@ -1,4 +1,4 @@
-"""The comment on a pull request: nothing in it is active, nothing secret, and it has an end; and its problems."""
+"""The comment on a pull request: its text is inactive, bounded and without secrets; and its problems."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** |
         ("x" * 400, f"`{'x' * 299}…`"),
     ],
 )
-def test_a_code_span_ends_where_its_text_does(text: str, expected: str) -> None:
+def test_a_code_span_ends_where_its_text_ends(text: str, expected: str) -> None:
     assert format_code(text) == expected
 
 
-def test_a_table_cell_ends_where_its_text_does() -> None:
+def test_a_table_cell_ends_where_its_text_ends() -> None:
     assert format_code("a|b", in_table=True) == r"`a\|b`"
     assert format_code(r"a\|b", in_table=True) == r"`a\\u007cb`"  # the backslash would escape that of "\|": GFM 6.1
 
 
 def outside_code(markdown: str) -> str:
-    """What of Markdown is read as such: without fences and code spans (CommonMark 4.5 and 6.1)."""
+    """Return the text that is active Markdown, without fences and code spans (CommonMark 4.5 and 6.1)."""
     without_fences = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     without_spans = re.sub(r"(?<!`)(`+)(?!`)(.*?)(?<!`)\1(?!`)", "", without_fences)
     return re.sub("<code>[^<]*</code>", "", without_spans)
 
 
-def test_nothing_that_yaml_says_is_markdown_or_html() -> None:
+def test_no_text_from_yaml_is_markdown_or_html() -> None:
     quoted = json.dumps(HOSTILE.replace("\u202e", ""))
     new = {
         "images/2.yaml": str(FLEET["images/2.yaml"]).replace("version: '2'", f"version: {quoted}"),
@@ -68,14 +68,14 @@ def test_nothing_that_yaml_says_is_markdown_or_html() -> None:
     assert outside.count("<details>") == outside.count("</details>") == shown.count("<details><summary>")
 
 
-def test_a_problem_is_neither() -> None:
+def test_no_problem_is_markdown_or_html() -> None:
     shown = as_markdown(reviewed({"oops.yaml": f"apiVersion: {json.dumps(HOSTILE)}\nkind: '<b>@you'\n"}))
     assert "GB10" in shown
     assert "@" not in outside_code(shown)
     assert "<b>" not in outside_code(shown)
 
 
-def test_an_acknowledgement_that_does_not_count_is_neither() -> None:
+def test_no_ignored_acknowledgement_is_markdown_or_html() -> None:
     line = f"Gitboot-Ack: {'0' * 64} <script>@everyone![x](http://x)"
     new = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
     shown = as_markdown(reviewed(new, messages=(Message("c" * 40, line),)))
@@ -83,7 +83,7 @@ def test_an_acknowledgement_that_does_not_count_is_neither() -> None:
     assert not re.search("@|script|http", outside_code(shown))
 
 
-def test_the_path_of_a_file_mentions_nobody() -> None:
+def test_the_path_of_a_file_mentions_no_account() -> None:
     path = "userdata/@owner/team.j2"
     old = {**FLEET, path: USER_DATA}
     spec = f"stream: stable, userData: {{format: CloudInit, template: '{path}'}}"
@@ -93,7 +93,7 @@ def test_the_path_of_a_file_mentions_nobody() -> None:
     assert "@" not in outside_code(shown)
 
 
-def test_what_unknown_machines_boot_gives_no_secret_away_when_outputs_change() -> None:
+def test_changed_outputs_reveal_no_secret_in_the_boot_of_unknown_machines() -> None:
     def publishing(outputs: str) -> Files:
         return {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', unknownServers: {{profile: repair}}, {outputs}")}
 
@@ -112,7 +112,7 @@ def many(count: int, spec: str) -> Files:
     }
 
 
-def test_the_comment_of_a_large_change_has_an_end_and_says_what_it_leaves_out() -> None:
+def test_the_comment_of_a_large_change_is_cut_and_states_what_it_omits() -> None:
     old = {**FLEET, **many(600, "provision: 1")}
     shown = as_markdown(reviewed(many(600, "provision: 2, kernelArguments: ['note={number}']"), old))
     assert 50_000 < len(shown.encode()) <= LIMIT
@@ -122,7 +122,7 @@ def test_the_comment_of_a_large_change_has_an_end_and_says_what_it_leaves_out() 
     assert shown.count("<details>") == shown.count("</details>")
 
 
-def test_the_comment_of_a_commit_with_many_problems_has_an_end() -> None:
+def test_the_comment_of_a_commit_with_many_problems_is_cut() -> None:
     bad = {f"bad/{number:04}{'é' * 60}.yaml": "kind: [\n" for number in range(2000)}
     shown = as_markdown(reviewed(bad))
     assert len(shown.encode()) <= LIMIT
@@ -145,7 +145,7 @@ FORMATS = (as_json, as_markdown, lambda review: "\n".join(map(str, as_problems(r
         ("in an embedded file", "#cloud-config\nwrite_files:\n- content: |\n    password: c2VjcmV0\n"),
     ],
 )
-def test_no_format_shows_what_looks_like_a_secret(what: str, user_data: str) -> None:
+def test_no_format_shows_text_that_looks_like_a_secret(what: str, user_data: str) -> None:
     for new, old in (({"userdata/web.j2": user_data}, FLEET), ({}, {**FLEET, "userdata/web.j2": user_data})):
         review = reviewed(new, old)
         for write in FORMATS:
@@ -211,7 +211,7 @@ BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 RAISED = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
 
 
-def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> None:
+def test_a_limit_is_reported_at_its_cause_with_the_line_to_copy() -> None:
     review = reviewed({**BUMP, **RAISED})
     assert review.verdict is not None
     found = {problem.message.partition(":")[0]: problem for problem in as_problems(review) if problem.code == Code.HELD}
@@ -221,7 +221,7 @@ def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> N
     assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, review.verdict.trips[0].guard))
 
 
-def test_a_limit_that_is_acknowledged_is_a_warning() -> None:
+def test_an_acknowledged_limit_is_a_warning() -> None:
     lines = "\n".join(line for _, line in reviewed(BUMP).list_ack_lines())
     review = reviewed(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
     found = [problem for problem in as_problems(review) if problem.code == Code.HELD]
@@ -236,18 +236,18 @@ def test_a_danger_is_a_warning_that_names_its_group() -> None:
     assert danger.message == "Server/fra1-db01 changes 1 server (fra1-db01): reinstall"
 
 
-def test_what_unknown_servers_boot_is_told_at_the_fleet() -> None:
+def test_a_change_for_unknown_servers_is_reported_at_the_fleet() -> None:
     new = {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")}
     (held,) = as_problems(reviewed(new))
     assert (held.code, held.path, held.line) == (Code.HELD, "fleet.yaml", 4)
 
 
-def test_what_is_gone_is_told_at_the_fleet_too() -> None:
+def test_deleted_servers_are_reported_at_the_fleet_too() -> None:
     found = as_problems(reviewed(dict.fromkeys(SERVERS)))
     assert {problem.path for problem in found} == {"fleet.yaml"}
 
 
-def test_an_acknowledgement_that_counts_for_nothing_is_a_warning() -> None:
+def test_an_acknowledgement_that_does_not_count_is_a_warning() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
     (found,) = (
         problem
@@ -258,7 +258,7 @@ def test_an_acknowledgement_that_counts_for_nothing_is_a_warning() -> None:
     assert f"{line!r} in {'c' * 12}" in found.message
 
 
-def test_warnings_of_the_commit_come_last_and_problems_of_an_invalid_one_alone() -> None:
+def test_warnings_of_the_commit_come_last_and_problems_of_an_invalid_commit_come_alone() -> None:
     never = {"policies/none.yaml": policy("other", "None")}
     tie = {"policies/none.yaml": policy("tie", "All")}
     assert as_problems(reviewed(never)) == ()

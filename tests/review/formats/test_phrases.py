@@ -30,7 +30,7 @@ from tests.helpers.fleets import at
         (Reinstall(ReinstallReason.UNCOVERED, "h", None), "Maintenance/h no longer replaces its policy"),
     ],
 )
-def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
+def test_each_reason_to_reinstall_has_a_phrase(asked: Reinstall, expected: str) -> None:
     assert phrases.format_reinstall(asked) == expected
 
 
@@ -42,7 +42,7 @@ def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
         (Effect(EffectTime.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
     ],
 )
-def test_an_instant_reads(effect: Effect, expected: str) -> None:
+def test_each_time_of_an_effect_has_a_phrase(effect: Effect, expected: str) -> None:
     assert phrases.format_effect(effect) == expected
 
 
@@ -71,14 +71,14 @@ def test_an_instant_reads(effect: Effect, expected: str) -> None:
         ),
     ],
 )
-def test_a_limit_reads(trip: Trip, expected: str) -> None:
+def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
     assert phrases.format_trip(trip) == expected
 
 
 @pytest.mark.parametrize(
     ("number", "of", "expected"), [(0, 9, "0"), (1, 1000, "1 (<1 %)"), (500, 1000, "500 (50 %)"), (3, 0, "3")]
 )
-def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int, expected: str) -> None:
+def test_a_nonzero_share_is_never_shown_as_zero(number: int, of: int, expected: str) -> None:
     assert phrases.format_share(number, of) == expected
 
 
@@ -95,9 +95,9 @@ def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int,
         ({"a": "x"}, {"a": {"b": 1}}, ['a: x → {"b": 1}']),
     ],
 )
-def test_a_field_reads(old: Mapping[str, Any], new: Mapping[str, Any], expected: list[str]) -> None:
+def test_each_changed_field_has_a_phrase(old: Mapping[str, Any], new: Mapping[str, Any], expected: list[str]) -> None:
     assert [phrases.format_change(field) for field in compare_fields(old, new)] == expected
 
 
-def test_a_field_of_which_only_that_it_differs_is_told_reads() -> None:
+def test_a_hidden_difference_has_a_phrase() -> None:
     assert phrases.format_change(FieldChange(("files",), "(some)", "(some)")) == "files: changed"
