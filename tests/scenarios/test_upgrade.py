@@ -346,7 +346,7 @@ def test_an_override_that_the_earlier_version_set_is_cleared_when_its_server_is_
 def test_an_endpoint_withholds_installs_of_the_earlier_tree_until_the_instance_has_run(taken: Taken) -> None:
     def answers() -> dict[str, tuple[int, bool]]:
         with endpoint(taken.folder) as serving:
-            found = {name: serving.get(make.entry(name)) for name in make.NAMES}
+            found = {name: serving.get(make.format_script_path(name)) for name in make.NAMES}
         return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
 
     assert answers() == dict.fromkeys(make.NAMES, (BEFORE_FIRST_RUN[taken.version], False))
@@ -359,7 +359,7 @@ def test_the_machines_of_the_earlier_version_are_installed_once_each(taken: Take
     assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     with endpoint(taken.folder) as serving:
         taken.machines["web02"].run_through()
-        assert make.installs(serving.get(make.entry("web02")).text)
+        assert make.installs(serving.get(make.format_script_path("web02")).text)
         eventually(taken.is_served)
     assert taken.once().code in ENDED
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
@@ -427,7 +427,7 @@ def user_data_path(left: Path, name: str) -> str:
     if state.exists():
         scripts = [str(each) for each in json.loads(state.read_bytes())["contents"].values()]
     else:
-        scripts = [(left / f"output/boot{make.entry(name)}").read_text()]
+        scripts = [(left / f"output/boot{make.format_script_path(name)}").read_text()]
     (path,) = {path for each in scripts for path in re.findall(r"http://boot\.test(/\S+\.ign)", each)}
     return str(path)
 

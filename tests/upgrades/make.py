@@ -191,7 +191,7 @@ def _reporting_server(name: str, provision: int) -> str:
     return _REPORTING_SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), provision=provision)
 
 
-def entry(name: str) -> str:
+def format_script_path(name: str) -> str:
     """Return the path of a server's boot script, as a loader requests it."""
     return f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
 
@@ -302,7 +302,7 @@ def _leave_bmcs(version: _Version, stack: ExitStack) -> None:
     with version.endpoint() as url:
         for name in ("web03", "web01"):
             rack[name].run_through()
-            assert installs(_fetch(url, entry(name)))
+            assert installs(_fetch(url, format_script_path(name)))
             if name == "web03":
                 version.once()
     assert {name: each.override[ENABLED] for name, each in rack.items()} == OVERRIDES
@@ -328,7 +328,7 @@ def _leave_reports(version: _Version, stack: ExitStack) -> None:
     reports = {}
     with version.endpoint() as url:
         for name in ("done01", "fail01", "old01", "start01"):
-            script = _fetch(url, entry(name))
+            script = _fetch(url, format_script_path(name))
             assert installs(script)
             (data,) = re.findall(r"http://boot\.test(/\S+\.ign)", script)
             if name != "start01":
@@ -336,10 +336,10 @@ def _leave_reports(version: _Version, stack: ExitStack) -> None:
         _fetch(url, reports["old01"])
     version.once()
     with version.endpoint() as url:
-        assert installs(_fetch(url, entry("boot01")))
+        assert installs(_fetch(url, format_script_path("boot01")))
         _fetch(url, data)  # of start01
         _fetch(url, reports["done01"])
-        assert "memtest-7" in _fetch(url, entry("once01"))
+        assert "memtest-7" in _fetch(url, format_script_path("once01"))
         if not version.is_first:
             failed = reports["fail01"].replace("/provisioned/", "/failed/")
             httpx.post(f"{url}{failed}", content=b"no disk\n", timeout=60).raise_for_status()
