@@ -22,8 +22,8 @@ _PAUSE_S: Final = 2.0  # between two fetches
 _MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
 
-# GitHub and Bitbucket sign the body with a prefix, Gitea and Forgejo without one. GitLab sends the secret itself.
-_SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
+# GitHub and Bitbucket sign the body with a prefix, Gitea, Forgejo and Gogs without one. GitLab sends the secret itself.
+_SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature", b"x-gogs-signature")
 _BITBUCKET_HEADER: Final = b"x-hub-signature"  # other forges send a SHA-1 in this header, which gitboot ignores
 _TOKEN_HEADER: Final = b"x-gitlab-token"
 

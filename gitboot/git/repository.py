@@ -56,12 +56,21 @@ def convert_errors(subject: object, error_type: type[SourceError] = SourceError)
         raise error_type(f"{subject}: {format_error(error)}") from error
 
 
+# libgit2 knows few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
+_UNKNOWN_EXTENSION: Final = re.compile(r"unsupported extension name extensions\.(\w+)")
+
+
 def format_error(error: BaseException) -> str:
     message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
     if "object format 'sha256" in message:
         return (
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
             "use a repository with SHA-1 object ids, as `git init` makes by default"
+        )
+    if extension := _UNKNOWN_EXTENSION.search(message):
+        return (
+            f"the repository uses the Git extension {extension[1]}, which gitboot does not support; follow a copy "
+            "without this extension, as `git clone` makes it by default"
         )
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 

@@ -112,6 +112,7 @@ def test_a_push_that_a_forge_signs_makes_the_instance_fetch(site: Site) -> None:
             {"X_Gitlab_Token": SECRET.decode()},
             {"X_Hub_Signature": f"sha256={signed()}"},  # Bitbucket (finding P13)
             {"X_Hub_Signature": f"sha1={'0' * 40}", "X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub sends both
+            {"X_Gogs_Signature": signed()},
             {"X_Gitea_Signature": signed(), "X_Hub_Signature_256": f"sha256={signed()}"},
         ]
     ):

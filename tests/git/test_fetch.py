@@ -66,6 +66,15 @@ def test_finding_p13_a_repository_with_sha256_ids_is_refused_by_name(
             Source(remote, tmp_path / "state", fetcher).fetch()
 
 
+def test_finding_p13_a_repository_with_an_extension_that_libgit2_lacks_is_refused_by_name(
+    work: Work, tmp_path: Path, fetcher: FetchProcess
+) -> None:
+    git(work.path, "config", "core.repositoryFormatVersion", "1")
+    git(work.path, "config", "extensions.refStorage", "reftable")
+    with pytest.raises(SourceError, match="uses the Git extension refstorage, which gitboot does not support"):
+        Source(Remote(url=str(work.path)), tmp_path / "state", fetcher).fetch()
+
+
 @pytest.fixture
 def forking() -> Iterator[None]:
     with nursery():
