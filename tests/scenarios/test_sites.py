@@ -33,6 +33,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
+from gitboot.problems import Severity
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
@@ -575,7 +576,7 @@ def problems(*documents: str) -> list[str]:
     try:
         decide(load(snapshot(*documents)))
     except InvalidRepository as error:
-        return [f"{each.code} {each.message}" for each in error.problems]
+        return [f"{each.code} {each.message}" for each in error.problems if each.severity is Severity.ERROR]
     return []
 
 
