@@ -138,7 +138,8 @@ class Instance:
     def _published(self) -> str | None:
         if not (status := self.status()):
             return None
-        assert not status["attempted"]["problems"], status["attempted"]["problems"]
+        errors = [each for each in status["attempted"]["problems"] if each["severity"] == "error"]
+        assert not errors, errors
         assert not status["attempted"]["held"], status["attempted"]["held"]
         commit: str | None = status["applied"]["commit"] if status["plannedAt"] is not None else None
         return commit

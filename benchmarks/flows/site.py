@@ -177,11 +177,12 @@ class Site:
         named = fleet.replace(b"provisioning: {", f"provisioning: {{ledger: {ledger}, ".encode())
         if named == fleet:
             raise FlowFailed("fleet.yaml has no line `provisioning: {` into which the ledger's name could be written")
-        self._repository.commit([("fleet.yaml", named)])
         begin = (*_GITBOOT, "records", "begin", "fresh", "--yes", "--state", str(self._folder / "state"))
         done = subprocess.run(begin, cwd=_ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise FlowFailed(f"gitboot records begin exited with {done.returncode}: {done.stderr.strip()}")
+        # Committed last, because gitboot rejects a request to begin if it accepts another commit at the same time.
+        self._repository.commit([("fleet.yaml", named)])
 
     def settle(self) -> None:
         """Wait until gitboot has finished what it is doing."""
