@@ -190,7 +190,7 @@ def offer() -> str | None:
 def test_e1_a_fetch_by_an_alias_that_cannot_be_recorded_gets_no_boot(here: Site, asked: str) -> None:
     with here.serve(records=False) as url:
         answer = http_peers.get(f"{url}{ {**ENTRIES, **LOOKED_UP}[asked] }", headers=LOADER)
-        assert "could not be recorded" in answer.text and "boots its local disk" in answer.text
+        assert "could not record the fetch" in answer.text and "boots its local disk" in answer.text
 
 
 @pytest.mark.parametrize("asked", ENTRIES)
