@@ -132,8 +132,8 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
 
 def _explain_default(group: _Group) -> ImportRemark:
     return remark_guessed(
-        f"group {_get_name(group)} does not select a machine: it boots profile {group.get('profile')} on each machine that "
-        "no other group selects. Select machines with a BootPolicy, or write a Server for each"
+        f"group {_get_name(group)} does not select a machine: it boots profile {group.get('profile')} on each machine "
+        "that no other group selects. Select machines with a BootPolicy, or write a Server for each"
     )
 
 
