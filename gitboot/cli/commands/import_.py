@@ -18,16 +18,15 @@ from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
 from gitboot.importers.sources import (
+    asset_databases,
     cobbler,
     dhcp_servers,
+    hpc_nodes,
     ironic,
     kubernetes,
     matchbox,
     metal_operator,
-    netbox,
     openchami,
-    warewulf,
-    xcat,
 )
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
@@ -36,6 +35,7 @@ REPORT: Final = "import-report.md"
 _DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
 _MAX_BYTES: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
 _MAX_FILES: Final = 50_000  # files
+_MAX_REASONS: Final = 10  # of a source without machines, in the error
 _HELP: Final = """Write a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
@@ -58,15 +58,18 @@ class OldSystem(Struct, frozen=True):
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
-    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
+    "terraform": OldSystem(matchbox.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
+    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
+    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems of its API as JSON"),
+    "maas": OldSystem(asset_databases.read_maas, "maas PROFILE machines read, and machines power-parameters"),
+    "openchami": OldSystem(openchami.read, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(metal_operator.read, "objects of metal-operator and boot-operator as YAML"),
     "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
-    "netbox": OldSystem(netbox.read, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.read_xcat, "the output of lsdef -t node -z"),
-    "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
+    "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(hpc_nodes.read_xcat, "the output of lsdef -t node -z"),
+    "warewulf": OldSystem(hpc_nodes.read_warewulf, "nodes.conf of Warewulf 4"),
     "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
     "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
     "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
@@ -126,8 +129,9 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     )
     fleet = render_fleet(estate, supplement)
     if not fleet.items:
+        reasons = "".join(f"\n- {each.text}" for each in fleet.remarks[:_MAX_REASONS])
         raise UsageError(
-            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"
+            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats{reasons}"
         )
     with convert_os_errors(out):
         target = _ImportTarget(out)
