@@ -630,6 +630,17 @@ def test_ironics_ramdisks_have_the_arguments_that_ironic_adds(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("boot-operator", "netbox", "maas")])
+def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Path, system: str) -> None:
+    files = {name: text for name, text in SOURCES[system].items() if name != "facts.json"}
+    report = (imported(tmp_path, system, files=files) / "import-report.md").read_text()
+    assert "1 server without a UUID" in report
+    for command in ("gitboot bmc scan", "gitboot unknown-machines"):
+        assert f"`{command} " in report and typed(*command.split()[1:], "--help").code == 0
+    report = (imported(tmp_path, system, *known(tmp_path), files=files) / "import-report.md").read_text()
+    assert "without a UUID" not in report
+
+
 def test_ironics_own_number_of_a_node_is_not_taken_for_its_boards(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "ironic")
     assert not (fleet / "servers").exists()

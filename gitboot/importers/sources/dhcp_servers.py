@@ -266,7 +266,10 @@ _SKIPPED: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|(?://|#)[^\n]*|<\?include\s+"([^"\n]*)"\s*\?>', re.DOTALL
 )
 _BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
-_LAST_COMMA: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|,(?=\s*[\]}])')
+# A comma before the end of a list or an object, after its begin, or after a comma: an include may leave them.
+_SPARE_COMMA: Final = re.compile(
+    r'("(?:\\.|[^"\\\n])*")|([\[{,]\s*)(?:,\s*)+(?![\s,\]}])|(?:,\s*)+(?=[\]}])', re.DOTALL
+)
 _IDENTIFIERS: Final = ("client-id", "duid", "circuit-id", "flex-id")
 _ELSEWHERE: Final = ("hosts-database", "hosts-databases", "config-databases")
 
@@ -289,11 +292,11 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
     def skip(match: re.Match[str]) -> str:
         if match[2] is not None:
             includes.append(match[2])
-            return "null" if _is_value(text, match) else ""
+            return "null" if text[: match.start()].rstrip().endswith(":") else ""
         return match[1] or "\n" * match[0].count("\n")  # so that a position in an error is that of the file
 
     plain = _SKIPPED.sub(skip, text)
-    plain = _LAST_COMMA.sub(lambda match: match[1] or "", plain)
+    plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
     plain = _BARE_FRACTION.sub(lambda match: match[1] or "0", plain)
     for wrapped in (plain, f"[{plain}]", f"{{{plain}}}"):  # an included file alone need not be a whole document
         try:
@@ -306,13 +309,6 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
                     else "nested too deeply"
                 )
     raise UsageError(f"{path} is not a configuration of Kea: it is not JSON ({place})") from None
-
-
-def _is_value(text: str, match: re.Match[str]) -> bool:
-    """Return whether an include stands for a value: after a colon, or between the commas of a list."""
-    before = text[: match.start()].rstrip()
-    after = text[match.end() :].lstrip()
-    return before.endswith((":", ",", "[")) and after.startswith((",", "]", "}")) and not before.endswith("{")
 
 
 def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
