@@ -21,6 +21,7 @@ from gitboot.importers.inventory import (
     build_document_name,
     escape_template,
     is_secret,
+    parse_address,
     remark_guessed,
     remark_if,
     remark_lost,
@@ -160,6 +161,9 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
         first = found.setdefault(nic.mac, structs.replace(nic, addresses=()))
         kept = list(first.addresses)
         for each in nic.addresses:
+            if parse_address(each) is None:
+                remarks.append(remark_rejected(f"its address {each[:80]}, which is not an IP address"))
+                continue
             address = ip_interface(each).ip
             owner = owners.setdefault(str(address), nic.mac)
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
@@ -186,12 +190,15 @@ def _render_server(
     policy = ready.get(machine.boot or "")
     arguments, more = _filter_arguments(machine.arguments)
     bmc, bmc_remarks = _render_bmc(machine)
-    is_rejected = any(each.kind is RemarkKind.REJECTED and "MAC address" in each.text for each in machine.remarks)
+    has_reason = any(
+        "MAC address" in each.text and each.kind in (RemarkKind.REJECTED, RemarkKind.MISSING)
+        for each in machine.remarks
+    )
     unsupported = _list_unsupported(machine.architecture)
     remarks = [
         *machine.remarks,
         *remark_if(machine.uuid is None, _NO_UUID),
-        *remark_if(not machine.nics and not is_rejected, remark_missing("a MAC address")),
+        *remark_if(not machine.nics and not has_reason, remark_missing("a MAC address")),
         *unsupported,
         *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),

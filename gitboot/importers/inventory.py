@@ -154,8 +154,8 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
         return None, ()
     try:
         return parse_lookup_uuid(str(value).strip()), ()
-    except Malformed as error:
-        return None, (remark_rejected(f"its UUID {str(value)[:80]}: {error.message}"),)
+    except Malformed:
+        return None, (remark_rejected(f"its UUID {str(value)[:80]}, which is not the UUID of a board"),)
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -185,6 +185,12 @@ def parse_address(address: object, netmask: object = None) -> str | None:
         found = ip_interface(text)
         return str(found if "/" in text else found.ip)
     return None
+
+
+def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
+    """Return an address as `parse_address` does, or another text as it is: `render_fleet` rejects it with a remark."""
+    found = parse_address(address, netmask) or as_text(address)
+    return (found,) if found else ()
 
 
 def build_document_name(text: str) -> str:

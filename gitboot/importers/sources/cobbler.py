@@ -18,7 +18,7 @@ from gitboot.importers.inventory import (
     as_text,
     build_document_name,
     get_nested,
-    parse_address,
+    list_address,
     parse_architecture,
     parse_bmc,
     parse_json_files,
@@ -271,7 +271,7 @@ def _read_nics(
     nics, remarks = [], list[ImportRemark]()
     of_masters: dict[str, tuple[str, ...]] = {}
     for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
-        kind, addresses = _get_kind(each), tuple(filter(None, _list_addresses(each)))
+        kind, addresses = _get_kind(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             remarks.append(remark_lost(f"interface {name} is of type {kind}"))
             if kind != "bmc":
@@ -299,15 +299,15 @@ def _get_kind(interface: Mapping[str, Any]) -> str:
     return str(interface.get("interface_type") or "na").lower()
 
 
-def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str | None]:
+def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str]:
     # Cobbler 4 has the fields of each family in an object; Cobbler 3.3, and items that were migrated, do not.
     four, six = as_mapping(interface.get("ipv4")), as_mapping(interface.get("ipv6"))
-    yield parse_address(
+    yield from list_address(
         four.get("address") or interface.get("ip_address"), four.get("netmask") or interface.get("netmask")
     )
     prefix = as_text(six.get("prefix")) or as_text(interface.get("ipv6_prefix"))
-    found = parse_address(six.get("address") or interface.get("ipv6_address"))
-    yield f"{found}/{prefix.lstrip('/')}" if found and prefix and "/" not in found else found
+    for found in list_address(six.get("address") or interface.get("ipv6_address")):
+        yield f"{found}/{prefix.lstrip('/')}" if prefix and "/" not in found else found
 
 
 def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:

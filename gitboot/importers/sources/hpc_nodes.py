@@ -16,6 +16,7 @@ from gitboot.importers.inventory import (
     as_text,
     build_document_name,
     get_nested,
+    list_address,
     parse_address,
     parse_architecture,
     parse_bmc,
@@ -131,10 +132,10 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
     for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
         mac, about = read_mac(as_text(get_nested(device, "hwaddr")), f"network device {key}:")
         rejected += about
-        address = parse_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
+        addresses = list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
         if mac:
             device_name = as_text(get_nested(device, "device"))
-            nics.append(ImportedNic(mac=mac, name=device_name, addresses=(address,) if address else ()))
+            nics.append(ImportedNic(mac=mac, name=device_name, addresses=addresses))
     found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
     images = {
         label: next(filter(None, (as_text(each.get(key)) for each in found)), None)

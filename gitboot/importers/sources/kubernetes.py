@@ -23,7 +23,7 @@ from gitboot.importers.inventory import (
     as_mappings,
     as_text,
     get_nested,
-    parse_address,
+    list_address,
     parse_architecture,
     parse_bmc,
     parse_firmware,
@@ -133,13 +133,13 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
     for interface, dhcp in zip(interfaces, hosts, strict=True):
         mac, about = read_mac(as_text(dhcp.get("mac")))
         remarks += about
-        address = parse_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))
+        addresses = list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))
         if mac:
             nics.append(
                 ImportedNic(
                     mac=mac,
                     name=as_text(dhcp.get("iface_name")),
-                    addresses=as_tuple(address),
+                    addresses=addresses,
                     boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
                 )
             )
@@ -202,13 +202,14 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
         netboots.append(as_mapping(get_nested(interface, "netboot")))
         if mac:
             families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
-            found = (
-                parse_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+            found = tuple(
+                address
                 for ip in families
                 if as_text(ip.get("address"))
+                for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
             )
             boots = str(get_nested(interface, "netboot", "disabled")) != "true"
-            nics.append(ImportedNic(mac=mac, addresses=tuple(filter(None, found)), boot=boots))
+            nics.append(ImportedNic(mac=mac, addresses=found, boot=boots))
     bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
@@ -325,7 +326,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         if mac:  # a second row of the same MAC address has its IPv6 address
             before = nics[mac].addresses if mac in nics else ()
             own_name = nics[mac].name if mac in nics else nic_name
-            addresses = tuple(dict.fromkeys((*before, *as_tuple(parse_address(nic.get("ip"))))))
+            addresses = tuple(dict.fromkeys((*before, *list_address(nic.get("ip")))))
             may_boot = boots_by is None or mac == boots_by
             nics[mac] = ImportedNic(mac=mac, name=own_name, addresses=addresses, boot=may_boot)
     if boots_by is not None and boots_by not in nics:

@@ -25,6 +25,7 @@ from gitboot.importers.inventory import (
     as_mappings,
     as_text,
     get_nested,
+    list_address,
     parse_address,
     parse_architecture,
     parse_bmc,
@@ -203,10 +204,10 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         name = as_text(nic.get("name"))
         mac, more = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
         remarks += more
-        found = (parse_address(one) for one in (nic.get("ip"), *as_list(nic.get("ips"))))
+        found = [each for one in (nic.get("ip"), *as_list(nic.get("ips"))) for each in list_address(one)]
         if mac:
             before = nics[mac].addresses if mac in nics else ()
-            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*before, *filter(None, found)))))
+            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*before, *found))))
     return tuple(nic for _, nic in sorted(nics.items())), remarks
 
 
@@ -430,6 +431,12 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             ):
                 yield remark_lost(f"{kind} {_spell(key)}: no Server belongs to it")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
-    for key, _ in objects.list_kind("BMC"):
+    endpoints = set()
+    for key, each in objects.list_kind("BMC"):
+        endpoints.add(as_text(get_nested(each, "spec", "endpointRef", "name")))
         if key[1] not in used:
             yield remark_lost(f"BMC {_spell(key)}: no Server in the source refers to it")
+    for key, each in objects.list_kind("Endpoint"):
+        if key[1] not in endpoints:
+            _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_spell(key)}:")
+            yield from (*rejected, remark_lost(f"Endpoint {_spell(key)}: no BMC in the source refers to it"))

@@ -22,7 +22,7 @@ from gitboot.importers.inventory import (
     as_text,
     build_document_name,
     get_nested,
-    parse_address,
+    list_address,
     parse_architecture,
     parse_bmc,
     parse_json,
@@ -298,7 +298,7 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
         mac, about = read_mac(as_text(text))
         remarks += about
         if mac and mac not in nics:
-            found = sorted(filter(None, map(parse_address, addresses)))
+            found = sorted(each for address in addresses for each in list_address(address))
             nics[mac] = ImportedNic(mac=mac, addresses=tuple(found))
     is_mac = parse_mac_or_none(node.name) is not None
     host = bmcs.get(node.name.rpartition("n")[0])
