@@ -425,10 +425,23 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
 
 def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
-    """Parse lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` for the first other line."""
+    """Parse lines ``MAC UUID`` or ``NAME UUID``, or the JSON of `gitboot bmc scan` or `gitboot unknown-machines`.
+
+    Raises `UsageError` for the first other line.
+    """
+    if text.lstrip().startswith("{"):
+        return dict(_list_found_uuids(parse_json(path, text)))
     return _parse_pairs(
         text, path, lambda key, value: (_parse_or_none(parse_mac, key) or key, parse_lookup_uuid(value))
     )
+
+
+def _list_found_uuids(document: Any) -> Iterator[tuple[str, SystemUuid]]:
+    for item in as_mappings(get_nested(document, "items")):
+        uuid = parse_uuid_or_none(item.get("uuid")) or parse_uuid_or_none(get_nested(item, "identity", "uuid"))
+        macs = (*as_list(item.get("macs")), *(nic.get("mac") for nic in as_mappings(item.get("nics"))))
+        for mac in filter(None, map(parse_mac_or_none, macs)) if uuid is not None else ():
+            yield str(mac), uuid
 
 
 def parse_digest_list(text: str, path: str) -> dict[str, str]:

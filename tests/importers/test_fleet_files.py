@@ -773,6 +773,20 @@ def test_a_line_of_uuids_that_is_none_is_named(tmp_path: Path, line: str, word: 
     assert done.code == 64 and word in done.err
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"macs": [MAC, "52-54-00-00-00-02"], "uuid": UUID, "client": "10.0.0.13"},  # of gitboot unknown-machines
+        {"address": "https://10.9.0.13", "identity": {"uuid": UUID.upper()}, "nics": [{"name": "1", "mac": MAC}]},
+    ],
+)
+def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, item: dict[str, Any]) -> None:
+    (tmp_path / "found.json").write_text(json.dumps({"items": [{"macs": [], "uuid": None}, item]}))
+    fleet = imported(tmp_path, "isc", "--uuids", tmp_path / "found.json")
+    assert server_of(fleet, "isc")["uuid"] == UUID
+    assert f"its UUID {UUID}: from the --uuids file" in (fleet / "import-report.md").read_text()
+
+
 ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})
 
 

@@ -40,8 +40,9 @@ _HELP: Final = """Write a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
 and has no provision, so gitboot installs nothing. A comment marks each value that gitboot guessed. import-report.md
-lists what gitboot kept, guessed, left out and could not find for each machine. Documents that need a fact from you are
-in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC credentials.
+lists what gitboot kept, guessed, left out, rejected and could not find for each machine. Documents that need a fact
+from you are in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC
+credentials.
 
 You can import again. gitboot then updates the files that changed in SOURCE, and does not touch the files that you
 changed.
@@ -98,8 +99,8 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "--uuids",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE. Default: "
-    "gitboot writes these machines to pending/.",
+    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE, or the JSON output "
+    "of `gitboot bmc scan` or `gitboot unknown-machines`. Default: gitboot writes these machines to pending/.",
 )
 @click.option(
     "--sums",

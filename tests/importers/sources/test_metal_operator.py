@@ -98,7 +98,7 @@ def test_finding_i1_the_workload_is_the_policy_and_never_a_maintenance_or_an_orp
 def test_finding_i1_a_server_with_both_kinds_keeps_both_boots_apart() -> None:
     owner = {"apiVersion": "metal.ironcore.dev/v1alpha1", "kind": "ServerBootConfiguration", "name": "workload-sbc"}
     same = {"name": "workload-sbc", "namespace": "default", "owners": [owner]}
-    given = {
+    given: dict[str, Any] = {
         "servers": [
             {
                 "name": "server-1",

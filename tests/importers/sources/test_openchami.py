@@ -47,7 +47,7 @@ def test_finding_i2_boot_service_yields_the_boot_that_it_serves(
     configs: list[dict[str, Any]], kernels: tuple[str | None, ...]
 ) -> None:
     inventory = read({"c.json": json.dumps(configs), "n.json": json.dumps(NODES)})
-    by_name = {boot.name: boot.kernel for boot in inventory.boots}
+    by_name = {boot.name: str(boot.kernel) for boot in inventory.boots}
     first, second, third = inventory.machines
     found = tuple(by_name[each.boot].rpartition("-")[2] if each.boot else None for each in (first, second))
     assert found == kernels
