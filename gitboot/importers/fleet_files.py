@@ -484,7 +484,7 @@ def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collec
             "- `gitboot bmc scan NETWORK` reads them from the BMCs.",
             "- `gitboot unknown-machines --state STATE` lists the machines that requested a boot from gitboot.",
             "",
-            "Save the output of one of them with `-o json=FILE`, or write a line `MAC UUID` for each machine to a file.",
+            "Save the output of one of them with `-o json=FILE`, or write a line `MAC UUID` for each machine to FILE.",
             "Then import again with `--uuids FILE`.",
         )
     if edited_files:
