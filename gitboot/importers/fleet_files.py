@@ -85,9 +85,10 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
         items.append(item)
         if not item.pending:
             ready[boot.name] = name
-    for name, machine in _resolve_conflicts(
-        _assign_names((machine.name, machine) for machine in inventory.machines), supplement
-    ).items():
+    architectures = {boot.name: boot.architecture for boot in inventory.boots}
+    machines = (_complete_architecture(machine, architectures) for machine in inventory.machines)
+    named = _assign_names((machine.name, machine) for machine in machines)
+    for name, machine in _resolve_conflicts(named, supplement).items():
         item, texts = _render_server(name, machine, ready)
         files |= texts
         items.append(item)
@@ -112,6 +113,14 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # Servers
+
+
+def _complete_architecture(machine: ImportedMachine, architectures: Mapping[str, str | None]) -> ImportedMachine:
+    found = architectures.get(machine.boot or "")
+    if machine.architecture is not None or found is None:
+        return machine
+    remark = remark_guessed(f"architecture: {found}, that of its boot {machine.boot}")
+    return structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
 
 
 def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:

@@ -243,15 +243,15 @@ def _fetch_old_boot(
     ways = [partial(_fetch_old_script, client, old, shape, asker, timeout_s)]
     if shape in HTTP_BOOT_PATHS:
         ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, asker, timeout_s))
-    failure = None
+    failures = []
     for way in ways:
         try:
             if (boot := way()) is not None:
                 return boot
         except HostUnreachable as error:  # boot-operator answers 503 if iPXE is disabled, and 500 without a default uki
-            failure = failure or error
-    if failure is not None:
-        raise failure
+            failures.append(error)
+    if len(failures) == len(ways):
+        raise failures[0]
     return None
 
 

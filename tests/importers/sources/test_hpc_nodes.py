@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import Supplement
+from gitboot.importers.inventory import ImportedBoot, ImportedInventory, ImportedMachine, Supplement
 from gitboot.importers.sources.hpc_nodes import read_warewulf, read_xcat
 from tests.importers.test_fleet_files import UUID
 
@@ -24,6 +24,7 @@ def xcat(mac: str, arch: str = "x86_64") -> str:
         (f"{A}!web01-eth1|{B}!web01", ((), ("10.0.0.13",))),
         (f"{A}!web01.example.net|{B}!*NOIP*", (("10.0.0.13",), ())),
         (f"{A}!*NOIP*|{B}!*NOIP*", ((), ())),
+        (f"{A}!web01|{B}!web01", (("10.0.0.13",), ("10.0.0.13",))),  # a bond, of which the fleet keeps the first
     ],
 )
 def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
@@ -48,3 +49,11 @@ def test_finding_p11_a_device_of_warewulf_with_a_multicast_address_is_named() ->
     text = "nodes: {web01: {network devices: {default: {hwaddr: '01:00:5e:00:00:01'}}}}"
     (machine,) = read_warewulf({"nodes.conf": text}).machines
     assert any("network device default: MAC address 01:00:5e:00:00:01" in each.text for each in machine.remarks)
+
+
+@pytest.mark.parametrize(("arch", "found"), [("ppc64le", "ppc64le"), ("aarch64", "aarch64"), (None, "x86_64")])
+def test_finding_p11_a_machine_without_an_architecture_has_that_of_its_boot(arch: str | None, found: str) -> None:
+    boot = ImportedBoot(name="b", kernel="http://x/k", architecture=arch)
+    machine = ImportedMachine(name="web01", boot="b")
+    fleet = render_fleet(ImportedInventory(machines=(machine,), boots=(boot,)), Supplement())
+    assert f"architecture: {found}\n" in fleet.files["pending/servers/web01.yaml"]

@@ -220,6 +220,12 @@ spec: {{systemUUID: {UUID}, networkIdentifiers: [10.0.0.13, "{MAC}"], ukiURL: "{
         old.statuses[f"/ipxe/{UUID}"] = 503
         old.put("/httpboot", json.dumps({"UKIURL": uki, "SystemUUID": UUID}).encode())
         assert typed(*asks, old.url).code == 0
+        # Without a default uki, boot-operator answers 500 for a machine that it does not know.
+        old.statuses["/httpboot"] = 500
+        assert typed(*asks, old.url).json["items"][0]["verdict"] == "unknown"
+        del old.statuses[f"/ipxe/{UUID}"]
+        assert typed(*asks, old.url).json["items"][0]["verdict"] == "missing"
+        del old.statuses["/httpboot"]
         old.put(f"/ignition/{UUID}", b'{"ignition": {"version": "3.4.0"}}')
         done = typed(*asks, old.url)
         assert [each["field"] for each in done.json["items"][0]["differences"]] == ["user data"]
