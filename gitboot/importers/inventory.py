@@ -439,9 +439,11 @@ def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
 def _list_found_uuids(document: Any) -> Iterator[tuple[str, SystemUuid]]:
     for item in as_mappings(get_nested(document, "items")):
         uuid = parse_uuid_or_none(item.get("uuid")) or parse_uuid_or_none(get_nested(item, "identity", "uuid"))
-        macs = (*as_list(item.get("macs")), *(nic.get("mac") for nic in as_mappings(item.get("nics"))))
-        for mac in filter(None, map(parse_mac_or_none, macs)) if uuid is not None else ():
-            yield str(mac), uuid
+        if uuid is None:
+            continue
+        for text in (*as_list(item.get("macs")), *(nic.get("mac") for nic in as_mappings(item.get("nics")))):
+            if (mac := parse_mac_or_none(text)) is not None:
+                yield str(mac), uuid
 
 
 def parse_digest_list(text: str, path: str) -> dict[str, str]:

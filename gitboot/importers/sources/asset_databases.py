@@ -247,18 +247,17 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
     address = as_text(power.get("power_address"))
     if kind in (None, "manual"):
         return None, (remark_lost("its BMC: its power type is manual"),)
+    if kind not in ("ipmi", "redfish"):
+        about = f" at {address.rpartition('@')[2]}" if address else ""
+        return None, (remark_lost(f"its BMC{about}, whose power type is {kind}: add the BMC by hand"),)
     if address is None:
         command = "`maas PROFILE machines power-parameters`"
         return None, (
             remark_missing(f"the address of its BMC ({kind}): put the output of {command} beside the machines"),
         )
     host = address.rpartition("@")[2]
-    if kind == "ipmi":
-        host = f"ipmi://{host}"
-    elif kind == "redfish":
-        host = host if "://" in host else f"redfish://{host}"
-    else:
-        return None, (remark_lost(f"its BMC {host} ({kind}): add the BMC by hand"),)
+    if "://" not in host:
+        host = f"{kind}://{host}"
     node = as_text(power.get("node_id"))
     return parse_bmc(host, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
 

@@ -52,11 +52,23 @@ class Objects(Struct, frozen=True):
         """Return the objects of a kind by name."""
         return sorted(self.get_kind(kind).items(), key=lambda item: (item[0][1], item[0][0]))
 
+    def find(self, kind: str, key: Key | None) -> Object | None:
+        """Return an object. A file that people wrote may leave out namespaces."""
+        found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
+        return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
+
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
         """Return the spec of an object. Empty if no object, or none of this namespace, has the name."""
         found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
         only = next(iter(found.values())) if len(found) == 1 else None
         return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
+
+
+def is_same_key(one: Key | None, other: Key | None) -> bool:
+    """Return whether two keys can be of one object: their names are equal, and their namespaces if both are known."""
+    if one is None or other is None:
+        return False
+    return one[1] == other[1] and (one[0] == other[0] or not one[0] or not other[0])
 
 
 def load_objects(files: Texts) -> Objects:

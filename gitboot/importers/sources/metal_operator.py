@@ -38,7 +38,15 @@ from gitboot.importers.inventory import (
     remark_lost,
     remark_missing,
 )
-from gitboot.importers.sources.kubernetes import Key, Object, Objects, load_objects, read_labels, remark_other_kinds
+from gitboot.importers.sources.kubernetes import (
+    Key,
+    Object,
+    Objects,
+    is_same_key,
+    load_objects,
+    read_labels,
+    remark_other_kinds,
+)
 from gitboot.model.scalars import SystemUuid
 
 _BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first one wins if a machine has both
@@ -219,19 +227,22 @@ def _choose_boot(
         _read_ref(spec.get("bootConfigurationRef")),
         _read_ref(spec.get("maintenanceBootConfigurationRef")),
     )
-    maintenance = None if maintenance == workload else maintenance
+    maintenance = None if is_same_key(maintenance, workload) else maintenance
     own = [
         each
         for each in configs
         if (uuid is not None and each.uuid == uuid)
         or (
-            each.owner is not None
-            and (each.owner in (workload, maintenance) or _find_server_name(each.owner, objects) == name)
+            is_same_key(each.owner, workload)
+            or is_same_key(each.owner, maintenance)
+            or _find_server_name(each.owner, objects) == name
         )
     ]
-    boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if each.owner and each.owner == workload]
-    if workload is None and maintenance is None:
-        chosen = [each for each in own if each.owner is None]
+    boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
+    if not chosen:
+        # boot-operator names a configuration as its owner. Without references, the UUID alone counts.
+        is_alone = workload is None and maintenance is None
+        chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [remark_guessed(f"its boot: {each} has its UUID, and no owner") for each in chosen]
     reason = _explain_workload(name, workload, objects)
     strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
@@ -245,7 +256,7 @@ def _choose_boot(
         if workload and not chosen:
             remarks.append(_explain_missing_config("its boot", workload, objects))
     for each in own:
-        if each.owner is not None and each.owner == maintenance:
+        if is_same_key(each.owner, maintenance):
             profile = f": its profile is {each.boot}" if each.boot else ""
             remarks.append(
                 remark_lost(f"{each}, the boot of its maintenance{profile}. Write a Maintenance with a window")
@@ -253,7 +264,7 @@ def _choose_boot(
         elif each not in chosen:
             why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
             remarks.append(remark_lost(f"{each} with {why}, to which the Server does not refer"))
-    if maintenance and not any(each.owner == maintenance for each in own):
+    if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
         remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(remark_guessed("its boot: by name alone, because the source has no ServerBootConfiguration"))
@@ -266,7 +277,7 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     """Return why the ServerBootConfiguration of a server cannot be the right one."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
-    found = objects.get_kind("ServerBootConfiguration").get(workload)
+    found = objects.find("ServerBootConfiguration", workload)
     if found is None:
         return remark_missing(f"its boot: ServerBootConfiguration {_spell(workload)} is not in the source")
     server = as_text(get_nested(found, "spec", "serverRef", "name"))
@@ -303,14 +314,14 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
     claimed = _read_ref(spec.get("serverClaimRef"))
     for key, each in objects.list_kind("ServerClaim"):
-        if key == claimed or get_nested(each, "spec", "serverRef", "name") == name:
+        if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
             image = as_text(get_nested(each, "spec", "image"))
             yield remark_lost(f"ServerClaim {_spell(key)} with image {image}: gitboot has no claims")
     for key, each in objects.list_kind("ServerMaintenance"):
         if get_nested(each, "spec", "serverRef", "name") == name:
             yield _describe_maintenance(key, each)
     referred = _read_ref(spec.get("serverMaintenanceRef"))
-    if referred and referred not in objects.get_kind("ServerMaintenance"):
+    if referred and objects.find("ServerMaintenance", referred) is None:
         yield remark_lost(f"ServerMaintenance {_spell(referred)}, which is not in the source")
 
 
@@ -361,7 +372,7 @@ def _read_bmc(
 
 
 def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
-    found = objects.get_kind("ServerBootConfiguration").get(owner) if owner else None
+    found = objects.find("ServerBootConfiguration", owner)
     return as_text(get_nested(found, "spec", "serverRef", "name"))
 
 
@@ -427,7 +438,7 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             if server is not None and server not in servers:
                 yield remark_lost(f"{kind} {_spell(key)}: its Server {server} is not in the source")
             elif server is None and not any(
-                _read_ref(get_nested(one, "spec", "serverClaimRef")) == key for one in servers.values()
+                is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
             ):
                 yield remark_lost(f"{kind} {_spell(key)}: no Server belongs to it")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}

@@ -120,6 +120,21 @@ def test_finding_i1_a_server_with_both_kinds_keeps_both_boots_apart() -> None:
     assert machine_of(read({"o.yaml": build(given)})).boot == "workload-sbc"
 
 
+def test_finding_i1_objects_without_namespaces_and_owners_are_found_by_name() -> None:
+    text = f"""\
+kind: Server
+metadata: {{name: web01}}
+spec: {{systemUUID: {UUID}, bootConfigurationRef: {{namespace: default, name: web}}}}
+---
+kind: IPXEBootConfig
+metadata: {{name: web%s}}
+spec: {{systemUUID: {UUID}, kernelURL: "{KERNEL}", initrdURL: "{INITRD}"}}
+"""
+    owner = ", ownerReferences: [{apiVersion: metal.ironcore.dev/v1alpha1, kind: ServerBootConfiguration, name: web}]"
+    for more, boot in (("", "web"), (owner, "web"), ("-2", None)):
+        assert machine_of(read({"o.yaml": text % more}), "web01").boot == boot
+
+
 OBJECTS: Final = f"""\
 kind: Server
 metadata: {{name: web01}}
