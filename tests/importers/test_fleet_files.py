@@ -765,6 +765,19 @@ def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Pat
     assert done.code == 64 and "has no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
+def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "vmlinuz").write_bytes(b"\0" * 200)
+    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_BYTES", 100)
+    fleet = imported(tmp_path, "netbox")  # its files are larger
+    assert list(fleet.rglob("servers/*.yaml"))
+    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_DATA_BYTES", 100)
+    done = typed("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
+    assert done.code == 64 and "devices.json has " in done.err and "more than 100" in done.err
+
+
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
 def test_a_line_of_uuids_that_is_none_is_named(tmp_path: Path, line: str, word: str) -> None:
     (tmp_path / "uuids").write_text(f"{line}\n")

@@ -33,7 +33,9 @@ from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
 _DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
-_MAX_BYTES: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
+_MAX_BYTES: Final = 16 << 20  # of one file, because a directory may contain kernels and images, too
+_MAX_DATA_BYTES: Final = 256 << 20  # of one file that is the source itself, or has one of these suffixes
+_DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
 _MAX_REASONS: Final = 10  # of a source without machines, in the error
 _HELP: Final = """Write a fleet from the data of another system.
@@ -152,7 +154,10 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
         raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
     for path in paths:
         with convert_os_errors(path, "read"):
-            if path.stat().st_size <= _MAX_BYTES and b"\0" not in (content := path.read_bytes()):
+            is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
+            if is_data and size > _MAX_DATA_BYTES:
+                raise UsageError(f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split it, or leave it out")
+            if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")
 
