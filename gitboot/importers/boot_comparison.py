@@ -13,7 +13,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from msgspec import Struct
 
-from gitboot.importers.inventory import is_secret
+from gitboot.importers.inventory import as_text, get_nested, is_secret
 from gitboot.resolve.server_decision import Boot, BootFile
 
 
@@ -137,7 +137,8 @@ def _format_size(text: str | None) -> str:
 
 
 # Paths below --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee, README;
-# Cobbler 3.3, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go.
+# Cobbler 3.3 and 4, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go;
+# MAAS 3, provisioningserver/boot/ipxe.py (port 5248 of a rack); Foreman 3, unattended_controller.rb.
 SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}",
     "openchami": "boot/v1/bootscript?mac={mac}",
@@ -145,7 +146,13 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "cobbler": "cblr/svc/op/ipxe/system/{name}",
     "ironic": "pxelinux.cfg/{hexhyp}",
     "boot-operator": "ipxe/{uuid}",
+    "maas": "ipxe.cfg-{mac}",
+    "foreman": "unattended/iPXE?mac={mac}",
 }
+# Paths for servers that do not answer the first one. boot-service serves boot/v1 only with enable_legacy_api.
+OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={mac}"}
+# Systems that name a uki for UEFI HTTP boot. boot-operator finds the machine by its addresses in X-Forwarded-For.
+HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
 _MAX_LINES: Final = 10_000  # the limit of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
@@ -158,14 +165,15 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
     uuid: str
     macs: tuple[str, ...]  # the addresses of the interfaces that boot, with colons
     serial: str
+    addresses: tuple[str, ...] = ()
 
-    def list_script_urls(self, old: str, system: str) -> tuple[str, ...]:
+    def list_script_urls(self, old: str, system: str, paths: Mapping[str, str] = SCRIPT_PATHS) -> tuple[str, ...]:
         """Return the URLs of the boot script, one for each MAC address if the system uses MAC addresses."""
         found = []
-        for mac in self.macs or ("",):
+        for mac in (self.macs or ("",)) if system in paths else ():
             hexhyp = mac.replace(":", "-")
             values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac, "hexhyp": hexhyp}
-            path = SCRIPT_PATHS[system].format_map({key: quote(value, safe=":-") for key, value in values.items()})
+            path = paths[system].format_map({key: quote(value, safe=":-") for key, value in values.items()})
             found.append(f"{old.rstrip('/')}/{path}")
         return tuple(dict.fromkeys(found))
 
@@ -184,9 +192,13 @@ class OldBoot(Struct, frozen=True, kw_only=True):
     initrds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     chain: str | None = None
+    data_url: str | None = None  # of user data to which no argument leads
+    fails: bool = False  # the script stops the machine: the system has no boot for it
 
     @property
     def user_data_url(self) -> str | None:
+        if self.data_url is not None:
+            return self.data_url
         found = (
             _URL.search(each.partition("=")[2])
             for each in self.arguments
@@ -214,10 +226,8 @@ USER_DATA_ARGUMENTS: Final = frozenset(
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it, with absolute
-    URLs.
-    """
-    kernel, initrds, arguments, chain = None, list[str](), list[str](), None
+    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it. URLs are absolute."""
+    kernel, initrds, arguments, chain, fails = None, list[str](), list[str](), None, False
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
             kernel, *arguments = words
@@ -227,6 +237,8 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
             initrds += [word for word in words if "/" in word]
         elif command == "boot" and kernel is not None:
             break
+        elif command in ("boot", "halt") and not words:
+            fails = True  # as boot-service answers for an unknown node
         elif command == "chain" and kernel is None and chain is None and words:
             chain = words[0]
     return OldBoot(
@@ -234,7 +246,20 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
         initrds=tuple(_make_absolute(url, each) for each in initrds),
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
         chain=_make_absolute(url, chain) if chain and not kernel else None,
+        fails=fails and kernel is None and chain is None,
     )
+
+
+def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
+    """Return the boot that boot-operator names for UEFI HTTP boot. None: it names only its default uki."""
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    uki, own = (as_text(get_nested(found, key)) for key in ("UKIURL", "SystemUUID"))
+    if uki is None or own is None or own.lower() != uuid.lower():
+        return None
+    return OldBoot(kernel=uki, data_url=data_url)
 
 
 def _make_absolute(base: str, url: str) -> str:

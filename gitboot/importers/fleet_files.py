@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_interface
 from typing import Any, Final
 
 import yaml
@@ -13,16 +14,19 @@ from gitboot.importers.inventory import (
     ImportedBoot,
     ImportedInventory,
     ImportedMachine,
+    ImportedNic,
     ImportRemark,
     RemarkKind,
     Supplement,
     build_document_name,
     escape_template,
     is_secret,
+    parse_address,
     remark_guessed,
     remark_if,
     remark_lost,
     remark_missing,
+    remark_rejected,
 )
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars import (
@@ -41,8 +45,12 @@ from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
+_NO_UUID: Final = remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")
 PENDING: Final = "pending"  # the folder of documents that a person has to complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
+
+
+_NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)  # remarks that are comments in documents
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
@@ -76,9 +84,10 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
         items.append(item)
         if not item.pending:
             ready[boot.name] = name
-    for name, machine in _resolve_conflicts(
-        _assign_names((machine.name, machine) for machine in inventory.machines), supplement
-    ).items():
+    architectures = {boot.name: boot.architecture for boot in inventory.boots}
+    machines = (_complete_architecture(machine, architectures) for machine in inventory.machines)
+    named = _assign_names((machine.name, machine) for machine in machines)
+    for name, machine in _resolve_conflicts(named, supplement).items():
         item, texts = _render_server(name, machine, ready)
         files |= texts
         items.append(item)
@@ -108,6 +117,14 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 # Servers
 
 
+def _complete_architecture(machine: ImportedMachine, architectures: Mapping[str, str | None]) -> ImportedMachine:
+    found = architectures.get(machine.boot or "")
+    if machine.architecture is not None or found is None:
+        return machine
+    remark = remark_guessed(f"architecture: {found}, that of its boot {machine.boot}")
+    return structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+
+
 def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
     owners: dict[str, str] = {}
     found = {}
@@ -117,13 +134,13 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         if machine.uuid is None and uuid is not None:
             remarks.append(remark_guessed(f"its UUID {uuid}: from the --uuids file"))
         nics = []
-        for nic in machine.nics:
+        for nic in _merge_nics(machine.nics, remarks):
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
                 continue
             addresses = tuple(
                 each
                 for each in nic.addresses
-                if not _is_claimed(f"address {each.partition('/')[0]}", name, owners, remarks)
+                if not _is_claimed(f"address {ip_interface(each).ip}", name, owners, remarks)
             )
             nics.append(structs.replace(nic, addresses=addresses))
         if uuid is not None and _is_claimed(f"UUID {uuid}", name, owners, remarks):
@@ -144,6 +161,33 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
     return found
 
 
+def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> list[ImportedNic]:
+    """Return interfaces in which each MAC address and each IP address is only once.
+
+    Sources repeat an address for each interface of a bond, and a MAC address for each VLAN.
+    """
+    found: dict[MacAddress, ImportedNic] = {}
+    owners: dict[str, MacAddress] = {}
+    for nic in nics:
+        first = found.setdefault(nic.mac, structs.replace(nic, addresses=()))
+        kept = list(first.addresses)
+        for each in nic.addresses:
+            if parse_address(each) is None:
+                remarks.append(remark_rejected(f"its address {each[:80]}, which is not an IP address"))
+                continue
+            address = ip_interface(each).ip
+            owner = owners.setdefault(str(address), nic.mac)
+            if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
+                remarks.append(remark_rejected(f"its address {each}, which identifies no machine"))
+            elif owner != nic.mac:
+                shared = f"its interface {owner.replace('-', ':')} has too: a bond has its address once"
+                remarks.append(remark_lost(f"address {each} of interface {nic.mac.replace('-', ':')}, which {shared}"))
+            elif not any(ip_interface(one).ip == address for one in kept):
+                kept.append(each)
+        found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
+    return list(found.values())
+
+
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
@@ -157,10 +201,16 @@ def _render_server(
     policy = ready.get(machine.boot or "")
     arguments, more = _filter_arguments(machine.arguments)
     bmc, bmc_remarks = _render_bmc(machine)
+    has_reason = any(
+        "MAC address" in each.text and each.kind in (RemarkKind.REJECTED, RemarkKind.MISSING)
+        for each in machine.remarks
+    )
+    unsupported = _list_unsupported(machine.architecture)
     remarks = [
         *machine.remarks,
-        *remark_if(machine.uuid is None, remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")),
-        *remark_if(not machine.nics, remark_missing("a MAC address")),
+        *remark_if(machine.uuid is None, _NO_UUID),
+        *remark_if(not machine.nics and not has_reason, remark_missing("a MAC address")),
+        *unsupported,
         *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
@@ -199,10 +249,16 @@ def _render_server(
         "kernelArguments": [*(f"-{each}" for each in machine.removed_arguments), *arguments],
         "vars": dict(sorted(machine.vars.items())),
     }
-    pending = machine.uuid is None or not machine.nics
+    pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
     comment = "Parked: the old system manages it. Without lifecycle, gitboot does, and provision: 1 installs it."
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
+
+
+def _list_unsupported(architecture: str | None) -> list[ImportRemark]:
+    if architecture is None or architecture in tuple(Architecture):
+        return []
+    return [remark_missing(f"support for its architecture {architecture}: gitboot boots {' and '.join(Architecture)}")]
 
 
 def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
@@ -225,6 +281,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
 
 def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
     artifacts, missing_parts = _render_artifacts(boot, supplement)
+    missing_parts += _list_unsupported(boot.architecture)
     arguments, more = _filter_arguments(boot.arguments)
     uki, pending = boot.kernel is None, bool(missing_parts)
     remarks = (
@@ -339,7 +396,7 @@ def _sort_remarks(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     up = "../.." if item.pending else ".."
-    noted = [each for each in item.remarks if each.kind in (RemarkKind.GUESSED, RemarkKind.MISSING)]
+    noted = [each for each in item.remarks if each.kind in _NOTED]
     head = [comment, *(f"{each.kind}: {printable(each.text)}" for each in noted)]
     head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
     return _render_yaml(head, item.kind, item.name, labels, spec)
@@ -425,6 +482,18 @@ def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collec
     yield "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC."
     yield f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,"
     yield "or complete a document and move it out of the folder."
+    without_uuid = sum(_NO_UUID in item.remarks for item in fleet.items)
+    if without_uuid:
+        yield from (
+            "",
+            f"{format_count(without_uuid, 'server')} without a UUID. Two commands print UUIDs with MAC addresses:",
+            "",
+            "- `gitboot bmc scan NETWORK` reads them from the BMCs.",
+            "- `gitboot unknown-machines --state STATE` lists the machines that requested a boot from gitboot.",
+            "",
+            "Save the output of one of them with `-o json=FILE`, or write a line `MAC UUID` for each machine to FILE.",
+            "Then import again with `--uuids FILE`.",
+        )
     if edited_files:
         yield from (
             "",

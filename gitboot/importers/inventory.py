@@ -35,8 +35,10 @@ _ARCHITECTURES: Final = {
     "amd64": Architecture.X86_64,
     "x86_64": Architecture.X86_64,
     "x86-64": Architecture.X86_64,
+    "x64": Architecture.X86_64,
     "aarch64": Architecture.AARCH64,
     "arm64": Architecture.AARCH64,
+    "arm-a64": Architecture.AARCH64,  # Redfish, Processor.InstructionSet
 }
 _FIRMWARES: Final = {
     "uefi": Firmware.UEFI,
@@ -118,8 +120,42 @@ def _parse_or_none(parse: Callable[[object], T], value: object) -> T | None:
         return None
 
 
+_SHORT_MAC: Final = re.compile(r"[0-9a-f]{1,2}(?:([:-])[0-9a-f]{1,2})(?:\1[0-9a-f]{1,2}){4}", re.IGNORECASE | re.ASCII)
+
+
 def parse_mac_or_none(value: object) -> MacAddress | None:
-    return _parse_or_none(parse_lookup_mac, value) if isinstance(value, str) and value else None
+    """Return a MAC address. DHCP servers also read octets of one digit."""
+    return _parse_or_none(parse_lookup_mac, _pad_octets(value)) if isinstance(value, str) and value else None
+
+
+def _pad_octets(value: str) -> str:
+    text = value.strip()
+    return ":".join(each.zfill(2) for each in re.split("[:-]", text)) if _SHORT_MAC.fullmatch(text) else text
+
+
+def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
+    """Return the MAC address of an interface, and a remark if the source has another value."""
+    if value is None or value == "":
+        return None, ()
+    try:
+        return parse_lookup_mac(_pad_octets(str(value))), ()
+    except Malformed as error:
+        reasons = {
+            "multicast": "it is a multicast address, which no interface has",
+            "expected": "it is not the address of an Ethernet interface",
+        }
+        reason = next((text for word, text in reasons.items() if word in error.message), "it identifies no machine")
+        return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]}: {reason}"),)
+
+
+def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
+    """Return the UUID of a machine, and a remark if the source has another value."""
+    if value is None or value == "":
+        return None, ()
+    try:
+        return parse_lookup_uuid(str(value).strip()), ()
+    except Malformed:
+        return None, (remark_rejected(f"its UUID {str(value)[:80]}, which is not the UUID of a board"),)
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
@@ -127,8 +163,10 @@ def parse_uuid_or_none(value: object) -> SystemUuid | None:
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
-def parse_architecture(value: object) -> Architecture | None:
-    return _ARCHITECTURES.get(str(value).lower())
+def parse_architecture(value: object) -> str | None:
+    """Return an architecture as documents name it, or as the source does if gitboot does not support it."""
+    text = (as_text(value) or "").strip().lower()
+    return _ARCHITECTURES.get(text, text) or None
 
 
 def parse_firmware(value: object) -> Firmware | None:
@@ -136,15 +174,23 @@ def parse_firmware(value: object) -> Firmware | None:
 
 
 def parse_address(address: object, netmask: object = None) -> str | None:
-    """Return an IP address, with its prefix length if there is a netmask, or None if the value is not an address."""
-    text = str(address or "")
+    """Return an IP address, with its prefix length if there is a netmask. None: the value is not an address."""
+    text = str(address or "").strip()
+    if "%" in text:
+        return None  # an address with a zone is valid on one machine only
     if netmask and "/" not in text:
         with suppress(ValueError):
             return str(ip_interface(f"{text}/{netmask}"))
     with suppress(ValueError):
-        ip_interface(text)
-        return text
+        found = ip_interface(text)
+        return str(found if "/" in text else found.ip)
     return None
+
+
+def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
+    """Return an address as `parse_address` does, or another text as it is: `render_fleet` rejects it with a remark."""
+    found = parse_address(address, netmask) or as_text(address)
+    return (found,) if found else ()
 
 
 def build_document_name(text: str) -> str:
@@ -269,6 +315,7 @@ class RemarkKind(StrEnum):
     KEPT = "kept"
     GUESSED = "guessed"  # the source does not have it
     LOST = "lost"
+    REJECTED = "rejected"  # the value in the source cannot be right
     MISSING = "missing"  # a person has to supply it first
 
 
@@ -287,6 +334,7 @@ def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ..
 remark_kept: Final = partial(ImportRemark, RemarkKind.KEPT)
 remark_guessed: Final = partial(ImportRemark, RemarkKind.GUESSED)
 remark_lost: Final = partial(ImportRemark, RemarkKind.LOST)
+remark_rejected: Final = partial(ImportRemark, RemarkKind.REJECTED)
 remark_missing: Final = partial(ImportRemark, RemarkKind.MISSING)
 
 
@@ -321,7 +369,7 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     name: str  # the name in the source
     uuid: SystemUuid | None = None  # from SMBIOS, not an id of the source itself
     serial: str | None = None
-    architecture: Architecture | None = None
+    architecture: str | None = None  # as `parse_architecture` returns it
     firmware: Firmware | None = None
     nics: tuple[ImportedNic, ...] = ()
     bmc: ImportedBmc | None = None
@@ -342,7 +390,7 @@ class ImportedBoot(Struct, frozen=True, kw_only=True):
     rootfs: str | None = None
     uki: str | None = None
     arguments: tuple[str, ...] = ()
-    architecture: Architecture | None = None
+    architecture: str | None = None  # as `parse_architecture` returns it
     data: ImportedData | None = None
     remarks: tuple[ImportRemark, ...] = ()
 
@@ -379,10 +427,25 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
 
 def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
-    """Parse lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` for the first other line."""
+    """Parse lines ``MAC UUID`` or ``NAME UUID``, or the JSON of `gitboot bmc scan` or `gitboot unknown-machines`.
+
+    Raises `UsageError` for the first other line.
+    """
+    if text.lstrip().startswith("{"):
+        return dict(_list_found_uuids(parse_json(path, text)))
     return _parse_pairs(
         text, path, lambda key, value: (_parse_or_none(parse_mac, key) or key, parse_lookup_uuid(value))
     )
+
+
+def _list_found_uuids(document: Any) -> Iterator[tuple[str, SystemUuid]]:
+    for item in as_mappings(get_nested(document, "items")):
+        uuid = parse_uuid_or_none(item.get("uuid")) or parse_uuid_or_none(get_nested(item, "identity", "uuid"))
+        if uuid is None:
+            continue
+        for text in (*as_list(item.get("macs")), *(nic.get("mac") for nic in as_mappings(item.get("nics")))):
+            if (mac := parse_mac_or_none(text)) is not None:
+                yield str(mac), uuid
 
 
 def parse_digest_list(text: str, path: str) -> dict[str, str]:

@@ -12,7 +12,18 @@ import pytest
 from gitboot.importers.boot_comparison import SCRIPT_PATHS
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
-from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, lay, make_known_options
+from tests.importers.test_fleet_files import (
+    INITRD,
+    INITRDS,
+    KERNEL,
+    KERNELS,
+    MAC,
+    NAMES,
+    SOURCES,
+    UUID,
+    lay,
+    make_known_options,
+)
 
 PAGES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "docs" / "from").glob("[!R]*.md"))}
 HEXHYP = MAC.replace(":", "-")
@@ -28,6 +39,8 @@ ASKED = {
     "tinkerbell": (f"/{MAC}/auto.ipxe", ""),
     "metal3": (f"/pxelinux.cfg/{HEXHYP}", ""),
     "boot-operator": (f"/ipxe/{UUID}", ""),
+    "foreman": (f"/unattended/iPXE?mac={MAC}", "quiet"),
+    "maas": (f"/ipxe.cfg-{MAC}", ""),
 }
 
 
@@ -47,7 +60,7 @@ def test_every_system_that_can_be_compared_has_a_page() -> None:
 def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = name != "metal3"  # its source has no kernel: Ironic's agent writes an image
+    compared = name not in ("metal3", "maas")  # their source has no kernel: they write an image
     make_known_options(tmp_path)
     lay(tmp_path / "source", SOURCES[name])
     monkeypatch.chdir(tmp_path)
@@ -59,7 +72,8 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     assert typed(*validated).code == 0
     with artifact_server() as old:
         path, arguments = ASKED[name]
-        script = f"#!ipxe\nkernel {KERNEL} {arguments}\ninitrd {INITRD}\nboot\n" if compared else "#!ipxe\nexit\n"
+        kernel, initrd = KERNELS.get(name, KERNEL), INITRDS.get(name, INITRD)
+        script = f"#!ipxe\nkernel {kernel} {arguments}\ninitrd {initrd}\nboot\n" if compared else "#!ipxe\nexit\n"
         old.put(path, script.replace("URL", old.url).encode())
         old.put("/data", b'{"ignition": {"version": "3.3.0"}}')
         asks[asks.index("--old") + 1] = old.url

@@ -53,6 +53,7 @@ class ArtifactServer:
     no_version: bool = False
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)  # (method, path): times
     ranges: list[str] = field(default_factory=list)
+    forwarded: list[str] = field(default_factory=list)  # the values of X-Forwarded-For
 
     def put(self, path: str, content: bytes, type: str = "application/octet-stream") -> BootFile:
         """Serve a file; return it as an image names it."""
@@ -79,6 +80,7 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
         def _answer(self, *, body: bool) -> None:
             path = self.path
             served.asked[self.command, path] += 1
+            served.forwarded += self.headers.get_all("X-Forwarded-For", [])
             if served.no_head and not body:
                 return self._send(405, b"", {})
             if (where := served.led.get(path)) is not None:

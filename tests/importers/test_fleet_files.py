@@ -100,6 +100,130 @@ SOURCES: dict[str, dict[str, str]] = {
             }
         ),
     },
+    "terraform": {
+        "terraform.tfstate": _json(
+            {
+                "version": 4,
+                "terraform_version": "1.9.8",
+                "resources": [
+                    {
+                        "mode": "managed",
+                        "type": "matchbox_profile",
+                        "name": "flatcar",
+                        "instances": [
+                            {
+                                "schema_version": 0,
+                                "attributes": {
+                                    "id": "flatcar",
+                                    "name": "flatcar",
+                                    "kernel": KERNEL,
+                                    "initrd": [INITRD],
+                                    "args": ["quiet", f"inst.rootpw={PASSWORD}"],
+                                    "raw_ignition": '{"ignition": {"version": "3.3.0"}}',
+                                    "container_linux_config": None,
+                                    "generic_config": None,
+                                },
+                            }
+                        ],
+                    },
+                    {
+                        "module": "module.rack",
+                        "mode": "managed",
+                        "type": "matchbox_group",
+                        "name": "web",
+                        "instances": [
+                            {
+                                "index_key": 0,
+                                "attributes": {
+                                    "id": "web01",
+                                    "name": "web01",
+                                    "profile": "flatcar",
+                                    "selector": {"mac": MAC},
+                                    "metadata": {"admin_password": PASSWORD},
+                                },
+                            }
+                        ],
+                    },
+                ],
+            }
+        )
+    },
+    "foreman": {
+        "hosts.json": _json(
+            {
+                "total": 1,
+                "results": [
+                    {
+                        "id": 1,
+                        "name": "web01",
+                        "mac": MAC,
+                        "ip": "10.0.0.13",
+                        "architecture_name": "x86_64",
+                        "operatingsystem_id": 3,
+                        "operatingsystem_name": "AlmaLinux 9.4",
+                        "medium_id": 7,
+                        "medium_name": "Mirror",
+                        "pxe_loader": "Grub2 UEFI",
+                        "provision_method": "build",
+                        "managed": True,
+                    }
+                ],
+            }
+        ),
+        "web01.json": _json(
+            {
+                "id": 1,
+                "name": "web01",
+                "interfaces": [
+                    {"type": "interface", "identifier": "eno1", "mac": MAC, "ip": "10.0.0.13", "provision": True},
+                    {"type": "bmc", "ip": "10.9.0.13", "provider": "Redfish", "username": "root", "password": PASSWORD},
+                ],
+                "parameters": [
+                    {"name": "kernelcmd", "value": f"quiet inst.rootpw={PASSWORD}"},
+                    {"name": "root_pass", "value": PASSWORD},
+                ],
+            }
+        ),
+        "media.json": _json(
+            {"results": [{"id": 7, "name": "Mirror", "path": "http://old.example.net/$version", "os_family": "Redhat"}]}
+        ),
+        "operatingsystems.json": _json(
+            {"results": [{"id": 3, "name": "AlmaLinux", "major": "9", "minor": "4", "family": "Redhat"}]}
+        ),
+        "facts.json": _json({"results": {"web01": {"dmi::product::uuid": UUID}}}),
+    },
+    "maas": {
+        "machines.json": _json(
+            [
+                {
+                    "system_id": "4y3h7n",
+                    "hostname": "web01",
+                    "node_type": 0,
+                    "hardware_uuid": UUID.upper(),
+                    "hardware_info": {"system_serial": "4J8VM72"},
+                    "architecture": "amd64/generic",
+                    "bios_boot_method": "uefi",
+                    "power_type": "redfish",
+                    "osystem": "ubuntu",
+                    "distro_series": "jammy",
+                    "status_name": "Deployed",
+                    "zone": {"name": "default"},
+                    "boot_interface": {"name": "eno1", "type": "physical", "mac_address": MAC, "links": []},
+                    "interface_set": [
+                        {
+                            "name": "eno1",
+                            "type": "physical",
+                            "mac_address": MAC,
+                            "links": [{"ip_address": "10.0.0.13", "subnet": {"cidr": "10.0.0.0/24"}}],
+                        }
+                    ],
+                }
+            ]
+        ),
+        "power.json": _json(
+            {"4y3h7n": {"power_address": "10.9.0.13", "power_user": "root", "power_pass": PASSWORD, "node_id": "1"}}
+        ),
+    },
     "openchami": {
         "bootparameters.json": _json(
             [
@@ -280,6 +404,58 @@ spec:
 """,
         },
     ),
+    # As Cobbler 4 writes its collections: files by uid, references by uid, interfaces as items of their own.
+    "cobbler 4": (
+        "cobbler",
+        {
+            "distros/d1.json": _json({"uid": "d1", "name": "debian", "arch": "x86_64", "remote_boot_kernel": KERNEL}),
+            "profiles/p1.json": _json({"uid": "p1", "name": "web", "distro": "d1", "parent": "", "autoinstall": ""}),
+            "systems/s1.json": _json(
+                {
+                    "uid": "s1",
+                    "name": "web01",
+                    "profile": "p1",
+                    "power": {"address": "10.9.0.13", "type": "redfish", "user": "root", "password": PASSWORD},
+                }
+            ),
+            "network_interfaces/i1.json": _json(
+                {
+                    "uid": "i1",
+                    "name": "eth0",
+                    "system_uid": "s1",
+                    "mac_address": MAC,
+                    "interface_type": "na",
+                    "ipv4": {"address": "10.0.0.13", "netmask": "255.255.255.0"},
+                    "ipv6": {"address": "", "prefix": ""},
+                }
+            ),
+        },
+    ),
+    # As `terraform show -json` prints a state.
+    "terraform show": (
+        "terraform",
+        {
+            "show.json": _json(
+                {
+                    "format_version": "1.0",
+                    "values": {
+                        "root_module": {
+                            "child_modules": [
+                                {
+                                    "resources": [
+                                        {
+                                            "type": "matchbox_group",
+                                            "values": {"name": "web01", "profile": "p", "selector": {"mac": MAC}},
+                                        }
+                                    ]
+                                }
+                            ]
+                        }
+                    },
+                }
+            )
+        },
+    ),
     # As in xCAT's xcatstanzafile(5).
     "xcat with defaults": (
         "xcat",
@@ -290,7 +466,9 @@ spec:
     ),
 }
 NAMES = {"openchami": "x0c0s1b0n0"}  # web01 elsewhere
-BOOTS = {"matchbox", "cobbler", "openchami", "tinkerbell", "boot-operator", "ironic"}
+BOOTS = {"matchbox", "terraform", "cobbler", "foreman", "openchami", "tinkerbell", "boot-operator", "ironic"}
+KERNELS = {"foreman": "http://old.example.net/9.4/images/pxeboot/vmlinuz"}  # KERNEL elsewhere
+INITRDS = {"foreman": "http://old.example.net/9.4/images/pxeboot/initrd.img"}
 
 
 def lay(folder: Path, files: dict[str, str]) -> Path:
@@ -310,6 +488,8 @@ def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] |
 def make_known_options(tmp_path: Path) -> tuple[object, ...]:
     (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
     (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
+    with (tmp_path / "sums").open("a") as sums:
+        sums.write(f"{'feed' * 16}  images/pxeboot/vmlinuz\n{'beef' * 16}  images/pxeboot/initrd.img\n")
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
 
 
@@ -355,7 +535,9 @@ def test_each_system_becomes_a_fleet_that_is_valid_and_installs_nothing(
         planned = make_plan(decision, at("2026-12-01T00:00"), record)
         assert planned is None or planned.boot is None, "no longer Parked, it boots its disk: nobody asked for more"
     if decision.policy is not None:
-        assert decision.policy.boot is not None and decision.policy.boot.loaded_kernel.url == KERNEL
+        assert decision.policy.boot is not None and decision.policy.boot.loaded_kernel.url == KERNELS.get(
+            system, KERNEL
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -364,7 +546,8 @@ def test_other_forms_of_a_source_give_the_same_documents(tmp_path: Path, form: s
     fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     spec = server_of(fleet, system)
     assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
-    assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
+    if system != "terraform":
+        assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
     assert typed("validate", fleet).code == 0
     assert not any(PASSWORD.encode() in content for content in written(fleet).values())
     if form == "tinkerbell v1alpha2":
@@ -380,6 +563,8 @@ def test_the_sources_contain_secrets_if_their_system_supports_them() -> None:
 
 BMCS = {
     "cobbler": {"address": "https://10.9.0.13", "credentials": "web01-bmc"},
+    "foreman": {"address": "https://10.9.0.13", "credentials": "web01-bmc"},
+    "maas": {"address": "https://10.9.0.13", "system": "/redfish/v1/Systems/1", "credentials": "web01-bmc"},
     "tinkerbell": {"address": "https://10.9.0.13", "credentials": "bmc01-auth", "tls": {"verify": "false"}},
     "metal3": {
         "address": "https://10.9.0.13",
@@ -415,12 +600,12 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
 
 
 ADDRESSES = {
-    **dict.fromkeys(("cobbler", "tinkerbell", "warewulf", "netbox"), "10.0.0.13/24"),
-    **dict.fromkeys(("openchami", "metal3", "boot-operator", "xcat", "dnsmasq", "isc", "kea"), "10.0.0.13"),
+    **dict.fromkeys(("cobbler", "maas", "tinkerbell", "warewulf", "netbox"), "10.0.0.13/24"),
+    **dict.fromkeys(("foreman", "openchami", "metal3", "boot-operator", "xcat", "dnsmasq", "isc", "kea"), "10.0.0.13"),
 }
 
 
-FIRMWARES = {"metal3": "BIOS", "ironic": "BIOS", "tinkerbell": "UEFI"}
+FIRMWARES = {"metal3": "BIOS", "ironic": "BIOS", "tinkerbell": "UEFI", "foreman": "UEFI", "maas": "UEFI"}
 
 
 @pytest.mark.parametrize("system", SOURCES)
@@ -443,6 +628,17 @@ def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) 
     assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
         *("root=/dev/ram0", "text", "quiet")
     ]
+
+
+@pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("boot-operator", "netbox", "maas")])
+def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Path, system: str) -> None:
+    files = {name: text for name, text in SOURCES[system].items() if name != "facts.json"}
+    report = (imported(tmp_path, system, files=files) / "import-report.md").read_text()
+    assert "1 server without a UUID" in report
+    for command in ("gitboot bmc scan", "gitboot unknown-machines"):
+        assert f"`{command} " in report and typed(*command.split()[1:], "--help").code == 0
+    report = (imported(tmp_path, system, *make_known_options(tmp_path), files=files) / "import-report.md").read_text()
+    assert "without a UUID" not in report
 
 
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
@@ -569,12 +765,39 @@ def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Pat
     assert done.code == 64 and "has no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
+def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "vmlinuz").write_bytes(b"\0" * 200)
+    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_BYTES", 100)
+    fleet = imported(tmp_path, "netbox")  # its files are larger
+    assert list(fleet.rglob("servers/*.yaml"))
+    monkeypatch.setattr("gitboot.cli.commands.import_._MAX_DATA_BYTES", 100)
+    done = typed("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
+    assert done.code == 64 and "devices.json has " in done.err and "more than 100" in done.err
+
+
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
 def test_an_invalid_line_in_the_file_of_uuids_is_named(tmp_path: Path, line: str, word: str) -> None:
     (tmp_path / "uuids").write_text(f"{line}\n")
     source = lay(tmp_path / "source", SOURCES["isc"])
     done = typed("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
     assert done.code == 64 and word in done.err
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"macs": [MAC, "52-54-00-00-00-02"], "uuid": UUID, "client": "10.0.0.13"},  # of gitboot unknown-machines
+        {"address": "https://10.9.0.13", "identity": {"uuid": UUID.upper()}, "nics": [{"name": "1", "mac": MAC}]},
+    ],
+)
+def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, item: dict[str, Any]) -> None:
+    (tmp_path / "found.json").write_text(json.dumps({"items": [{"macs": [], "uuid": None}, item]}))
+    fleet = imported(tmp_path, "isc", "--uuids", tmp_path / "found.json")
+    assert server_of(fleet, "isc")["uuid"] == UUID
+    assert f"its UUID {UUID}: from the --uuids file" in (fleet / "import-report.md").read_text()
 
 
 ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from datetime import datetime
@@ -24,6 +25,8 @@ from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import HostUnreachable
 from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, format_host
 from gitboot.importers.boot_comparison import (
+    HTTP_BOOT_PATHS,
+    OTHER_SCRIPT_PATHS,
     SCRIPT_PATHS,
     BootComparison,
     ComparedMachine,
@@ -32,6 +35,7 @@ from gitboot.importers.boot_comparison import (
     compare_boots,
     list_moved_files,
     parse_boot_script,
+    parse_http_boot,
 )
 from gitboot.jsonio import format_document
 from gitboot.model.boot_policy import NetworkBoot
@@ -193,11 +197,18 @@ def _compare_server(
     contents: bool,
 ) -> BootComparison:
     macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
-    asker = ComparedMachine(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
+    asker = ComparedMachine(
+        name=decision.server,
+        uuid=str(decision.uuid),
+        macs=macs,
+        serial=server.spec.serial or "",
+        addresses=tuple(each.partition("/")[0] for nic in server.spec.interfaces for each in nic.addresses),
+    )
     policy = decision.policy
     boot = policy.boot if policy is not None else None
     try:
-        answer = _fetch_old_boot(client, old, shape, asker, timeout_s)
+        is_uki = boot is not None and boot.direct_uki is not None
+        answer = _fetch_old_boot(client, old, shape, asker, timeout_s, is_uki=is_uki)
         if answer is None:
             return BootComparison(
                 server=asker.name, verdict=Verdict.MISSING, message="the old system responds with 404"
@@ -228,21 +239,56 @@ def _compare_server(
 
 
 def _fetch_old_boot(
+    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float, *, is_uki: bool
+) -> OldBoot | None:
+    """Return the old boot of a machine. A system with UEFI HTTP boot is first asked for what the fleet boots."""
+    ways = [partial(_fetch_old_script, client, old, shape, asker, timeout_s)]
+    if shape in HTTP_BOOT_PATHS:
+        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, asker, timeout_s))
+    failures = []
+    for way in ways:
+        try:
+            if (boot := way()) is not None:
+                return boot
+        except HostUnreachable as error:  # boot-operator answers 503 if iPXE is disabled, and 500 without a default uki
+            failures.append(error)
+    if len(failures) == len(ways):
+        raise failures[0]
+    return None
+
+
+def _fetch_old_script(
     client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
-    urls = asker.list_script_urls(old, shape)
-    for number, url in enumerate(urls):
-        variables = asker.list_variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
+    urls = [
+        each
+        for paths in (SCRIPT_PATHS, OTHER_SCRIPT_PATHS)
+        for each in enumerate(asker.list_script_urls(old, shape, paths))
+    ]
+    for number, script_url in urls:
+        mac = asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else ""
+        url, variables = script_url, asker.list_variables(mac)
         for _ in range(_MAX_REDIRECTS):
             if not (
                 script := _fetch_text(client, url, timeout_s) or ""
             ).strip():  # Cobbler sends this answer to an unknown machine
                 break
             boot = parse_boot_script(script, url, variables)
+            if boot.fails:
+                break
             if boot.chain is None or not _is_same_host(boot.chain, old) or "${" in boot.chain:
                 return boot
             url = boot.chain
     return None
+
+
+def _fetch_http_boot(
+    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float
+) -> OldBoot | None:
+    root = old.rstrip("/")
+    headers = {"X-Forwarded-For": ", ".join((*asker.addresses, *asker.macs))}
+    answer = _fetch_text(client, f"{root}/{HTTP_BOOT_PATHS[shape]}", timeout_s, headers)
+    return parse_http_boot(answer, asker.uuid, f"{root}/ignition/{asker.uuid}") if answer else None
 
 
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
@@ -262,8 +308,8 @@ def _is_same_host(url: str, old: str) -> bool:
     return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
 
 
-def _fetch_text(client: HttpClient, url: str, timeout_s: float) -> str | None:
-    with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
+def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> str | None:
+    with client.stream("GET", url, headers={"Accept": "*/*", **(headers or {})}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None
         if answer.status != 200:

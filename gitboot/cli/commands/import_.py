@@ -18,29 +18,33 @@ from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
 from gitboot.importers.sources import (
+    asset_databases,
     cobbler,
     dhcp_servers,
+    hpc_nodes,
     ironic,
     kubernetes,
     matchbox,
-    netbox,
+    metal_operator,
     openchami,
-    warewulf,
-    xcat,
 )
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
-_DIGESTS_FILE: Final = ".gitboot/import.json"  # contains the digest of each file that the last import wrote
-_MAX_BYTES: Final = 16 << 20  # size of one input file; a larger file is not a description of a machine
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
+_MAX_BYTES: Final = 16 << 20  # of one file, because a directory may contain kernels and images, too
+_MAX_DATA_BYTES: Final = 256 << 20  # of one file that is the source itself, or has one of these suffixes
+_DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
+_MAX_REASONS: Final = 10  # of a source without machines, in the error
 _HELP: Final = """Write a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
 and has no provision, so gitboot installs nothing. A comment marks each value that gitboot guessed. import-report.md
-lists what gitboot kept, guessed, left out and could not find for each machine. Documents that need a fact from you are
-in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC credentials.
+lists what gitboot kept, guessed, left out, rejected and could not find for each machine. Documents that need a fact
+from you are in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC
+credentials.
 
 You can import again. gitboot then updates the files that changed in SOURCE, and does not touch the files that you
 changed.
@@ -57,15 +61,18 @@ class OldSystem(Struct, frozen=True):
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
-    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
+    "terraform": OldSystem(matchbox.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
+    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
+    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems of its API as JSON"),
+    "maas": OldSystem(asset_databases.read_maas, "maas PROFILE machines read, and machines power-parameters"),
+    "openchami": OldSystem(openchami.read, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
+    "boot-operator": OldSystem(metal_operator.read, "objects of metal-operator and boot-operator as YAML"),
     "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
-    "netbox": OldSystem(netbox.read, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.read_xcat, "the output of lsdef -t node -z"),
-    "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
+    "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(hpc_nodes.read_xcat, "the output of lsdef -t node -z"),
+    "warewulf": OldSystem(hpc_nodes.read_warewulf, "nodes.conf of Warewulf 4"),
     "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
     "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
     "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
@@ -94,8 +101,8 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "--uuids",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE. Default: "
-    "gitboot writes these machines to pending/.",
+    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE, or the JSON output "
+    "of `gitboot bmc scan` or `gitboot unknown-machines`. Default: gitboot writes these machines to pending/.",
 )
 @click.option(
     "--sums",
@@ -125,8 +132,9 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     )
     fleet = render_fleet(inventory, supplement)
     if not fleet.items:
+        reasons = "".join(f"\n- {each.text}" for each in fleet.remarks[:_MAX_REASONS])
         raise UsageError(
-            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"
+            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats{reasons}"
         )
     with convert_os_errors(out):
         target = _ImportTarget(out)
@@ -146,7 +154,10 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
         raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
     for path in paths:
         with convert_os_errors(path, "read"):
-            if path.stat().st_size <= _MAX_BYTES and b"\0" not in (content := path.read_bytes()):
+            is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
+            if is_data and size > _MAX_DATA_BYTES:
+                raise UsageError(f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split it, or leave it out")
+            if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")
 

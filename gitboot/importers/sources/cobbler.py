@@ -1,4 +1,4 @@
-"""Cobbler 3.3: distros, profiles and systems from its files."""
+"""Cobbler 3.3 and 4: distros, profiles, systems and interfaces from its files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_text,
     build_document_name,
-    parse_address,
+    get_nested,
+    list_address,
     parse_architecture,
     parse_bmc,
     parse_json_files,
-    parse_mac_or_none,
+    read_mac,
     remark_guessed,
     remark_if,
     remark_kept,
@@ -29,28 +30,60 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
+from gitboot.resolve.kernel_arguments import REPEATED, argument_name
 
 _INHERIT: Final = "<<inherit>>"
+_REPEATED_NAMES: Final = {argument_name(name) for name in REPEATED}
 _DOMAIN: Final = "local.lan"  # for Debian's installer, if a system's host name has no domain
 _OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read ``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
-    distros, profiles, systems = (_read_objects(files, kind) for kind in ("distros", "profiles", "systems"))
-    boots = {name: _read_boot(name, profiles, distros) for name in sorted(profiles)}
-    machines = (_read_machine(system, boots) for _, system in sorted(systems.items()))
-    return ImportedInventory(machines=tuple(machines), boots=tuple(boots.values()))
+    """Read ``collections/{distros,profiles,systems}`` of /var/lib/cobbler, and ``network_interfaces`` of Cobbler 4."""
+    distros, profiles, systems, images = (
+        _index_objects(_read_objects(files, kind)) for kind in ("distros", "profiles", "systems", "images")
+    )
+    interfaces = _read_objects(files, "network_interfaces")
+    boots = {id(profile): _read_boot(str(profile["name"]), profiles, distros) for profile in profiles.values()}
+    of_profile = {key: boots[id(profile)] for key, profile in profiles.items()}
+    by_name = {str(system["name"]): system for system in systems.values()}
+    machines = (
+        _read_machine(system, of_profile, images, _list_interfaces(system, interfaces))
+        for _, system in sorted(by_name.items())
+    )
+    of_systems = {key for system in by_name.values() for key in (as_text(system.get("uid")), str(system["name"]))}
+    return ImportedInventory(
+        machines=tuple(machines),
+        boots=tuple(sorted(boots.values(), key=lambda boot: boot.name)),
+        remarks=tuple(
+            remark_lost(
+                f"interface {each.get('name')} with MAC address {as_text(each.get('mac_address'))}: its system "
+                f"{as_text(each.get('system_uid'))} is not in the source"
+            )
+            for each in interfaces
+            if as_text(each.get("system_uid")) not in of_systems
+        ),
+    )
 
 
-def _read_objects(files: Texts, kind: str) -> _Objects:
+def _read_objects(files: Texts, kind: str) -> list[Mapping[str, Any]]:
     of_kind = {path: text for path, text in files.items() if f"/{kind}/" in f"/{path}"}
-    return {
-        str(item["name"]): item
-        for _, item in parse_json_files(of_kind)
-        if isinstance(item, dict) and as_text(item.get("name"))
-    }
+    return [item for _, item in parse_json_files(of_kind) if isinstance(item, dict) and as_text(item.get("name"))]
+
+
+def _index_objects(items: Iterable[Mapping[str, Any]]) -> _Objects:
+    """Return objects by name, and by uid: Cobbler 4 refers to an object by its uid, and Cobbler 3.3 by its name."""
+    listed = list(items)
+    by_uid = {uid: item for item in listed if (uid := as_text(item.get("uid")))}
+    return by_uid | {str(item["name"]): item for item in listed}
+
+
+def _list_interfaces(system: Mapping[str, Any], items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the interfaces of a system by name. Cobbler 4 stores them as items of their own."""
+    own = {str(name): as_mapping(each) for name, each in as_mapping(system.get("interfaces")).items()}
+    uids = {as_text(system.get("uid")), str(system["name"])} - {None}
+    return own | {str(each["name"]): each for each in items if as_text(each.get("system_uid")) in uids}
 
 
 def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
@@ -119,7 +152,8 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
     options = _merge_options(_parse_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
     # Without a value, a profile inherits the template of Cobbler's settings; "" means no template.
     autoinstall = next(
-        (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
+        (_name_template(each["autoinstall"]) for each in lineage if each.get("autoinstall") not in (None, _INHERIT)),
+        None,
     )
     arguments, more = translate_arguments([*options, *_list_added_arguments(distro, installs=autoinstall != "")])
     template = autoinstall or "of Cobbler's settings"
@@ -151,6 +185,11 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
     )
 
 
+def _name_template(value: object) -> str:
+    # Cobbler 4 stores a template with all its fields, or its uid.
+    return as_text(get_nested(value, "name")) or as_text(value) or ""
+
+
 def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
     # Its own URL, or that of Cobbler's copy: images/DISTRO/FILE.
     remote, path = as_text(distro.get(f"remote_boot_{kind}")), as_text(distro.get(kind))
@@ -161,23 +200,36 @@ def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
     return f"assets:images/{distro['name']}/{path.rpartition('/')[2]}" if path else None
 
 
-def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
-    name, profile = str(system["name"]), as_text(system.get("profile"))
-    nics, ignored = _read_nics(as_mapping(system.get("interfaces")))
+def _read_machine(
+    system: Mapping[str, Any],
+    boots: Mapping[str, ImportedBoot],
+    images: _Objects,
+    interfaces: Mapping[str, Mapping[str, Any]],
+) -> ImportedMachine:
+    name, profile, image = str(system["name"]), as_text(system.get("profile")), as_text(system.get("image"))
+    nics, ignored = _read_nics(interfaces)
     boot = boots.get(profile or "")
     options = _parse_options(system.get("kernel_options"))
     own_options = {name: value for name, value in options.items() if not name.startswith("!")}
+    # A system's own option replaces that of its profile. gitboot adds it if the kernel accepts several of the name.
+    inherited = {argument_name(each) for each in boot.arguments} if boot else set()
+    replaced = [name for name in own_options if argument_name(name) in inherited & _REPEATED_NAMES]
     arguments, secret = translate_arguments(
         [
             *_format_options(own_options),
             *_list_host_name_arguments(as_text(system.get("hostname")), boot),
-            *_list_console_arguments(system),
+            *_list_console_arguments(system, boot),
         ]
     )
     bmc, more = _read_bmc(system)
     own_templates = [
         key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
     ]
+    if profile or not image:
+        why = f"its profile {profile}, which is not in the source"
+    else:
+        file = as_text(get_nested(images, image, "file")) or image
+        why = f"its boot: it boots image {file}, which has no kernel"
     return ImportedMachine(
         name=name,
         serial=as_text(system.get("serial_number")),
@@ -186,11 +238,11 @@ def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) 
         bmc=bmc,
         boot=boot.name if boot else None,
         arguments=arguments,
-        removed_arguments=tuple(_list_removed_options(options)),
+        removed_arguments=tuple(sorted({*_list_removed_options(options), *replaced})),
         remarks=(
             remark_kept(f"system {name}"),
             *ignored,
-            *remark_if(boot is None, remark_missing(f"its profile {profile}, which is not in the source")),
+            *remark_if(boot is None, remark_missing(why)),
             *(remark_lost(f"{key} of its own") for key in own_templates),
             *secret,
             *more,
@@ -206,33 +258,66 @@ def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -
     return [f"hostname={host}", *([f"domain={domain}"] if domain else [])]
 
 
-def _list_console_arguments(system: Mapping[str, Any]) -> list[str]:
+def _list_console_arguments(system: Mapping[str, Any], boot: ImportedBoot | None) -> list[str]:
+    # Cobbler adds the serial console after all other arguments, and only for x86_64 (cobbler/tftpgen.py).
     device, baud = system.get("serial_device"), system.get("serial_baud_rate")
     if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
+        return []
+    if boot is not None and boot.architecture not in (None, "x86_64"):
         return []
     return [f"console=ttyS{max(device, 0)},{baud if baud > 0 else 115200}"]
 
 
-def _read_nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    nics, remarks = [], []
-    for name, found in sorted(interfaces.items()):
-        each = as_mapping(found)
-        kind = str(each.get("interface_type") or "na").lower()
+def _read_nics(
+    interfaces: Mapping[str, Mapping[str, Any]],
+) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    nics, remarks = [], list[ImportRemark]()
+    of_masters: dict[str, tuple[str, ...]] = {}
+    for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
+        kind, addresses = _get_kind(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             remarks.append(remark_lost(f"interface {name} is of type {kind}"))
-        elif mac := parse_mac_or_none(each.get("mac_address")):
-            address = parse_address(each.get("ip_address"), each.get("netmask")) or parse_address(
-                each.get("ipv6_address")
-            )
-            nics.append(ImportedNic(mac=mac, name=name, addresses=(address,) if address else ()))
-        else:
+            if kind != "bmc":
+                of_masters[name] = addresses
+            continue
+        master = as_text(each.get("interface_master")) or ""
+        for address in of_masters.pop(master, ()):  # only the first interface of a bond has its address
+            addresses = (*addresses, address)
+            remarks.append(remark_guessed(f"address {address} of {master} is on its interface {name}"))
+        mac, rejected = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
+        remarks += rejected
+        if mac:
+            nics.append(ImportedNic(mac=mac, name=name, addresses=addresses))
+        elif not rejected:
             remarks.append(remark_missing(f"interface {name} has no MAC address"))
-    return tuple(nics), remarks
+    remarks += [
+        remark_lost(f"address {address} of {name}, because no interface of it has a MAC address")
+        for name, addresses in of_masters.items()
+        for address in addresses
+    ]
+    return tuple(sorted(nics, key=lambda nic: nic.name or "")), remarks
+
+
+def _get_kind(interface: Mapping[str, Any]) -> str:
+    return str(interface.get("interface_type") or "na").lower()
+
+
+def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str]:
+    # Cobbler 4 has the fields of each family in an object; Cobbler 3.3, and items that were migrated, do not.
+    four, six = as_mapping(interface.get("ipv4")), as_mapping(interface.get("ipv6"))
+    yield from list_address(
+        four.get("address") or interface.get("ip_address"), four.get("netmask") or interface.get("netmask")
+    )
+    prefix = as_text(six.get("prefix")) or as_text(interface.get("ipv6_prefix"))
+    for found in list_address(six.get("address") or interface.get("ipv6_address")):
+        yield f"{found}/{prefix.lstrip('/')}" if prefix and "/" not in found else found
 
 
 def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # User and password are left out.
-    address, kind = as_text(system.get("power_address")), as_text(system.get("power_type"))
+    # User and password are left out. Cobbler 4 has an object: power.address.
+    power = as_mapping(system.get("power"))
+    fields = {key: power.get(key) or system.get(f"power_{key}") for key in ("address", "type", "user")}
+    address, kind = as_text(fields["address"]), as_text(fields["type"])
     if address is None or address == _INHERIT:
         return None, ()
     if kind in ("ipmilan", "ipmilanplus", "ipmitool"):
@@ -243,5 +328,6 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         )
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")
+    has_secret = fields["user"] or power.get("password") or system.get("power_pass")
     left_out = remark_lost("power_user and power_pass were left out: store them in the directory of credentials")
-    return bmc, (*remarks, *remark_if(system.get("power_user") or system.get("power_pass"), left_out))
+    return bmc, (*remarks, *remark_if(has_secret, left_out))

@@ -1,107 +1,343 @@
-"""Reservations of DHCP servers: dhcp-host of dnsmasq, host blocks of ISC dhcpd, reservations of Kea."""
+"""Reservations of DHCP servers: dhcp-host of dnsmasq, host blocks of ISC dhcpd, reservations of Kea.
+
+Each host becomes a machine, also if its reservation has no MAC address. The report lists included files that are not in
+the source.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any, Final
+
+from msgspec import Struct
 
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import (
     ImportedInventory,
     ImportedMachine,
     ImportedNic,
+    ImportRemark,
+    RemarkKind,
     Texts,
     as_list,
+    as_mapping,
     as_text,
+    build_document_name,
     parse_address,
-    parse_mac_or_none,
+    read_mac,
+    remark_guessed,
+    remark_if,
     remark_kept,
+    remark_lost,
+    remark_missing,
 )
+from gitboot.model.scalars import MacAddress
 
-_HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
-_ETHERNET: Final = re.compile(r"hardware\s+ethernet\s+([0-9A-Fa-f:.-]+)\s*;")
-_FIXED: Final = re.compile(r"fixed-address6?\s+([0-9A-Fa-f:.]+)\s*[;,]")
-_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
-_COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/|(?://|#)[^\n]*', re.DOTALL)
+
+class _Host(Struct, frozen=True, kw_only=True):
+    """One reservation."""
+
+    name: str | None = None
+    macs: tuple[MacAddress, ...] = ()
+    addresses: tuple[str, ...] = ()
+    identifier: str | None = None  # what the reservation has in place of a MAC address
+    remarks: tuple[ImportRemark, ...] = ()
+
+
+_Row = _Host | ImportRemark  # a remark is about the source
 
 
 def read_dnsmasq(files: Texts) -> ImportedInventory:
-    """Read every ``dhcp-host=`` with a MAC address, and files of ``--dhcp-hostsfile``: a MAC, a name, an address."""
-    return _build_inventory(_parse_dnsmasq(text) for _, text in sorted(files.items()))
+    """Read every ``dhcp-host=``, and files of ``--dhcp-hostsfile``: MAC addresses, a name, addresses."""
+    return _build_inventory(row for _, text in sorted(files.items()) for row in _parse_dnsmasq(text, files))
 
 
 def read_isc_dhcpd(files: Texts) -> ImportedInventory:
-    """Read every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``."""
-    return _build_inventory(_parse_isc_dhcpd(text) for _, text in sorted(files.items()))
+    """Read every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``, in any group or subnet."""
+    return _build_inventory(row for _, text in sorted(files.items()) for row in _parse_isc_dhcpd(text, files))
 
 
 def read_kea(files: Texts) -> ImportedInventory:
-    """Read every reservation with a ``hw-address``, in any subnet. Kea's JSON has comments."""
-    return _build_inventory(_parse_kea(path, text) for path, text in sorted(files.items()))
+    """Read every reservation, in any subnet. Kea's JSON has comments, includes and commas at the end of a list."""
+    return _build_inventory(row for path, text in sorted(files.items()) for row in _parse_kea(path, text, files))
 
 
-_Row = tuple[str | None, Any, tuple[str, ...]]
-
-
-def _build_inventory(files: Iterator[Iterator[_Row]]) -> ImportedInventory:
-    """Return machines by name. A machine without a name has the name of its MAC address."""
-    nics: dict[str, dict[Any, ImportedNic]] = {}
-    for name, mac, addresses in (row for rows in files for row in rows):
-        own = nics.setdefault(name or f"host-{mac.replace(':', '-')}", {})
-        before = own[mac].addresses if mac in own else ()
-        own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *addresses})))
+def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
+    """Return machines by name. A machine without a name has the name of its MAC address or of its other identifier."""
+    nics: dict[str, dict[MacAddress, ImportedNic]] = {}
+    remarks: dict[str, list[ImportRemark]] = {}
+    of_source: list[ImportRemark] = []
+    for row in rows:
+        if isinstance(row, ImportRemark):
+            of_source.append(row)
+            continue
+        macs, guessed = _guess_mac(row)
+        own_id = macs[0] if macs else row.identifier or next(iter(row.addresses), "unnamed")
+        name = row.name or f"host-{build_document_name(own_id.replace(':', '-'))}"
+        own = nics.setdefault(name, {})
+        for mac in macs:
+            before = own[mac].addresses if mac in own else ()
+            own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
+        reasons = (*row.remarks, *guessed)
+        remarks.setdefault(name, []).extend((*reasons, *_explain_host(row, macs, reasons)))
     return ImportedInventory(
         machines=tuple(
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(remark_kept("its reservation, which does not show its boot"),),
+                remarks=(remark_kept("its reservation, which does not show its boot"), *remarks[name]),
             )
             for name, own in sorted(nics.items())
-        )
+        ),
+        remarks=tuple(dict.fromkeys(of_source)),
     )
 
 
-def _parse_dnsmasq(text: str) -> Iterator[_Row]:
+# RFC 2132, 9.14: a client identifier of type 1 is the MAC address.
+_ETHERNET_CLIENT_ID: Final = re.compile(r"0?1:((?:[0-9a-f]{1,2}:){5}[0-9a-f]{1,2})", re.IGNORECASE | re.ASCII)
+
+
+def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark, ...]]:
+    found = _ETHERNET_CLIENT_ID.fullmatch(_strip_client_id(host.identifier)) if not host.macs else None
+    if found is None:
+        return host.macs, ()
+    mac, remarks = read_mac(found[1])
+    guess = remark_guessed(f"its MAC address: from its {host.identifier}, which is of type Ethernet")
+    return ((mac,), (guess,)) if mac else ((), remarks)
+
+
+def _strip_client_id(identifier: str | None) -> str:
+    text = (identifier or "").removeprefix("client id ")
+    digits = text.lower().removeprefix("0x")
+    if re.fullmatch(r"01[0-9a-f]{12}", digits):  # Kea and dnsmasq also read it without colons
+        return ":".join(digits[at : at + 2] for at in range(0, 14, 2))
+    return text.replace("-", ":")
+
+
+def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[ImportRemark]) -> Iterator[ImportRemark]:
+    if macs:
+        return
+    if not any(each.kind is RemarkKind.REJECTED for each in reasons):
+        yield remark_missing(f"its MAC address: its reservation has {host.identifier or 'no MAC address'}")
+    for address in host.addresses:
+        yield remark_lost(f"its address {address}, because no interface is known")
+
+
+def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
+    """Yield a remark if no file of the source is the included one."""
+    parts = path.strip("\"' ").rstrip("/")
+    wanted = parts.rpartition("/")[2]
+    if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
+        yield remark_missing(
+            f"the hosts of {option} {parts}, which is not in the source: pass a directory with all files"
+        )
+
+
+# dnsmasq
+
+
+_INCLUDES: Final = frozenset({"conf-file", "conf-dir", "dhcp-hostsfile", "dhcp-hostsdir"})
+_OPTION: Final = re.compile(r"(?:--)?([a-z][a-z0-9-]+)(?:\s*=\s*(.*))?")
+_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_LEASE: Final = re.compile(r"infinite|\d+[smhdw]?", re.IGNORECASE)
+_HARDWARE: Final = re.compile(
+    r"(?:[0-9a-f]{1,2}-)?((?:[0-9a-f]{1,2}|\*)(?:[:-](?:[0-9a-f]{1,2}|\*)){5,19})", re.IGNORECASE
+)
+_HOSTS_LINE: Final = re.compile(r"(?:^|,)\s*(?:id:|(?:[0-9a-f]{1,2}[:-]){5}|\d+\.\d+\.\d+\.\d+|\[)", re.IGNORECASE)
+
+
+def _parse_dnsmasq(text: str, files: Collection[str]) -> Iterator[_Row]:
     for line in text.splitlines():
-        value = line.partition("#")[0].strip().removeprefix("dhcp-host=")
-        parts = [part.strip() for part in value.split(",")]
-        macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := parse_mac_or_none(part))]
-        addresses = [found for part in parts if part not in macs and (found := parse_address(part.strip("[]")))]
-        names = [part for part in parts if _NAME.fullmatch(part)]
-        for mac in macs:
-            yield next(iter(names), None), mac, tuple(addresses)
+        value = re.sub(r"(?:^|\s)#.*", "", line).strip()
+        option = _OPTION.fullmatch(value)
+        if option is not None and (option[2] is not None or "," not in value):
+            name, value = option[1], option[2] or ""
+            if name in _INCLUDES and value:
+                yield from _remark_include(value.partition(",")[0], files, name)
+            elif name == "read-ethers":
+                yield from _remark_include("/etc/ethers", files, name)
+            if name != "dhcp-host":
+                continue
+        elif read_mac(value.partition(" ")[0])[0]:
+            value = ",".join(value.split())  # as in /etc/ethers
+        elif not _HOSTS_LINE.search(value):
+            continue
+        yield from _parse_dnsmasq_host(value)
 
 
-_NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # these are keywords of dnsmasq
-
-
-def _parse_isc_dhcpd(text: str) -> Iterator[_Row]:
-    for name, body in _HOST.findall(re.sub(r"#[^\n]*", "", text)):
-        for found in _ETHERNET.findall(body):
-            if mac := parse_mac_or_none(found):
-                yield name, mac, tuple(filter(None, map(parse_address, _FIXED.findall(body))))
-
-
-def _parse_kea(path: str, text: str) -> Iterator[_Row]:
-    try:
-        plain = _COMMENT.sub(lambda match: match[1] or "", text)
-        config = json.loads(_BARE_FRACTION.sub(lambda match: match[1] or "0", plain))
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is not a configuration of Kea: it is not JSON") from None
-    for row in _list_reservations(config):
-        if mac := parse_mac_or_none(row.get("hw-address")):
-            found = (
-                parse_address(each) for each in (row.get("ip-address"), *(as_list(row.get("ip-addresses")))) if each
-            )
-            yield as_text(row.get("hostname")), mac, tuple(filter(None, found))
-
-
-def _list_reservations(value: Any) -> Iterator[dict[str, Any]]:
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
-        if key == "reservations" and isinstance(each, list):
-            yield from (row for row in each if isinstance(row, dict))
+def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
+    macs, addresses, names, identifiers = list[MacAddress](), list[str](), list[str](), list[str]()
+    remarks = list[ImportRemark]()
+    for part in (each.strip() for each in value.split(",")):
+        lower = part.lower()
+        if lower == "ignore":
+            yield remark_lost(f"dhcp-host={value}: dnsmasq ignores this host")
+            return
+        if lower.startswith(("set:", "net:", "tag:")) or _LEASE.fullmatch(part) or not part:
+            continue
+        if lower.startswith("id:"):
+            identifiers += [] if part[3:] == "*" else [f"client id {part[3:]}"]
+        elif hardware := _HARDWARE.fullmatch(part):
+            mac, about = read_mac(hardware[1])
+            macs += [mac] if mac else []
+            identifiers += [] if mac else [part]
+            remarks += about
+        elif address := parse_address(part.strip("[]")):
+            addresses.append(address)
+        elif part.startswith("["):
+            remarks.append(remark_lost(f"its address {part}, which is a part of an address"))
+        elif _NAME.fullmatch(part):
+            names.append(part)
         else:
-            yield from _list_reservations(each)
+            remarks.append(remark_lost(f"{part}, which is not a MAC address, an IP address or a name"))
+    if macs or remarks or identifiers or addresses:
+        yield _Host(
+            name=next(iter(names), None),
+            macs=tuple(macs),
+            addresses=tuple(addresses),
+            identifier=next(iter(identifiers), "the name that the client sends" if names else None),
+            remarks=tuple(remarks),
+        )
+    elif names and "," in value:
+        yield remark_lost(f"dhcp-host={value}: it has no MAC address and no address")
+
+
+# ISC dhcpd
+
+_PIECE: Final = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|[{};]|[^\s{};"#]+')
+
+
+def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
+    words: list[str] = []
+    hosts: list[tuple[str, list[list[str]]] | None] = []  # the open blocks: None for a block that is not a host
+    for piece in _PIECE.findall(text):
+        if piece.startswith("#"):
+            continue
+        if piece == "{":
+            is_host = len(words) == 2 and words[0].lower() == "host"
+            hosts.append((words[1].strip('"'), []) if is_host else None)
+            words = []
+        elif piece == "}":
+            if hosts and (host := hosts.pop()) is not None:
+                yield _read_isc_host(*host)
+            words = []
+        elif piece == ";":
+            if words and words[0].lower() == "include":
+                yield from _remark_include(" ".join(words[1:]), files)
+            elif words and (own := next((each for each in reversed(hosts) if each is not None), None)):
+                own[1].append(words)
+            words = []
+        else:
+            words.append(piece)
+    for host in hosts:
+        if host is not None:  # the file ends within the block
+            yield _read_isc_host(*host)
+
+
+def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
+    macs, addresses, identifiers, remarks = list[MacAddress](), list[str](), list[str](), list[ImportRemark]()
+    for words in statements:
+        key, rest = words[0].lower(), words[1:]
+        if key == "hardware" and len(rest) == 2:
+            mac, about = read_mac(rest[1])
+            macs += [mac] if mac and rest[0].lower() == "ethernet" else []
+            remarks += about
+            remarks += remark_if(rest[0].lower() != "ethernet" and mac, remark_lost(f"hardware {' '.join(rest)}"))
+        elif key in ("fixed-address", "fixed-address6"):
+            for each in filter(None, " ".join(rest).replace(",", " ").split()):
+                address = parse_address(each)
+                addresses += [address] if address else []
+                remarks += remark_if(address is None, remark_lost(f"its address {each}, which is a name of DNS"))
+        elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
+            shown = " ".join(words[2:] if key == "option" else rest)
+            identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
+        elif key in ("filename", "next-server"):
+            remarks.append(remark_lost(f"{key} {' '.join(rest)}, by which its firmware boots"))
+    identifier = next((each.replace('"', "") for each in identifiers), None)
+    return _Host(name=name, macs=tuple(macs), addresses=tuple(addresses), identifier=identifier, remarks=tuple(remarks))
+
+
+# Kea
+
+_SKIPPED: Final = re.compile(
+    r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|(?://|#)[^\n]*|<\?include\s+"([^"\n]*)"\s*\?>', re.DOTALL
+)
+_BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
+# A comma before the end of a list or an object, after its begin, or after a comma: an include may leave them.
+_SPARE_COMMA: Final = re.compile(
+    r'("(?:\\.|[^"\\\n])*")|([\[{,]\s*)(?:,\s*)+(?![\s,\]}])|(?:,\s*)+(?=[\]}])', re.DOTALL
+)
+_IDENTIFIERS: Final = ("client-id", "duid", "circuit-id", "flex-id")
+_ELSEWHERE: Final = ("hosts-database", "hosts-databases", "config-databases")
+
+
+def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
+    config, includes = _load_kea(path, text)
+    for each in includes:
+        yield from _remark_include(each, files, "<?include")
+    for key, row in _walk(config):
+        if key == "reservations":
+            yield from (_read_kea_host(each) for each in as_list(row) if isinstance(each, dict))
+        elif key in _ELSEWHERE and row:
+            yield remark_missing(f"the hosts of {key}: the import reads no database")
+
+
+def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
+    """Return a configuration, and the files that it includes. An included file may be a part of a list or an object."""
+    includes: list[str] = []
+
+    def skip(match: re.Match[str]) -> str:
+        if match[2] is not None:
+            includes.append(match[2])
+            return "null" if text[: match.start()].rstrip().endswith(":") else ""
+        return match[1] or "\n" * match[0].count("\n")  # so that a position in an error is that of the file
+
+    plain = _SKIPPED.sub(skip, text)
+    plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
+    plain = _BARE_FRACTION.sub(lambda match: match[1] or "0", plain)
+    for wrapped in (plain, f"[{plain}]", f"{{{plain}}}"):  # an included file alone need not be a whole document
+        try:
+            return json.loads(wrapped), includes
+        except (ValueError, RecursionError) as error:
+            if wrapped is plain:
+                place = (
+                    f"line {error.lineno}: {error.msg}"
+                    if isinstance(error, json.JSONDecodeError)
+                    else "nested too deeply"
+                )
+    raise UsageError(f"{path} is not a configuration of Kea: it is not JSON ({place})") from None
+
+
+def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield each value below a value, with its key. It does not enter reservations."""
+    items = value.items() if isinstance(value, dict) else ((None, each) for each in as_list(value))
+    for key, each in items:
+        yield key, each
+        if key != "reservations":
+            yield from _walk(each)
+
+
+def _read_kea_host(row: dict[str, Any]) -> _Host:
+    mac, remarks = read_mac(as_text(row.get("hw-address")))
+    found = (row.get("ip-address"), *as_list(row.get("ip-addresses")))
+    addresses = tuple(filter(None, (parse_address(each) for each in found if each)))
+    identifier = next((f"{_spell(key)} {row[key]}" for key in _IDENTIFIERS if as_text(row.get(key))), None)
+    boots_by = [key for key in ("next-server", "boot-file-name") if as_text(row.get(key))]
+    return _Host(
+        name=as_text(row.get("hostname")),
+        macs=(mac,) if mac else (),
+        addresses=addresses,
+        identifier=identifier,
+        remarks=(
+            *remarks,
+            *(remark_lost(f"{key} {row[key]}, by which its firmware boots") for key in boots_by),
+            *remark_if(as_mapping(row.get("user-context")), remark_lost("its user-context")),
+        ),
+    )
+
+
+def _spell(key: str) -> str:
+    return "client id" if key == "client-id" else key

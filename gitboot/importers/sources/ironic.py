@@ -11,6 +11,7 @@ from gitboot.importers.inventory import (
     ImportedInventory,
     ImportedMachine,
     ImportedNic,
+    ImportRemark,
     Texts,
     as_mappings,
     as_text,
@@ -21,8 +22,8 @@ from gitboot.importers.inventory import (
     parse_bmc,
     parse_firmware,
     parse_json_files,
-    parse_mac_or_none,
-    parse_uuid_or_none,
+    read_mac,
+    read_uuid,
     remark_if,
     remark_kept,
     remark_lost,
@@ -49,14 +50,25 @@ def read(files: Texts) -> ImportedInventory:
         for row in as_mappings(found)
     ]
     ports = [row for row in rows if "address" in row]
-    nodes = [row for row in rows if "driver" in row]
+    nodes = [row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}]
     boots = {boot.name: boot for boot in map(_read_boot, nodes) if boot is not None}
     of_node = group_rows(ports, "node_uuid")
     machines = sorted(
         (_read_machine(node, of_node.get(str(node.get("uuid")), [])) for node in nodes),
         key=lambda machine: machine.name,
     )
-    return ImportedInventory(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
+    known = {str(node.get("uuid")) for node in nodes}
+    return ImportedInventory(
+        machines=tuple(machines),
+        boots=tuple(boot for _, boot in sorted(boots.items())),
+        remarks=tuple(
+            remark_lost(
+                f"port {as_text(port['address'])}: its node {as_text(port.get('node_uuid'))} is not in the source"
+            )
+            for port in ports
+            if str(port.get("node_uuid")) not in known
+        ),
+    )
 
 
 def _parse_mapping(value: object) -> Mapping[str, Any]:
@@ -107,9 +119,11 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         _parse_mapping(node.get("driver_info")),
         _get_name(node),
     )
-    nics = []
+    nics, rejected = [], list[ImportRemark]()
     for port in ports:
-        if mac := parse_mac_or_none(port["address"]):
+        mac, about = read_mac(as_text(port["address"]), "its port:")
+        rejected += about
+        if mac:
             boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
             nics.append(ImportedNic(mac=mac, name=as_text(port.get("name")), boot=boots))
     address, host, number = (as_text(driver.get(key)) for key in ("redfish_address", "ipmi_address", "ipmi_port"))
@@ -124,10 +138,11 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         verify=str(driver.get("redfish_verify_ca", "true")).lower() != "false",
     )
     image = as_text(_parse_mapping(node.get("instance_info")).get("image_source")) or ""
-    capabilities = _parse_capabilities(node)
+    capabilities, has_boot = _parse_capabilities(node), _read_boot(node) is not None
+    uuid, of_uuid = read_uuid(as_text(get_nested(_parse_mapping(node.get("extra")), "system_uuid")))
     return ImportedMachine(
         name=name,
-        uuid=parse_uuid_or_none(get_nested(_parse_mapping(node.get("extra")), "system_uuid")),
+        uuid=uuid,
         serial=as_text(get_nested(_parse_mapping(node.get("extra")), "serial_number")),
         architecture=parse_architecture(properties.get("cpu_arch")),
         firmware=parse_firmware(capabilities.get("boot_mode")),
@@ -135,15 +150,22 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         bmc=bmc,
         labels={key: value for key in ("profile",) if (value := capabilities.get(key))}
         | ({"resource-class": str(node["resource_class"])} if node.get("resource_class") else {}),
-        boot=name if _read_boot(node) else None,
+        boot=name if has_boot else None,
         remarks=(
             remark_kept(f"node {name} ({node.get('uuid')})"),
+            *rejected,
+            *of_uuid,
+            *remark_if(not has_boot and not image, remark_lost("its boot: its instance has no kernel and no image")),
             *remark_if(
-                not nics,
+                not nics and not rejected,
                 remark_missing("its ports: export them with `openstack baremetal port list --long -f json`"),
             ),
             *remark_if(
-                address is None,
+                address is None and "driver" not in node,
+                remark_missing("its driver and its BMC: export the nodes with --long"),
+            ),
+            *remark_if(
+                address is None and "driver" in node,
                 remark_lost(f"its driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
             ),
             *remark_if(

@@ -1,12 +1,15 @@
-"""Kubernetes objects of Tinkerbell, Metal3, metal-operator and boot-operator."""
+"""Kubernetes objects of Tinkerbell and Metal3, and the objects in the files of any such source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from gitboot.importers.boot_comparison import parse_boot_script
 from gitboot.importers.inventory import (
     ImportedBmc,
     ImportedBoot,
@@ -20,13 +23,12 @@ from gitboot.importers.inventory import (
     as_mappings,
     as_text,
     get_nested,
-    parse_address,
+    list_address,
     parse_architecture,
     parse_bmc,
     parse_firmware,
-    parse_mac_or_none,
-    parse_uuid_or_none,
     parse_yaml,
+    read_mac,
     remark_if,
     remark_kept,
     remark_lost,
@@ -34,343 +36,375 @@ from gitboot.importers.inventory import (
     translate_arguments,
 )
 
-_Object = Mapping[str, Any]
+Object = Mapping[str, Any]
+Key = tuple[str, str]  # namespace and name; cluster-wide objects have the namespace ""
 
 
-class _Objects(Struct, frozen=True):
-    by_kind: Mapping[str, Mapping[str, _Object]]
+class Objects(Struct, frozen=True):
+    """The objects of a source."""
 
-    def get_kind(self, kind: str) -> Mapping[str, _Object]:
+    by_kind: Mapping[str, Mapping[Key, Object]]
+
+    def get_kind(self, kind: str) -> Mapping[Key, Object]:
         return self.by_kind.get(kind, {})
 
-    def get_spec(self, kind: str, name: object) -> _Object:
-        return as_mapping(get_nested(self.get_kind(kind), str(name), "spec"))
+    def list_kind(self, kind: str) -> list[tuple[Key, Object]]:
+        """Return the objects of a kind by name."""
+        return sorted(self.get_kind(kind).items(), key=lambda item: (item[0][1], item[0][0]))
+
+    def find(self, kind: str, key: Key | None) -> Object | None:
+        """Return an object. A file that people wrote may leave out namespaces."""
+        found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
+        return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
+
+    def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
+        """Return the spec of an object. Empty if no object, or none of this namespace, has the name."""
+        found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
+        only = next(iter(found.values())) if len(found) == 1 else None
+        return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
 
 
-def read(files: Texts) -> ImportedInventory:
-    """Read each kind that describes a machine. Secrets are not read."""
-    by_kind: dict[str, dict[str, _Object]] = {}
+def is_same_key(one: Key | None, other: Key | None) -> bool:
+    """Return whether two keys can be of one object: their names are equal, and their namespaces if both are known."""
+    if one is None or other is None:
+        return False
+    return one[1] == other[1] and (one[0] == other[0] or not one[0] or not other[0])
+
+
+def load_objects(files: Texts) -> Objects:
+    """Return the objects in YAML or JSON files: documents, lists of documents, and Kubernetes lists."""
+    by_kind: dict[str, dict[Key, Object]] = {}
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):
             for each in as_mappings(get_nested(document, "items")) or as_mappings(document) or as_mappings([document]):
-                if (kind := as_text(each.get("kind"))) and (name := as_text(get_nested(each, "metadata", "name"))):
-                    by_kind.setdefault(kind, {})[name] = each
-    objects = _Objects(by_kind)
-    boots = {boot.name: boot for boot in _read_boots(objects)}
-    machines = [
-        read_one(name, each, objects)
-        for kind, read_one in _READERS.items()
-        for name, each in sorted(objects.get_kind(kind).items())
-    ]
-    known = {machine.uuid for machine in machines if machine.uuid}
-    alone = [
-        machine for machine in _read_unlisted_machines(objects) if machine.uuid not in known or machine.uuid is None
-    ]
+                kind = as_text(each.get("kind")) or (as_text(get_nested(document, "kind")) or "").removesuffix("List")
+                name = as_text(get_nested(each, "metadata", "name"))
+                if kind and name:
+                    key = (as_text(get_nested(each, "metadata", "namespace")) or "", name)
+                    by_kind.setdefault(kind, {})[key] = each
+    return Objects(by_kind)
+
+
+def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterator[ImportRemark]:
+    """Yield a remark on Secrets, and a remark on the kinds that the import does not read."""
+    yield from remark_if(
+        objects.get_kind("Secret"),
+        remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
+    )
+    counts = Counter({kind: len(each) for kind, each in objects.by_kind.items() if kind not in (*read_kinds, "Secret")})
+    for kind, number in sorted(counts.items()):
+        names = sorted(key[1] for key in objects.get_kind(kind))
+        more = ", …" if number > _MAX_NAMES else ""
+        yield remark_lost(f"{kind} {', '.join(names[:_MAX_NAMES])}{more}: the import does not read this kind")
+
+
+_MAX_NAMES: Final = 5  # of one kind in a remark
+
+
+def read(files: Texts) -> ImportedInventory:
+    """Read Hardware of Tinkerbell and BareMetalHosts of Metal3, with the objects that they refer to."""
+    objects = load_objects(files)
+    machines, boots = list[ImportedMachine](), list[ImportedBoot]()
+    for kind, read_one in _READERS.items():
+        found = objects.list_kind(kind)
+        repeated = Counter(name for (_, name), _ in found)
+        for (namespace, name), each in found:
+            machine_name = name if repeated[name] == 1 else f"{namespace}-{name}"
+            machine, boot = read_one(machine_name, each, objects)
+            machines.append(structs.replace(machine, boot=boot.name if boot else None))
+            boots += [boot] if boot else []
+    known = {machine.name for machine in machines}
     return ImportedInventory(
-        machines=tuple(
-            structs.replace(each, boot=each.boot if each.boot in boots else None) for each in (*machines, *alone)
-        ),
-        boots=tuple(boot for _, boot in sorted(boots.items())),
-        remarks=remark_if(
-            objects.get_kind("Secret"),
-            remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
+        machines=tuple(machines),
+        boots=tuple(sorted(boots, key=lambda boot: boot.name)),
+        remarks=(
+            *remark_other_kinds(objects, (*_READERS, "Machine", "HardwareData")),
+            *(
+                remark_lost(f"HardwareData {name}: its BareMetalHost is not in the source")
+                for (_, name), _ in objects.list_kind("HardwareData")
+                if name not in known
+            ),
         ),
     )
+
+
+_Read = tuple[ImportedMachine, ImportedBoot | None]
 
 
 # Tinkerbell
 
 
-def _read_hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
-    if get_nested(each, "spec", "networkInterfaces"):
-        return _read_hardware_v1alpha2(name, each)
-    interfaces = [
-        as_mapping(get_nested(interface, "dhcp")) for interface in as_mappings(get_nested(each, "spec", "interfaces"))
-    ]
-    allowed = [
-        str(get_nested(interface, "netboot", "allowPXE")) != "false"
-        for interface in as_mappings(get_nested(each, "spec", "interfaces"))
-    ]
-    nics = [
-        ImportedNic(
-            mac=mac,
-            name=as_text(dhcp.get("iface_name")),
-            addresses=_as_tuple(parse_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))),
-            boot=may,
-        )
-        for dhcp, may in zip(interfaces, allowed, strict=True)
-        if (mac := parse_mac_or_none(dhcp.get("mac")))
-    ]
-    uefi = next((str(dhcp["uefi"]) for dhcp in interfaces if "uefi" in dhcp), None)
-    connection = get_nested(objects.get_spec("Machine", get_nested(each, "spec", "bmcRef", "name")), "connection") or {}
-    host = as_text(connection.get("host"))
-    bmc, remarks = parse_bmc(
-        f"redfish://{host}" if host else None,
-        as_text(get_nested(connection, "authSecretRef", "name")),
-        verify=str(connection.get("insecureTLS")) != "true",
-    )
-    if nics and not any(nic.boot for nic in nics):
+def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
+    spec = as_mapping(get_nested(each, "spec"))
+    version = (as_text(each.get("apiVersion")) or "").rpartition("/")[2]
+    if version == "v1alpha2" or spec.get("networkInterfaces"):
+        return _read_hardware_v1alpha2(name, each, spec)
+    interfaces = as_mappings(spec.get("interfaces"))
+    hosts = [as_mapping(interface.get("dhcp")) for interface in interfaces]
+    nics, remarks = list[ImportedNic](), list[ImportRemark]()
+    for interface, dhcp in zip(interfaces, hosts, strict=True):
+        mac, about = read_mac(as_text(dhcp.get("mac")))
+        remarks += about
+        addresses = list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask"))
+        if mac:
+            nics.append(
+                ImportedNic(
+                    mac=mac,
+                    name=as_text(dhcp.get("iface_name")),
+                    addresses=addresses,
+                    boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
+                )
+            )
+    uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), None)
+    machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
+    bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
+    netboots = [as_mapping(interface.get("netboot")) for interface in interfaces]
+    boot, of_boot = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
+    data = [key for key in ("userData", "vendorData") if spec.get(key)]
+    data += ["metadata.instance.userdata"] if get_nested(spec, "metadata", "instance", "userdata") else []
+    architecture = next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in hosts)), None)
+    return _build_hardware(
+        ImportedMachine(
+            name=name,
+            architecture=architecture,
+            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi or "")),
+            nics=tuple(nics),
+            bmc=bmc,
+            labels=read_labels(each),
+            remarks=(
+                *remarks,
+                *of_bmc,
+                *remark_if(
+                    get_nested(spec, "bmcRef", "name") and not machine,
+                    remark_lost(f"its BMC: Machine {get_nested(spec, 'bmcRef', 'name')} is not in the source"),
+                ),
+                *of_boot,
+                *(remark_lost(_USER_DATA.format(key)) for key in data),
+            ),
+        ),
+        "allowPXE: false",
+    ), structs.replace(boot, architecture=architecture) if boot else None
+
+
+_USER_DATA: Final = (
+    "its {}, which Tinkerbell's metadata service gives to the installed system: write it as user data of a profile, "
+    "without secrets"
+)
+
+
+def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
+    remarks = (remark_kept(f"Hardware {machine.name}"), *machine.remarks)
+    if machine.nics and not any(nic.boot for nic in machine.nics):
         remarks += (
             remark_lost(
-                "allowPXE: false on all its interfaces, because a Parked server does not boot from the network either"
+                f"{setting} on all its interfaces, because a Parked server does not boot from the network either"
             ),
         )
-        nics = [structs.replace(nic, boot=True) for nic in nics]
-    data = [key for key in ("userData", "vendorData") if get_nested(each, "spec", key)]
-    return ImportedMachine(
-        name=name,
-        architecture=next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in interfaces)), None),
-        firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi or "")),
-        nics=tuple(nics),
-        bmc=bmc,
-        labels=_read_labels(each),
-        boot=name,
-        remarks=(
-            remark_kept(f"Hardware {name}"),
-            *remarks,
-            *(remark_lost(f"its {key}: write it as user data of a profile, without secrets") for key in data),
-        ),
-    )
+        nics = tuple(structs.replace(nic, boot=True) for nic in machine.nics)
+        return structs.replace(machine, nics=nics, remarks=remarks)
+    return structs.replace(machine, remarks=remarks)
 
 
-def _read_hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
+def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
     """Return a machine of Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
-    spec = as_mapping(get_nested(each, "spec"))
-    nics = []
+    nics, remarks, netboots = list[ImportedNic](), list[ImportRemark](), list[Object]()
     for text, interface in sorted(as_mapping(spec.get("networkInterfaces")).items()):
-        if mac := parse_mac_or_none(text):
+        mac, about = read_mac(text)
+        remarks += about
+        netboots.append(as_mapping(get_nested(interface, "netboot")))
+        if mac:
             families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
-            found = (
-                parse_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+            found = tuple(
+                address
                 for ip in families
-                if "address" in ip
+                if as_text(ip.get("address"))
+                for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
             )
             boots = str(get_nested(interface, "netboot", "disabled")) != "true"
-            nics.append(ImportedNic(mac=mac, addresses=tuple(filter(None, found)), boot=boots))
-    connection = as_mapping(get_nested(spec, "bmc", "connection"))
-    host = as_text(connection.get("host"))
-    bmc, remarks = parse_bmc(
-        f"redfish://{host}" if host else None,
-        as_text(get_nested(connection, "credentialsRef", "name")),
+            nics.append(ImportedNic(mac=mac, addresses=found, boot=boots))
+    bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
+    instance = as_mapping(spec.get("instance"))
+    osie = as_mapping(instance.get("osie"))
+    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots or [{}]])
+    data = [key for key in ("userdata", "vendordata", "networkConfig", "metadata") if instance.get(key)]
+    disabled = get_nested(each, "metadata", "annotations", "tinkerbell.org/disabled")
+    return _build_hardware(
+        ImportedMachine(
+            name=name,
+            architecture=parse_architecture(spec.get("arch")),
+            firmware=parse_firmware(get_nested(spec, "bmc", "bootMode")),
+            nics=tuple(nics),
+            bmc=bmc,
+            labels=read_labels(each),
+            remarks=(
+                *remarks,
+                *of_bmc,
+                *of_boot,
+                *remark_if(disabled, remark_lost(f"it is disabled: {disabled}")),
+                *(remark_lost(_USER_DATA.format(key)) for key in data),
+                *(
+                    remark_lost(f"its variable {key}: write it as vars, unless it is a secret")
+                    for key in sorted(as_mapping(instance.get("vars")))
+                ),
+            ),
+        ),
+        "netboot.disabled",
+    ), structs.replace(boot, architecture=parse_architecture(spec.get("arch"))) if boot else None
+
+
+def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    host, port = as_text(connection.get("host")), as_text(get_nested(connection, "providerOptions", "redfish", "port"))
+    return parse_bmc(
+        f"redfish://{host}{f':{port}' if port else ''}" if host else None,
+        as_text(get_nested(connection, credentials, "name")),
         verify=str(connection.get("insecureTLS")) != "true",
     )
-    instance = as_mapping(spec.get("instance"))
-    data = [key for key in ("userdata", "vendordata", "networkConfig") if instance.get(key)]
-    variables = sorted(as_mapping(instance.get("vars")))
-    return ImportedMachine(
-        name=name,
-        architecture=parse_architecture(spec.get("arch")),
-        firmware=parse_firmware(get_nested(spec, "bmc", "bootMode")),
-        nics=tuple(nics),
-        bmc=bmc,
-        labels=_read_labels(each),
-        boot=name if get_nested(spec, "instance", "osie", "kernelURL") else None,
-        remarks=(
-            remark_kept(f"Hardware {name}"),
-            *remarks,
-            *(remark_lost(f"its {key}: write it as user data of a profile, without secrets") for key in data),
-            *(remark_lost(f"its variable {each}: write it as vars, unless it is a secret") for each in variables),
-        ),
-    )
+
+
+def _read_netboot(
+    name: str, netboots: list[tuple[Object, Object]]
+) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
+    """Return the boot of the first interface that names a kernel, or why no interface does."""
+    reasons = list[str]()
+    for netboot, osie in netboots:
+        ipxe = as_mapping(netboot.get("ipxe"))
+        script = as_text(ipxe.get("contents")) or as_text(ipxe.get("script"))
+        url, config = as_text(ipxe.get("url")), as_text(get_nested(netboot, "pxelinux", "config"))
+        kernel, initrd = _read_osie_urls(osie)
+        arguments = [str(each) for each in as_list(osie.get("kernelParams"))]
+        initrds = as_tuple(initrd)
+        if script:
+            found = parse_boot_script(script, "", {})
+            kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
+            leads = f"chains to {found.chain}" if found.chain else "names no kernel"
+            reasons += [] if kernel else [f"its iPXE script {leads}"]
+        elif url:
+            kernel = None
+            reasons.append(f"its iPXE script is at {url}")
+        elif config and not kernel:
+            kernel, initrds, arguments = _parse_pxelinux(config)
+            reasons += [] if kernel else ["its PXELINUX configuration names no kernel"]
+        elif not kernel:
+            iso = as_text(osie.get("isoURL")) or as_text(osie.get("baseURL"))
+            reasons.append(
+                f"it boots {iso}" if iso else "it boots the default OSIE of Smee, which its object does not name"
+            )
+        if kernel:
+            translated, remarks = translate_arguments(arguments)
+            boot = ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks)
+            return boot, ()
+    return None, tuple(remark_lost(f"its boot: {reason}") for reason in dict.fromkeys(reasons))
+
+
+def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
+    base = (as_text(osie.get("baseURL")) or "").rstrip("/")
+    first, second = as_text(osie.get("kernel")), as_text(osie.get("initrd"))
+    kernel = as_text(osie.get("kernelURL")) or (f"{base}/{first}" if base and first else None)
+    return kernel, as_text(osie.get("initrdURL")) or (f"{base}/{second}" if base and second else None)
+
+
+def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]]:
+    """Return kernel, initrds and arguments of the first label of a PXELINUX configuration."""
+    kernel, initrds, arguments = None, list[str](), list[str]()
+    for line in config.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        key, rest = word.upper(), rest.strip()
+        if key in ("KERNEL", "LINUX") and kernel is None:
+            kernel = rest
+        elif key == "LABEL" and kernel is not None:
+            break
+        elif key == "INITRD":
+            initrds += rest.split(",")
+        elif key == "APPEND":
+            arguments = rest.split()
+            initrds += [each for found in arguments if found.startswith("initrd=") for each in found[7:].split(",")]
+    is_url = kernel is not None and re.match(r"https?://", kernel)
+    return (kernel if is_url else None), tuple(initrds), [each for each in arguments if not each.startswith("initrd=")]
 
 
 # Metal3
 
 
-def _read_bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
+def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
     spec, seen = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status", "hardware"))
-    seen = seen or as_mapping(objects.get_spec("HardwareData", name).get("hardware"))
-    boots_by = parse_mac_or_none(spec.get("bootMACAddress"))
-    nics = {  # a second row of the same MAC address is its IPv6 address
-        mac: ImportedNic(
-            mac=mac,
-            name=as_text(nic.get("name")),
-            addresses=_as_tuple(parse_address(nic.get("ip"))),
-            boot=boots_by is None or mac == boots_by,
-        )
-        for nic in as_mappings(seen.get("nics"))
-        if (mac := parse_mac_or_none(nic.get("mac")))
-    }
+    data_name, namespace = get_nested(each, "metadata", "name"), _get_namespace(each)
+    seen = seen or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
+    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "its boot")
+    nics: dict[str, ImportedNic] = {}
+    for nic in (*as_mappings(seen.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
+        nic_name = as_text(nic.get("name"))
+        mac, about = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
+        remarks += about
+        if mac:  # a second row of the same MAC address has its IPv6 address
+            before = nics[mac].addresses if mac in nics else ()
+            own_name = nics[mac].name if mac in nics else nic_name
+            addresses = tuple(dict.fromkeys((*before, *list_address(nic.get("ip")))))
+            may_boot = boots_by is None or mac == boots_by
+            nics[mac] = ImportedNic(mac=mac, name=own_name, addresses=addresses, boot=may_boot)
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
-    bmc, remarks = parse_bmc(
+    bmc, of_bmc = parse_bmc(
         as_text(get_nested(spec, "bmc", "address")),
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    image = as_text(get_nested(spec, "image", "url")) or ""
     data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
-    return ImportedMachine(
+    machine = ImportedMachine(
         name=name,
         serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
         architecture=parse_architecture(spec.get("architecture") or get_nested(seen, "cpu", "arch")),
         firmware=parse_firmware(spec.get("bootMode")),
         nics=tuple(nic for _, nic in sorted(nics.items())),
         bmc=bmc,
-        labels=_read_labels(each),
+        labels=read_labels(each),
         remarks=(
             remark_kept(f"BareMetalHost {name}"),
             *remarks,
+            *of_bmc,
             *remark_if(
-                image,
-                remark_lost(f"image {image.rpartition('@')[2]}, which Ironic's agent writes: gitboot boots installers"),
+                not nics and not remarks,
+                remark_missing("its MAC addresses: set bootMACAddress, or export the HardwareData or the status"),
             ),
+            remark_lost(f"its boot: {_describe_image(spec)}"),
             *(
                 remark_lost(f"its {key} is in Secret {as_text(get_nested(spec, key, 'name'))}: write it as user data")
                 for key in data
             ),
         ),
     )
+    return machine, None
 
 
-# metal-operator and boot-operator
+def _describe_image(spec: Object) -> str:
+    image = (as_text(get_nested(spec, "image", "url")) or "").rpartition("@")[2]
+    if image and as_text(get_nested(spec, "image", "format")) == "live-iso":
+        return f"ISO {image}, which its BMC mounts: write a BootImage with an iso"
+    if image:
+        return f"image {image}, which Ironic's agent writes: gitboot boots installers"
+    if method := as_text(get_nested(spec, "customDeploy", "method")):
+        return f"custom deploy {method} of Ironic's agent: gitboot boots installers"
+    if str(spec.get("externallyProvisioned")) == "true":
+        return "it is provisioned externally, and Metal3 boots nothing"
+    return "it has no image, and Metal3 boots only Ironic's agent"
 
 
-def _read_server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
-    spec, status = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status"))
-    found = spec.get("systemUUID") or spec.get("uuid")
-    uuid = parse_uuid_or_none(found)
-    controller = objects.get_spec("BMC", as_text(get_nested(spec, "bmcRef", "name"))) or as_mapping(
-        get_nested(spec, "bmc")
-    )
-    bmc, remarks = _read_bmc(controller, objects, as_text(spec.get("systemURI")))
-    nics = {
-        mac: ImportedNic(mac=mac, name=as_text(nic.get("name")), addresses=_as_tuple(parse_address(nic.get("ip"))))
-        for nic in as_mappings(status.get("networkInterfaces"))
-        if (mac := parse_mac_or_none(nic.get("macAddress")))
-    }
-    return ImportedMachine(
-        name=name,
-        uuid=uuid,
-        serial=as_text(status.get("serialNumber")),
-        architecture=parse_architecture(spec.get("architecture")),
-        nics=tuple(nic for _, nic in sorted(nics.items())),
-        bmc=bmc,
-        labels=_read_labels(each),
-        boot=next(
-            (
-                n
-                for n, config in sorted(_list_boot_configs(objects))
-                if uuid and parse_uuid_or_none(config.get("systemUUID")) == uuid
-            ),
-            None,
-        ),
-        remarks=(
-            remark_kept(f"Server {name}"),
-            *remarks,
-            *remark_if(found and uuid is None, remark_missing(f"its UUID {found} is not the UUID of a board")),
-        ),
-    )
+# Parts of all objects
 
 
-def _read_bmc(
-    controller: _Object, objects: _Objects, system: str | None
-) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # The address of a BMC may be that of an Endpoint.
-    endpoint = objects.get_spec(
-        "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
-    )
-    host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
-    protocol = as_mapping(get_nested(controller, "protocol"))
-    if host is None:
-        return None, ()
-    port, scheme = as_text(protocol.get("port")), as_text(protocol.get("scheme")) or "https"
-    return parse_bmc(
-        f"redfish+{scheme}://{host}{f':{port}' if port else ''}",
-        as_text(get_nested(controller, "bmcSecretRef", "name")),
-        system=system,
-    )
-
-
-def _list_boot_configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
-    for kind in ("IPXEBootConfig", "HTTPBootConfig"):
-        for name, each in objects.get_kind(kind).items():
-            yield name, as_mapping(get_nested(each, "spec"))
-
-
-def _read_unlisted_machines(objects: _Objects) -> Iterator[ImportedMachine]:
-    # Machines that only a boot configuration names. Network identifiers are IP or MAC addresses.
-    for name, spec in sorted(_list_boot_configs(objects)):
-        uuid = parse_uuid_or_none(spec.get("systemUUID"))
-        found = [
-            *_as_list(spec.get("networkIdentifiers")),
-            *_as_list(spec.get("systemIPs")),
-            *_as_list(spec.get("systemIP")),
-        ]
-        macs = sorted({mac for each in found if (mac := parse_mac_or_none(each))})
-        addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
-        yield ImportedMachine(
-            name=name,
-            uuid=uuid,
-            nics=tuple(ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs),
-            boot=name,
-            remarks=(
-                remark_kept(f"boot configuration {name}"),
-                *remark_if(
-                    not macs, remark_missing(f"its MAC addresses: {name} names {', '.join(addresses) or 'none'}")
-                ),
-                *remark_if(
-                    uuid is None,
-                    remark_missing(f"its UUID {as_text(spec.get('systemUUID'))} is not the UUID of a board"),
-                ),
-            ),
-        )
-
-
-def _read_boots(objects: _Objects) -> Iterator[ImportedBoot]:
-    for name, spec in sorted(_list_boot_configs(objects)):
-        image = as_text(spec.get("image"))
-        kernel, initrd, uki = (_complete_url(spec.get(key)) for key in ("kernelURL", "initrdURL", "ukiURL"))
-        if kernel or uki:
-            yield ImportedBoot(
-                name=name,
-                kernel=kernel,
-                initrds=_as_tuple(initrd),
-                rootfs=_complete_url(spec.get("squashfsURL")) if kernel else None,
-                uki=None if kernel else uki,
-                remarks=(
-                    *remark_if(spec.get("ignitionSecretRef"), remark_lost("its Ignition is in a Secret")),
-                    *remark_if(image, remark_lost(f"image {image}: name its layers with `gitboot artifacts resolve`")),
-                ),
-            )
-    for name, each in sorted(objects.get_kind("Hardware").items()):
-        for interface in as_mappings(get_nested(each, "spec", "interfaces")):
-            osie, base = (
-                as_mapping(get_nested(interface, "netboot", "osie")),
-                as_text(get_nested(interface, "netboot", "osie", "baseURL")),
-            )
-            if base and (kernel := as_text(osie.get("kernel"))):
-                initrd = as_text(osie.get("initrd"))
-                yield ImportedBoot(
-                    name=name, kernel=f"{base}/{kernel}", initrds=(f"{base}/{initrd}",) if initrd else ()
-                )
-        if kernel := _complete_url(get_nested(each, "spec", "instance", "osie", "kernelURL")):
-            given = filter(None, map(as_text, as_list(get_nested(each, "spec", "instance", "osie", "kernelParams"))))
-            arguments, about = translate_arguments(given)
-            initrds = _as_tuple(_complete_url(get_nested(each, "spec", "instance", "osie", "initrdURL")))
-            yield ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=arguments, remarks=about)
-
-
-def _complete_url(value: object) -> str | None:
-    """Return a URL with a scheme. boot-operator also accepts a URL without a scheme."""
-    text = as_text(value)
-    return text if text is None or "://" in text else f"http://{text}"
-
-
-def _as_tuple(value: str | None) -> tuple[str, ...]:
+def as_tuple(value: str | None) -> tuple[str, ...]:
     return (value,) if value else ()
 
 
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value] if value else []
-
-
-def _read_labels(each: _Object) -> Mapping[str, str]:
+def read_labels(each: Object) -> Mapping[str, str]:
+    """Return the labels of an object."""
     return {str(key): str(value) for key, value in as_mapping(get_nested(each, "metadata", "labels")).items()}
 
 
-_READERS: Final[Mapping[str, Callable[[str, _Object, _Objects], ImportedMachine]]] = {
+def _get_namespace(each: Object) -> str:
+    return as_text(get_nested(each, "metadata", "namespace")) or ""
+
+
+_READERS: Final[Mapping[str, Callable[[str, Object, Objects], _Read]]] = {
     "Hardware": _read_hardware,
     "BareMetalHost": _read_bare_metal_host,
-    "Server": _read_server,
 }

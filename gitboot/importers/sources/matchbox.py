@@ -1,10 +1,12 @@
-"""matchbox: groups that select machines, and the profiles that they boot."""
+"""matchbox: groups that select machines, and the profiles that they boot, from its files or from a Terraform state."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from msgspec import structs
 
 from gitboot.importers.inventory import (
     ImportedBoot,
@@ -16,12 +18,15 @@ from gitboot.importers.inventory import (
     Texts,
     as_list,
     as_mapping,
+    as_mappings,
     as_text,
     get_nested,
     is_secret,
+    parse_json,
     parse_json_files,
     parse_mac_or_none,
-    parse_uuid_or_none,
+    read_mac,
+    read_uuid,
     remark_guessed,
     remark_if,
     remark_kept,
@@ -36,6 +41,9 @@ _IDENTITIES: Final = ("mac", "uuid", "serial")
 _FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
 
 
+_Group = dict[str, Any]
+
+
 def read(files: Texts) -> ImportedInventory:
     """Read ``groups/``, ``profiles/`` and ``ignition/`` of matchbox's data directory."""
     folders = {
@@ -44,37 +52,116 @@ def read(files: Texts) -> ImportedInventory:
     }
     profiles = [as_mapping(profile) for _, profile in parse_json_files(folders["profiles"])]
     templates = {path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()}
-    by_identity: dict[str, list[dict[str, Any]]] = {}
-    remarks = []
-    for path, found in parse_json_files(folders["groups"]):
-        group = as_mapping(found)
+    groups = [{"id": path, **as_mapping(found)} for path, found in parse_json_files(folders["groups"])]
+    return _build_inventory(groups, profiles, templates)
+
+
+def read_terraform(files: Texts) -> ImportedInventory:
+    """Read ``matchbox_group`` and ``matchbox_profile`` in Terraform states, or in ``terraform show -json``."""
+    groups, profiles, templates = list[_Group](), list[_Group](), dict[str, str]()
+    remarks = list[ImportRemark]()
+    for path, text in sorted(files.items()):
+        if not path.endswith((".json", ".tfstate")) and len(files) > 1:
+            continue
+        state = parse_json(path, text)
+        if as_list(get_nested(state, "modules")):
+            version = as_text(get_nested(state, "version"))
+            remarks.append(remark_missing(f"the resources of {path}: it is a state of version {version}, not 4"))
+        for kind, values in _list_resources(state):
+            name = as_text(values.get("name")) or as_text(values.get("id"))
+            if kind == "matchbox_group":
+                groups.append({**values, "id": name})
+            elif kind == "matchbox_profile":
+                profile = {"id": name, "boot": {key: values.get(key) for key in ("kernel", "initrd", "args")}}
+                for key, suffix in (("raw_ignition", "ign"), ("container_linux_config", "yaml.tmpl")):
+                    if content := as_text(values.get(key)):
+                        profile["ignition_id"] = f"{name}.{suffix}"
+                        templates[f"{name}.{suffix}"] = content
+                profiles.append(profile | ({"generic_id": name} if values.get("generic_config") else {}))
+    inventory = _build_inventory(groups, profiles, templates)
+    return structs.replace(inventory, remarks=(*inventory.remarks, *remarks))
+
+
+def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Yield the type and the attributes of each resource, for each of its instances."""
+    for resource in as_mappings(get_nested(state, "resources")):
+        if resource.get("mode") != "data":
+            for instance in as_mappings(resource.get("instances")):
+                yield as_text(resource.get("type")), as_mapping(instance.get("attributes"))
+    modules = [get_nested(state, "values", "root_module")]
+    while modules:  # as `terraform show -json` prints them
+        module = modules.pop(0)
+        modules += as_mappings(get_nested(module, "child_modules"))
+        for resource in as_mappings(get_nested(module, "resources")):
+            yield as_text(resource.get("type")), as_mapping(resource.get("values"))
+
+
+def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Texts) -> ImportedInventory:
+    by_identity: dict[str, list[_Group]] = {}
+    defaults, others = list[_Group](), list[_Group]()
+    for group in sorted(groups, key=_get_name):
         selector = as_mapping(group.get("selector"))
-        identity = next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
-        if identity is not None:
-            by_identity.setdefault(identity, []).append(group)
+        key = next((key for key in _IDENTITIES if selector.get(key)), None)
+        if key is not None:
+            known = parse_mac_or_none(selector[key]) if key == "mac" else None
+            by_identity.setdefault(f"{key} {known or str(selector[key]).lower()}", []).append(group)
         else:
-            remarks.append(
-                remark_lost(
-                    f"group {_get_name(group, path)} does not select a machine by MAC address, UUID or serial number"
-                )
-            )
+            (others if selector else defaults).append(group)
+    boots = tuple(_read_boot(profile, templates) for profile in profiles)
+    names = {boot.name for boot in boots}
     return ImportedInventory(
-        machines=tuple(_read_machine(own) for _, own in sorted(by_identity.items())),
-        boots=tuple(_read_boot(profile, templates) for profile in profiles),
-        remarks=tuple(remarks),
+        machines=tuple(_read_machine(own, defaults) for _, own in sorted(by_identity.items())),
+        boots=boots,
+        remarks=(
+            *map(_explain_default, defaults),
+            *remark_if(
+                len(defaults) > 1,
+                remark_lost("matchbox uses one of several groups without a selector, and does not define which one"),
+            ),
+            *map(_explain_selector, others),
+            *(
+                remark_missing(
+                    f"profile {group.get('profile')} of group {_get_name(group)}, which is not in the source"
+                )
+                for group in (*defaults, *others)
+                if as_text(group.get("profile")) not in names
+            ),
+        ),
     )
 
 
-def _get_name(group: Mapping[str, Any], path: str = "") -> str:
-    return as_text(group.get("id")) or as_text(group.get("name")) or path
+def _explain_default(group: _Group) -> ImportRemark:
+    return remark_guessed(
+        f"group {_get_name(group)} does not select a machine: it boots profile {group.get('profile')} on each machine "
+        "that no other group selects. Select machines with a BootPolicy, or write a Server for each"
+    )
 
 
-def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
-    """Return the machine of the group with the shortest selector. matchbox uses the other groups later."""
-    groups = sorted(groups, key=lambda group: (len(group["selector"]), _get_name(group)))
-    first, later = groups[0], groups[1:]
-    selector = first["selector"]
-    mac, uuid = parse_mac_or_none(selector.get("mac")), parse_uuid_or_none(selector.get("uuid"))
+def _explain_selector(group: _Group) -> ImportRemark:
+    return remark_lost(
+        f"group {_get_name(group)} does not select a machine by MAC address, UUID or serial number: it boots profile "
+        f"{group.get('profile')} if {_format_other_selectors(group)}"
+    )
+
+
+def _get_name(group: Mapping[str, Any]) -> str:
+    return as_text(group.get("id")) or as_text(group.get("name")) or "without a name"
+
+
+def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachine:
+    """Return the machine of some groups. It boots the group that selects it by nothing but its identity.
+
+    If each group has another selector, for example os=installed, matchbox first uses a group without selectors.
+    """
+    groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
+    exact = [group for group in groups if not _format_other_selectors(group)]
+    exact.sort(key=lambda group: -len(group["selector"]))  # as matchbox does
+    first = next(iter((*exact, *defaults[:1], *groups)))
+    own = exact[0] if exact else groups[0]
+    later = [group for group in groups if group is not first and group is not own]
+    selector = own["selector"]
+    mac, of_mac = read_mac(selector.get("mac"))
+    uuid, of_uuid = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
             f"group {_get_name(group)} boots profile {group.get('profile')} if {_format_other_selectors(group)}: a "
@@ -82,9 +169,17 @@ def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
         )
         for group in later
     ]
-    variables, labels, more = _read_metadata(as_mapping(get_nested(first, "metadata")))
+    if first is not own:
+        remarks += [
+            remark_guessed(f"its boot is that of group {_get_name(first)}, which has no selector"),
+            remark_lost(
+                f"group {_get_name(own)} boots profile {own.get('profile')} if {_format_other_selectors(own)}: a "
+                "provisioned server boots its disk"
+            ),
+        ]
+    variables, labels, more = _read_metadata(as_mapping(get_nested(own, "metadata")))
     return ImportedMachine(
-        name=_get_name(first),
+        name=_get_name(own),
         uuid=uuid,
         serial=as_text(selector.get("serial")),
         nics=(ImportedNic(mac=mac),) if mac else (),
@@ -92,14 +187,14 @@ def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
         vars=variables,
         boot=as_text(first.get("profile")),
         remarks=(
-            remark_kept(f"group {_get_name(first)}"),
+            remark_kept(f"group {_get_name(own)}"),
             *remarks,
             *remark_if(
-                _format_other_selectors(first),
-                remark_lost(f"group {_get_name(first)} selects by {_format_other_selectors(first)}, too"),
+                first is own and _format_other_selectors(own),
+                remark_lost(f"group {_get_name(own)} selects by {_format_other_selectors(own)}, too"),
             ),
-            *remark_if(selector.get("mac") and mac is None, remark_missing("its MAC address: the value is not valid")),
-            *remark_if(selector.get("uuid") and uuid is None, remark_missing("its UUID: the value is not valid")),
+            *of_mac,
+            *of_uuid,
             *more,
         ),
     )

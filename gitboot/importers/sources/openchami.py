@@ -1,28 +1,34 @@
-"""OpenCHAMI: boot parameters of its Boot Script Service, components and interfaces of its State Management."""
+"""OpenCHAMI: boot parameters of BSS with components of State Management, or the resources of boot-service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
-from itertools import groupby
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
 
 from gitboot.importers.inventory import (
     ImportedBoot,
     ImportedInventory,
     ImportedMachine,
     ImportedNic,
+    ImportRemark,
     Texts,
     as_list,
+    as_mapping,
     as_mappings,
     as_text,
     build_document_name,
     get_nested,
-    group_rows,
-    parse_address,
+    list_address,
     parse_architecture,
-    parse_json_files,
+    parse_bmc,
+    parse_json,
     parse_mac_or_none,
+    parse_yaml,
+    read_mac,
     remark_guessed,
     remark_if,
     remark_kept,
@@ -33,47 +39,233 @@ from gitboot.importers.inventory import (
 from gitboot.model.scalars import MacAddress
 
 
+class _Node(Struct, frozen=True, kw_only=True):
+    """A node of State Management, of boot-service, or a key of boot parameters."""
+
+    name: str  # the xname, if there is one
+    hostname: str | None = None
+    nid: int | None = None
+    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()  # MAC address and IP addresses, as in the source
+    role: str | None = None
+    subrole: str | None = None
+    architecture: str | None = None
+    groups: tuple[str, ...] = ()
+
+    @property
+    def macs(self) -> set[MacAddress]:
+        return {mac for text, _ in self.interfaces if (mac := parse_mac_or_none(text))}
+
+
+class _Config(Struct, frozen=True, kw_only=True):
+    """Boot parameters of BSS, or a BootConfiguration of boot-service."""
+
+    name: str
+    row: Mapping[str, Any]  # with kernel, initrd and params
+    hosts: tuple[str, ...] = ()
+    macs: frozenset[MacAddress] = frozenset()
+    nids: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    remarks: tuple[ImportRemark, ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        return not (set(self.hosts) - {"Default"} or self.macs or self.nids or self.groups or self.remarks)
+
+
 def read(files: Texts) -> ImportedInventory:
-    """Read the answer of ``/boot/v1/bootparameters``, and SMD's Components and EthernetInterfaces."""
-    lists = (
-        found if isinstance(found, list) else get_nested(found, "Components") or [found]
-        for _, found in parse_json_files(files)
-    )
-    rows = [row for found in lists for row in as_mappings(found)]
-    parameters = [row for row in rows if {"kernel", "params", "initrd"} & row.keys()]
-    components = {str(row["ID"]): row for row in rows if "NID" in row and "ID" in row}
-    interfaces = [row for row in rows if "MACAddress" in row]
-    by_nid = {str(row["NID"]): xname for xname, row in components.items()}
-    owners = {
-        mac: row["ComponentID"]
-        for row in interfaces
-        if row.get("ComponentID") and (mac := parse_mac_or_none(row["MACAddress"]))
+    """Read boot parameters with SMD's Components and EthernetInterfaces, or the resources of boot-service."""
+    rows = [row for path, text in sorted(files.items()) for row in _parse_rows(path, text, len(files))]
+    configs = [_read_config(row) for row in rows if _KERNEL_KEYS & (row.keys() | as_mapping(row.get("spec")).keys())]
+    nodes = _list_nodes(rows)
+    nodes += _list_other_nodes(configs, nodes)
+    bmcs = {
+        xname: as_text(get_nested(row, "spec", "interface", "ip"))
+        for row in rows
+        if (xname := as_text(get_nested(row, "spec", "xname"))) and row.get("kind") == "BMC"
     }
-    of_component = group_rows(interfaces, "ComponentID")
-    of_nodes = {key: row for row in parameters for key in _list_node_keys(row, by_nid, owners)}
-    boots = {boot.name: boot for boot in (_read_boot(row) for row in parameters if row.get("kernel"))}
-    machines = tuple(
-        _read_machine(key, row, components.get(key, {}), of_component.get(key, []))
-        for key, row in sorted(of_nodes.items())
-        if key != "Default"
-    )
-    default = (remark_guessed("the parameters of Default: their boot is in the fleet, and no server uses it"),)
+    boots = {boot.name: boot for boot in (_read_boot(each.row) for each in configs if each.row.get("kernel"))}
+    machines = tuple(_read_machine(node, configs, bmcs) for node in sorted(nodes, key=lambda node: node.name))
+    used = {machine.boot for machine in machines}
     return ImportedInventory(
         machines=machines,
         boots=tuple(boot for _, boot in sorted(boots.items())),
-        remarks=default if "Default" in of_nodes else (),
+        remarks=(*_list_remarks_on_source(configs, used), *_list_remarks_on_interfaces(rows, nodes)),
     )
 
 
-def _list_node_keys(
-    row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]
-) -> Iterator[str]:
-    yield from map(str, as_list(row.get("hosts")))
-    for mac in as_list(row.get("macs")):
-        known = parse_mac_or_none(mac)
-        yield str(owners.get(known, mac) if known else mac)
-    for nid in as_list(row.get("nids")):
-        yield by_nid.get(str(nid), f"nid{int(nid):06}" if str(nid).isdecimal() else str(nid))
+_KERNEL_KEYS: Final = {"kernel", "params", "initrd"}
+_LISTS: Final = ("Components", "boot-parameters", "nodes", "items")
+
+
+def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
+    if path.endswith(".json"):
+        documents = [parse_json(path, text)]
+    elif path.endswith((".yaml", ".yml")) or files == 1:
+        documents = parse_yaml(path, text)
+    else:
+        return []
+    lists = (
+        found
+        if isinstance(found, list)
+        else next((rows for key in _LISTS if (rows := as_mappings(get_nested(found, key)))), [found])
+        for found in documents
+    )
+    return [row for found in lists for row in as_mappings(found)]
+
+
+def _as_int(value: Any) -> int | None:
+    text = as_text(value)
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _as_texts(value: Any) -> tuple[str, ...]:
+    return tuple(text for each in as_list(value) if (text := as_text(each)))
+
+
+def _read_config(row: Mapping[str, Any]) -> _Config:
+    spec = as_mapping(row.get("spec")) or row
+    macs, remarks = set[MacAddress](), list[ImportRemark]()
+    for each in as_list(spec.get("macs")):
+        mac, about = read_mac(as_text(each), "boot parameters:")
+        macs |= {mac} if mac else set()
+        remarks += about
+    name = as_text(get_nested(row, "metadata", "name")) or ""
+    return _Config(
+        name=name,
+        row=spec,
+        hosts=_as_texts(spec.get("hosts")),
+        macs=frozenset(macs),
+        nids=tuple(nid for each in as_list(spec.get("nids")) if (nid := _as_int(each)) is not None),
+        groups=_as_texts(spec.get("groups")),
+        priority=_as_int(spec.get("priority")) or 0,
+        remarks=tuple(remarks),
+    )
+
+
+def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
+    """Return the nodes that a source lists, each once."""
+    interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
+    for row in rows:
+        if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):
+            addresses = tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses")))
+            interfaces.setdefault(owner, []).append((row["MACAddress"], addresses))
+    found: dict[str, _Node] = {}
+    for row in rows:
+        spec = as_mapping(row.get("spec"))
+        node = None
+        if (name := as_text(row.get("ID"))) and "NID" in row:
+            node = _Node(
+                name=name,
+                nid=_as_int(row["NID"]),
+                interfaces=tuple(interfaces.get(name, ())),
+                role=as_text(row.get("Role")),
+                subrole=as_text(row.get("SubRole")),
+                architecture={"X86": "x86_64", "ARM": "aarch64"}.get(str(row.get("Arch"))),
+            )
+        elif (name := as_text(spec.get("xname"))) and row.get("kind") != "BMC":
+            own = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
+            boot_mac = spec.get("bootMac")
+            node = _Node(
+                name=name,
+                hostname=as_text(spec.get("hostname")),
+                nid=_as_int(spec.get("nid")),
+                interfaces=_add_boot_mac(own, boot_mac),
+                role=as_text(spec.get("role")),
+                subrole=as_text(spec.get("subRole")),
+                groups=_as_texts(spec.get("groups")),
+            )
+        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):  # local nodes.yaml
+            own = [
+                (each.get("mac_address"), (each.get("ip_address"),))
+                for each in as_mappings(row.get("ethernet_interfaces"))
+            ]
+            node = _Node(
+                name=name,
+                nid=_as_int(row.get("nid")),
+                interfaces=_add_boot_mac(own, row.get("boot_mac")),
+                role=as_text(row.get("role")),
+                subrole=as_text(row.get("subrole")),
+            )
+        if node is not None:
+            found[node.name] = node
+    return list(found.values())
+
+
+def _add_boot_mac(
+    interfaces: list[tuple[Any, tuple[Any, ...]]], boot_mac: Any
+) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+    known = {parse_mac_or_none(mac) for mac, _ in interfaces}
+    return (*(((boot_mac, ()),) if boot_mac and parse_mac_or_none(boot_mac) not in known else ()), *interfaces)
+
+
+_PATTERN: Final = re.compile(r"[*?\[\]]")
+
+
+def _is_node_name(host: str) -> bool:
+    # BSS has parameters for all nodes (Global), for nodes without any (Default), and for unknown ones.
+    return host not in ("Default", "Global") and not host.startswith("Unknown-") and not _PATTERN.search(host)
+
+
+def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
+    """Return the nodes that only boot parameters name."""
+    names = {name for node in nodes for name in (node.name, node.hostname, *node.groups) if name}
+    macs = {mac for node in nodes for mac in node.macs}
+    nids = {node.nid for node in nodes}
+    found: dict[str, _Node] = {}
+    for config in configs:
+        for host in config.hosts:
+            if host not in names and _is_node_name(host):
+                found.setdefault(host, _Node(name=host))
+        for mac in config.macs - macs:
+            text = mac.replace("-", ":")
+            found.setdefault(text, _Node(name=text, interfaces=((text, ()),)))
+        for nid in config.nids:
+            if nid not in nids:
+                found.setdefault(f"nid{nid:06}", _Node(name=f"nid{nid:06}", nid=nid))
+    return list(found.values())
+
+
+def _score(config: _Config, node: _Node) -> int:
+    """Return how well parameters fit a node, as boot-service does (pkg/controllers/bootscript/controller.go)."""
+    own = {node.name, node.hostname}
+    score = sum(50 for host in config.hosts if host in own or host == "*")
+    score += 100 * len(config.macs & node.macs)
+    score += sum(75 for nid in config.nids if nid == node.nid)
+    score += sum(25 for group in (*config.groups, *config.hosts) if group in node.groups)
+    return score or (1 if config.is_default else 0)
+
+
+def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
+    scored = [(each, _score(each, node)) for each in configs]
+    fitting = [(-score, -each.priority, each.name, at) for at, (each, score) in enumerate(scored) if score]
+    return configs[min(fitting)[3]] if fitting else None
+
+
+def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
+    for config in configs:
+        boot = _name_boot(config.row) if config.row.get("kernel") else None
+        name = f"BootConfiguration {config.name}" if config.name else "the parameters of Default"
+        yield from config.remarks
+        for host in config.hosts:
+            if host != "*" and _PATTERN.search(host):
+                yield remark_lost(
+                    f"host pattern {host}: boot-service compares names exactly, and selects no node by it"
+                )
+            elif host != "Default" and not _is_node_name(host) and host != "*":
+                yield remark_lost(f"the parameters of {host}, which are not for one node: their boot is {boot}")
+        if boot is not None and boot not in used and (config.is_default or config.name):
+            yield remark_guessed(f"{name}: their boot {boot} is in the fleet, and no server uses it")
+
+
+def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) -> Iterator[ImportRemark]:
+    names = {node.name for node in nodes}
+    for row in rows:
+        owner = as_text(row.get("ComponentID")) or "no component"
+        if "MACAddress" in row and owner not in names:
+            yield remark_lost(f"EthernetInterface {row['MACAddress']} of {owner}, which is not a node in the source")
+        elif (xname := as_text(row.get("xname"))) and xname not in names:
+            yield remark_lost(f"{xname} of type {as_text(row.get('type'))}, which is not a node")
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
@@ -99,38 +291,43 @@ def _name_boot(row: Mapping[str, Any]) -> str:
     return f"{build_document_name(parts[0].rpartition('/')[2] or 'boot')}-{digest}"
 
 
-def _read_machine(
-    key: str, row: Mapping[str, Any], component: Mapping[str, Any], interfaces: list[dict[str, Any]]
-) -> ImportedMachine:
-    nics = [nic for nic in map(_read_nic, interfaces) if nic]
-    if (own := parse_mac_or_none(key)) is not None and not nics:
-        nics = [ImportedNic(mac=own)]
-    labels = {name: str(component[name]) for name in ("Role", "SubRole") if component.get(name)}
+def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | None]) -> ImportedMachine:
+    config = _choose_config(node, configs)
+    nics, remarks = dict[MacAddress, ImportedNic](), list[ImportRemark]()
+    for text, addresses in node.interfaces:
+        mac, about = read_mac(as_text(text))
+        remarks += about
+        if mac and mac not in nics:
+            found = sorted(each for address in addresses for each in list_address(address))
+            nics[mac] = ImportedNic(mac=mac, addresses=tuple(found))
+    is_mac = parse_mac_or_none(node.name) is not None
+    host = bmcs.get(node.name.rpartition("n")[0])
+    bmc, more = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
+    kernel = config.row.get("kernel") if config else None
+    source = f"BootConfiguration {config.name}" if config and config.name else f"boot parameters of {node.name}"
     return ImportedMachine(
-        name=f"node-{key.replace(':', '-')}" if own else key,
-        architecture=parse_architecture({"X86": "x86_64", "ARM": "aarch64"}.get(str(component.get("Arch")), "")),
-        nics=tuple(
-            nic
-            for _, same in groupby(sorted(nics, key=lambda nic: nic.mac), lambda nic: nic.mac)
-            for nic in [next(same)]
-        ),
-        labels={name.lower(): value for name, value in labels.items()},
-        vars={"nid": str(component["NID"])} if "NID" in component else {},
-        boot=_name_boot(row) if row.get("kernel") else None,
+        name=f"node-{node.name.replace(':', '-')}" if is_mac else node.name,
+        architecture=parse_architecture(node.architecture),
+        nics=tuple(nic for _, nic in sorted(nics.items())),
+        bmc=bmc,
+        labels={key: value for key, value in (("role", node.role), ("subrole", node.subrole)) if value},
+        vars={"nid": str(node.nid)} if node.nid is not None and not node.name.startswith("nid") else {},
+        boot=_name_boot(config.row) if config and kernel else None,
         remarks=(
-            remark_kept(f"boot parameters of {key}"),
+            remark_kept(source if config else f"node {node.name}"),
+            *remarks,
+            *more,
             *remark_if(
-                not nics,
+                config is not None and config.is_default,
+                remark_guessed("its boot: no parameters name it, so it boots those of Default"),
+            ),
+            *remark_if(
+                not nics and not remarks,
                 remark_missing(
                     "its MAC addresses: export EthernetInterfaces of State Management beside the parameters"
                 ),
             ),
-            *remark_if(not row.get("kernel"), remark_missing("its parameters name no kernel")),
+            *remark_if(config is not None and not kernel, remark_missing("its boot: its parameters name no kernel")),
+            *remark_if(config is None, remark_lost("its boot: no boot parameters in the source are for it")),
         ),
     )
-
-
-def _read_nic(row: Mapping[str, Any]) -> ImportedNic | None:
-    mac = parse_mac_or_none(row["MACAddress"])
-    addresses = (parse_address(each.get("IPAddress")) for each in as_mappings(row.get("IPAddresses")))
-    return ImportedNic(mac=mac, addresses=tuple(sorted(filter(None, addresses)))) if mac else None

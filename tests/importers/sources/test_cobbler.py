@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import pytest
 
+from gitboot.importers.inventory import ImportedInventory
+from gitboot.importers.sources.cobbler import read
+from gitboot.resolve.kernel_arguments import merge_arguments
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
 from tests.importers.test_fleet_files import lay
@@ -153,3 +156,67 @@ def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fle
 )
 def test_the_report_has_the_reason_of_each_difference(fleet: Path, word: str) -> None:
     assert word in (fleet / "import-report.md").read_text()
+
+
+def _collections(interfaces: list[dict[str, Any]], **system: Any) -> ImportedInventory:
+    options = {"console": ["tty0", "ttyS0"], "quiet": "~"}
+    files = {
+        "distros/d.json": {"name": "d", "uid": "1", "arch": "x86_64", "kernel": "/srv/vmlinuz"},
+        "profiles/p.json": {"name": "p", "uid": "2", "distro": "1", "autoinstall": "", "kernel_options": options},
+        "systems/s.json": {"name": "s", "uid": "3", "profile": "2", **system},
+        **{f"network_interfaces/{at}.json": each for at, each in enumerate(interfaces)},
+    }
+    return read({path: json.dumps(each) for path, each in files.items()})
+
+
+@pytest.mark.parametrize(
+    ("system", "merged"),
+    [
+        ({"kernel_options": {"console": "ttyS1,115200"}}, ("quiet", "console=ttyS1,115200")),
+        ({"kernel_options": {"console": ["tty1", "ttyS1"]}}, ("quiet", "console=tty1", "console=ttyS1")),
+        # The serial console is added, also by Cobbler.
+        (
+            {"serial_device": 1, "serial_baud_rate": 9600},
+            ("console=tty0", "console=ttyS0", "quiet", "console=ttyS1,9600"),
+        ),
+        ({"kernel_options": {"quiet": "~", "x": "1"}}, ("console=tty0", "console=ttyS0", "quiet", "x=1")),
+    ],
+)
+def test_finding_p11_a_console_of_a_system_replaces_that_of_its_profile(
+    system: dict[str, Any], merged: tuple[str, ...]
+) -> None:
+    inventory = _collections([], **system)
+    (machine,), (boot,) = inventory.machines, inventory.boots
+    own = (*(f"-{each}" for each in machine.removed_arguments), *machine.arguments)
+    assert merge_arguments((boot.arguments, own)).arguments == merged
+
+
+def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_a_bond_has_its_address_once() -> None:
+    plain = {"system_uid": "3", "interface_type": "bond_slave", "interface_master": "bond0"}
+    inventory = _collections(
+        [
+            {"name": "eth1", "mac_address": "52:54:00:00:00:0b", **plain},
+            {"name": "eth0", "mac_address": "52:54:00:00:00:0a", **plain},
+            {
+                "name": "bond0",
+                "system_uid": "3",
+                "interface_type": "bond",
+                "ipv4": {"address": "10.0.0.13", "netmask": "255.255.255.0"},
+            },
+            {"name": "lost", "system_uid": "9", "mac_address": "52:54:00:00:00:0c"},
+            # An item that was migrated has the fields of Cobbler 3.3.
+            {"name": "eth2", "system_uid": "3", "mac_address": "52:54:00:00:00:0d", "ip_address": "10.1.0.13"},
+        ]
+    )
+    (machine,) = inventory.machines
+    assert [(nic.name, nic.addresses) for nic in machine.nics] == [
+        ("eth0", ("10.0.0.13/24",)),
+        ("eth1", ()),
+        ("eth2", ("10.1.0.13",)),
+    ]
+    assert any("interface lost with MAC address 52:54:00:00:00:0c" in each.text for each in inventory.remarks)
+
+
+def test_finding_i4_a_system_with_an_image_has_its_reason() -> None:
+    (machine,) = _collections([], profile="", image="memtest").machines
+    assert any("its boot: it boots image memtest" in each.text for each in machine.remarks)

@@ -1,0 +1,460 @@
+"""Databases of machines: NetBox, Nautobot, MAAS and Foreman, as their APIs answer in JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from gitboot.importers.inventory import (
+    ImportedBmc,
+    ImportedBoot,
+    ImportedInventory,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    as_list,
+    as_mapping,
+    as_mappings,
+    as_text,
+    build_document_name,
+    get_nested,
+    group_rows,
+    parse_address,
+    parse_architecture,
+    parse_bmc,
+    parse_firmware,
+    parse_json,
+    parse_json_files,
+    parse_mac_or_none,
+    read_mac,
+    read_uuid,
+    remark_guessed,
+    remark_if,
+    remark_kept,
+    remark_lost,
+    remark_missing,
+    translate_arguments,
+)
+
+_Row = Mapping[str, Any]
+
+
+def _load(files: Texts) -> list[tuple[str, Any]]:
+    """Return the JSON of the files of a source. One file alone may have any name."""
+    if len(files) == 1:
+        return [(path, parse_json(path, text)) for path, text in files.items()]
+    return list(parse_json_files(files))
+
+
+# NetBox and Nautobot
+
+
+def read_netbox(files: Texts) -> ImportedInventory:
+    """Read ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``, one file each."""
+    lists = (found if isinstance(found, list) else get_nested(found, "results") for _, found in _load(files))
+    rows = [row for found in lists for row in as_mappings(found)]
+    interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
+    addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
+    devices = [row for row in rows if "device_type" in row]
+    of_device, of_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
+    machines = (
+        _read_device(device, of_device.get(str(device.get("id")), []), of_interface)
+        for device in devices
+        if as_text(device.get("name"))
+    )
+    return ImportedInventory(
+        machines=tuple(sorted(machines, key=lambda machine: machine.name)),
+        remarks=tuple(
+            remark_lost(f"device {as_text(device.get('display')) or as_text(device.get('id'))}, which has no name")
+            for device in devices
+            if not as_text(device.get("name"))
+        ),
+    )
+
+
+def _read_device(
+    device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
+) -> ImportedMachine:
+    nics, remarks = list[ImportedNic](), list[ImportRemark]()
+    of_lags = {
+        str(each.get("id")): _list_netbox_addresses(each, addresses)
+        for each in interfaces
+        if get_nested(each, "type", "value") in ("lag", "bridge")
+    }
+    for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
+        name = as_text(each.get("name"))
+        if each.get("mgmt_only") or str(each.get("id")) in of_lags:
+            continue
+        for text in _list_netbox_macs(each):
+            mac, about = read_mac(text, f"interface {name}:")
+            remarks += about
+            if mac:
+                lag = str(get_nested(each, "lag", "id"))
+                found = (*_list_netbox_addresses(each, addresses), *of_lags.pop(lag, ()))
+                nics.append(ImportedNic(mac=mac, name=name, addresses=found))
+    labels = {
+        key: build_document_name(slug)
+        for key in ("site", "rack", "role")
+        if (slug := as_text(get_nested(device, key, "slug")) or as_text(get_nested(device, key, "name")))
+    }
+    custom = as_mapping(device.get("custom_fields"))
+    uuid, of_uuid = read_uuid(as_text(custom.get("uuid")) or as_text(custom.get("system_uuid")))
+    return ImportedMachine(
+        name=str(device["name"]),
+        serial=as_text(device.get("serial")),
+        uuid=uuid,
+        nics=tuple(nics),
+        labels=labels,
+        remarks=(
+            remark_kept(f"device {device['name']}, whose boot the source does not have"),
+            *remarks,
+            *of_uuid,
+            *remark_if(
+                not nics and not remarks,
+                remark_missing("its MAC addresses: export its interfaces beside the devices"),
+            ),
+        ),
+    )
+
+
+def _list_netbox_macs(interface: _Row) -> list[str]:
+    # NetBox 4.2 has a list of objects, of which one is the primary.
+    found = [as_text(interface.get("mac_address"))]
+    found += [as_text(each.get("mac_address")) for each in as_mappings(interface.get("mac_addresses"))]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:
+    own = (as_text(row["address"]) for row in addresses.get(str(interface.get("id")), []))
+    return tuple(sorted(filter(None, (parse_address(each) for each in own if each))))
+
+
+# MAAS
+
+
+def read_maas(files: Texts) -> ImportedInventory:
+    """Read ``maas PROFILE machines read``, and ``maas PROFILE machines power-parameters`` beside it."""
+    found = [each for _, each in _load(files)]
+    rows = [row for each in found for row in as_mappings(each) or ([each] if "system_id" in as_mapping(each) else [])]
+    machines = [row for row in rows if as_text(row.get("system_id"))]
+    powers = {
+        str(system_id): as_mapping(power)
+        for each in found
+        if "system_id" not in as_mapping(each)
+        for system_id, power in as_mapping(each).items()
+    }
+    is_machine = {id(row): str(row.get("node_type", 0)) == "0" for row in machines}
+    return ImportedInventory(
+        machines=tuple(
+            sorted(
+                (
+                    _read_maas_machine(row, powers.get(str(row["system_id"]), {}))
+                    for row in machines
+                    if is_machine[id(row)]
+                ),
+                key=lambda machine: machine.name,
+            )
+        ),
+        remarks=tuple(
+            remark_lost(f"{as_text(row.get('hostname'))} is not a machine: {as_text(row.get('node_type_name'))}")
+            for row in machines
+            if not is_machine[id(row)]
+        ),
+    )
+
+
+def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
+    name = as_text(row.get("hostname")) or str(row["system_id"])
+    hardware = as_mapping(row.get("hardware_info"))
+    uuid, of_uuid = read_uuid(as_text(row.get("hardware_uuid")))
+    nics, of_nics = _read_maas_nics(row)
+    bmc, of_bmc = _read_maas_bmc(name, as_text(row.get("power_type")), power)
+    serial = as_text(hardware.get("system_serial"))
+    system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
+    status = as_text(row.get("status_name"))
+    labels = {
+        key: build_document_name(value) for key in ("zone", "pool") if (value := as_text(get_nested(row, key, "name")))
+    }
+    return ImportedMachine(
+        name=name,
+        uuid=uuid,
+        serial=serial if serial != "Unknown" else None,
+        architecture=parse_architecture((as_text(row.get("architecture")) or "").partition("/")[0]),
+        firmware=parse_firmware({"pxe": "bios"}.get(str(row.get("bios_boot_method")), row.get("bios_boot_method"))),
+        nics=nics,
+        bmc=bmc,
+        labels=labels,
+        remarks=(
+            remark_kept(f"machine {name} ({row['system_id']}){f' in status {status}' if status else ''}"),
+            *of_uuid,
+            *of_nics,
+            *of_bmc,
+            remark_lost(
+                f"its boot: MAAS deploys {system} with curtin from its own images: write a BootImage of the installer"
+                if system
+                else "its boot: MAAS deployed no system, and boots only its own images"
+            ),
+            *(remark_lost(f"tag {each}") for each in as_list(row.get("tag_names")) if as_text(each)),
+        ),
+    )
+
+
+def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    """Return the physical interfaces. The addresses of a bond or bridge are those of an interface with its MAC."""
+    interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
+    boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
+    names: dict[str, ImportedNic] = {}
+    for each in (*interfaces, *as_mappings([row.get("boot_interface")])):
+        if str(each.get("type", "physical")) == "physical":
+            name = as_text(each.get("name"))
+            mac, about = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
+            remarks += about
+            if mac and mac not in {nic.mac for nic in names.values()}:
+                nic = ImportedNic(mac=mac, name=name, addresses=_list_maas_addresses(each), boot=mac == boots_by)
+                names[name or mac] = nic
+    for each in interfaces:
+        kind, own = str(each.get("type", "physical")), _list_maas_addresses(each)
+        if kind == "physical" or not own:
+            continue
+        of_same_mac = (key for key, nic in names.items() if nic.mac == parse_mac_or_none(each.get("mac_address")))
+        parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
+        target = next(iter((*of_same_mac, *parents)), None) if kind in ("bond", "bridge") else None
+        if target is None:
+            remarks.append(remark_lost(f"{kind} {as_text(each.get('name'))} with {', '.join(own)}"))
+            continue
+        nic = names[target]
+        names[target] = ImportedNic(mac=nic.mac, name=nic.name, addresses=(*nic.addresses, *own), boot=nic.boot)
+        remarks.append(remark_guessed(f"{kind} {as_text(each.get('name'))}: its addresses are on interface {target}"))
+    nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
+    if not any(nic.boot for nic in nics):
+        nics = tuple(ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics)
+    return nics, remarks
+
+
+def _list_maas_addresses(interface: _Row) -> tuple[str, ...]:
+    found = list[str]()
+    for link in (*as_mappings(interface.get("links")), *as_mappings(interface.get("discovered"))):
+        address = parse_address(link.get("ip_address"))
+        prefix = (as_text(get_nested(link, "subnet", "cidr")) or "").partition("/")[2]
+        if address and not any(each.partition("/")[0] == address for each in found):
+            found.append(f"{address}/{prefix}" if prefix else address)
+    return tuple(found)
+
+
+def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    address = as_text(power.get("power_address"))
+    if kind in (None, "manual"):
+        return None, (remark_lost("its BMC: its power type is manual"),)
+    if kind not in ("ipmi", "redfish"):
+        about = f" at {address.rpartition('@')[2]}" if address else ""
+        return None, (remark_lost(f"its BMC{about}, whose power type is {kind}: add the BMC by hand"),)
+    if address is None:
+        command = "`maas PROFILE machines power-parameters`"
+        return None, (
+            remark_missing(f"the address of its BMC ({kind}): put the output of {command} beside the machines"),
+        )
+    host = address.rpartition("@")[2]
+    if "://" not in host:
+        host = f"{kind}://{host}"
+    node = as_text(power.get("node_id"))
+    return parse_bmc(host, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
+
+
+# Foreman
+
+_UUID_FACTS: Final = ("dmi::product::uuid", "dmi::system::uuid", "uuid")
+_SERIAL_FACTS: Final = ("dmi::product::serial_number", "dmi::system::serial_number", "serialnumber")
+
+
+def read_foreman(files: Texts) -> ImportedInventory:
+    """Read ``/api/v2/hosts`` (a list, or single hosts with their interfaces), and media, operatingsystems and facts.
+
+    With media and operating systems, a host has a boot: the files that Foreman takes from the installation medium.
+    """
+    rows, facts = list[dict[str, Any]](), dict[str, _Row]()
+    for _, found in _load(files):
+        results = get_nested(found, "results")
+        if isinstance(results, dict):  # of /api/v2/hosts/NAME/facts
+            facts |= {str(name): as_mapping(each) for name, each in results.items()}
+            continue
+        listed = results if isinstance(results, list) else found if isinstance(found, list) else [found]
+        rows += as_mappings(listed)
+    hosts: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if as_text(row.get("name")) and ("mac" in row or "interfaces" in row or "pxe_loader" in row):
+            name = str(row["name"])
+            hosts[name] = {**hosts.get(name, {}), **row}  # a list and single hosts together
+    media = {str(row.get("id")): row for row in rows if "path" in row}
+    systems = {str(row.get("id")): row for row in rows if "family" in row and "major" in row}
+    boots: dict[str, ImportedBoot] = {}
+    machines = list[ImportedMachine]()
+    for name, host in sorted(hosts.items()):
+        boot, reasons = _read_foreman_boot(host, media, systems)
+        if boot is not None:
+            boots[boot.name] = boot
+        machines.append(_read_foreman_host(name, host, facts.get(name, {}), boot, reasons))
+    return ImportedInventory(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
+
+
+def _read_foreman_host(
+    name: str, host: _Row, facts: _Row, boot: ImportedBoot | None, reasons: Iterable[ImportRemark]
+) -> ImportedMachine:
+    nics, bmc, remarks = _read_foreman_interfaces(name, host)
+    uuid, of_uuid = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
+    loader = as_text(host.get("pxe_loader")) or ""
+    firmware = "uefi" if "UEFI" in loader else "bios" if "BIOS" in loader else None
+    labels = {
+        key: build_document_name(value)
+        for key in ("hostgroup", "location", "organization")
+        if (value := as_text(host.get(f"{key}_title")) or as_text(host.get(f"{key}_name")))
+    }
+    return ImportedMachine(
+        name=name,
+        uuid=uuid,
+        serial=next((as_text(facts[key]) for key in _SERIAL_FACTS if as_text(facts.get(key))), None),
+        architecture=parse_architecture(host.get("architecture_name")),
+        firmware=parse_firmware(firmware),
+        nics=nics,
+        bmc=bmc,
+        labels=labels,
+        boot=boot.name if boot else None,
+        arguments=_list_foreman_arguments(host)[0],
+        remarks=(
+            remark_kept(f"host {name}"),
+            *remarks,
+            *of_uuid,
+            *_list_foreman_arguments(host)[1],
+            *reasons,
+            *remark_if(
+                as_text(host.get("compute_resource_name")),
+                remark_lost(f"it is a virtual machine of {host.get('compute_resource_name')}"),
+            ),
+        ),
+    )
+
+
+def _read_foreman_interfaces(
+    name: str, host: _Row
+) -> tuple[tuple[ImportedNic, ...], ImportedBmc | None, list[ImportRemark]]:
+    nics, bmc, remarks = list[ImportedNic](), None, list[ImportRemark]()
+    rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
+    of_bonds: dict[str, tuple[str, ...]] = {}
+    has_boot = any(row.get("provision") for row in rows)
+    for row in sorted(rows, key=lambda row: str(row.get("type")) not in ("bond", "bridge")):
+        kind, shown = str(row.get("type") or "interface"), as_text(row.get("identifier")) or as_text(row.get("mac"))
+        found = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
+        if kind == "bmc":
+            bmc, of_bmc = _read_foreman_bmc(name, row)
+            remarks += of_bmc
+            continue
+        if kind in ("bond", "bridge"):
+            devices = row.get("attached_devices")
+            for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
+                of_bonds[str(device).strip()] = found
+                found = ()  # only the first interface of a bond has its address
+            remarks.append(remark_lost(f"interface {shown} is of type {kind}"))
+            continue
+        if row.get("virtual"):
+            about = f" with {', '.join(found)}" if found else ""
+            remarks.append(remark_lost(f"interface {shown} is virtual{about}"))
+            continue
+        mac, rejected = read_mac(as_text(row.get("mac")), f"interface {shown}:")
+        remarks += rejected
+        if mac:
+            addresses = (*found, *of_bonds.get(as_text(row.get("identifier")) or "", ()))
+            boots = not has_boot or bool(row.get("provision"))
+            nics.append(ImportedNic(mac=mac, name=as_text(row.get("identifier")), addresses=addresses, boot=boots))
+    if not as_mappings(host.get("interfaces")):
+        remarks.append(remark_lost("its other interfaces and its BMC: a list has none, export /api/v2/hosts/NAME"))
+    if nics and not any(nic.boot for nic in nics):
+        nics = [ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics]
+    return tuple(nics), bmc, remarks
+
+
+def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
+    schemes = {"ipmi": "ipmi", "redfish": "redfish"}
+    if host is None:
+        return None, (remark_missing(f"the address of its BMC ({provider})"),)
+    if provider.lower() not in schemes:
+        return None, (remark_lost(f"its BMC {host} ({provider}): add the BMC by hand"),)
+    host = f"[{host}]" if ":" in host else host
+    return parse_bmc(f"{schemes[provider.lower()]}://{host}", f"{build_document_name(name)}-bmc")
+
+
+def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+    parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
+    values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
+    return translate_arguments((values.get("kernelcmd") or "").split())
+
+
+def _read_foreman_boot(
+    host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
+) -> tuple[ImportedBoot | None, list[ImportRemark]]:
+    """Return the installer that a host boots, or why there is none."""
+    medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
+    medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
+    if host.get("managed") is False:
+        return None, [remark_lost("its boot: Foreman does not manage the host")]
+    if as_text(host.get("provision_method")) not in (None, "build"):
+        return None, [remark_lost(f"its boot: its provision method is {host['provision_method']}")]
+    if system_name is None or medium_name is None:
+        missing = "operating system" if system_name is None else "installation medium"
+        return None, [remark_lost(f"its boot: the host has no {missing}")]
+    if medium is None or system is None:
+        what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
+        about = f"{system_name} from medium {medium_name}"
+        return None, [remark_missing(f"its boot, {about}: put the answers of /api/v2/{what} beside the hosts")]
+    architecture = parse_architecture(host.get("architecture_name"))
+    files = _find_foreman_files(system, architecture or "x86_64")
+    if files is None:
+        return None, [remark_lost(f"its boot: {system_name} is of family {system.get('family')}")]
+    base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
+    kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
+    boot = ImportedBoot(
+        name=f"{system_name} {medium_name} {architecture or 'x86_64'}",
+        kernel=kernel,
+        initrds=(initrd,),
+        architecture=architecture,
+        remarks=(
+            remark_kept(f"{system_name} from medium {medium_name}"),
+            remark_lost("the arguments and the user data of its provisioning template"),
+        ),
+    )
+    return boot, []
+
+
+def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
+    """Return the paths of kernel and initrd below a medium, as Foreman's models of operating systems have them."""
+    family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
+    release = as_text(system.get("release_name")) or ""
+    version = [int(each) for each in re.findall(r"\d+", f"{system.get('major')} {system.get('minor')}")]
+    if family == "Redhat":
+        return "images/pxeboot/vmlinuz", "images/pxeboot/initrd.img"
+    if family == "Debian" and "ubuntu" in name and version[:1] >= [20] and not [20, 0] <= version[:2] <= [20, 2]:
+        return "casper/vmlinuz", "casper/initrd"
+    if family == "Debian":
+        guess = "ubuntu" if "ubuntu" in name else "debian"
+        images = "legacy-images" if guess == "ubuntu" and version[:1] >= [20] else "images"
+        folder = f"dists/{release}/main/installer-{arch}/current/{images}/netboot/{guess}-installer/{arch}"
+        return f"{folder}/linux", f"{folder}/initrd.gz"
+    if family == "Suse":
+        return f"boot/{architecture}/loader/linux", f"boot/{architecture}/loader/initrd"
+    return None
+
+
+def _fill_medium_path(path: str, system: _Row, architecture: str) -> str:
+    major, minor = as_text(system.get("major")) or "", as_text(system.get("minor")) or ""
+    is_debian = as_text(system.get("family")) == "Debian"
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture) if is_debian else architecture
+    values = {
+        "$arch": arch,
+        "$major": major,
+        "$minor": minor,
+        "$version": ".".join(filter(None, (major, minor))),
+        "$release": as_text(system.get("release_name")) or "",
+    }
+    return re.sub(r"\$[a-z]+", lambda match: values.get(match[0], match[0]), path)

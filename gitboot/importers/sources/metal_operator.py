@@ -1,0 +1,453 @@
+"""metal-operator and boot-operator: servers, and the boot configuration of the workload of each.
+
+boot-operator finds the boot configurations of a machine by its UUID or addresses, and serves the one whose owner the
+Server refers to (server/helper.go). The boot of a maintenance is never the policy of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from msgspec import Struct
+
+from gitboot.importers.inventory import (
+    ImportedBmc,
+    ImportedBoot,
+    ImportedInventory,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    as_list,
+    as_mapping,
+    as_mappings,
+    as_text,
+    get_nested,
+    list_address,
+    parse_address,
+    parse_architecture,
+    parse_bmc,
+    parse_uuid_or_none,
+    read_mac,
+    read_uuid,
+    remark_guessed,
+    remark_if,
+    remark_kept,
+    remark_lost,
+    remark_missing,
+)
+from gitboot.importers.sources.kubernetes import (
+    Key,
+    Object,
+    Objects,
+    is_same_key,
+    load_objects,
+    read_labels,
+    remark_other_kinds,
+)
+from gitboot.model.scalars import SystemUuid
+
+_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first one wins if a machine has both
+_KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
+_GROUP: Final = "metal.ironcore.dev/"
+_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # Redfish, Processor.ProcessorArchitecture
+
+
+class _BootConfig(Struct, frozen=True, kw_only=True):
+    kind: str
+    key: Key
+    spec: Object
+    owner: Key | None  # its ServerBootConfiguration
+    boot: str | None  # the name of its `ImportedBoot`; None: it names no kernel and no uki
+    uuid: SystemUuid | None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {_spell(self.key)}"
+
+
+def read(files: Texts) -> ImportedInventory:
+    """Read servers with their BMCs, boot configurations, claims and maintenances. Secrets are not read."""
+    objects = load_objects(files)
+    configs = _list_boot_configs(objects)
+    boots = tuple(filter(None, map(_read_boot, configs)))
+    servers = {key[1]: each for key, each in objects.list_kind("Server")}
+    machines = [_read_server(name, each, configs, objects) for name, each in sorted(servers.items())]
+    known = {machine.uuid for machine in machines if machine.uuid}
+    alone = [
+        each for each in configs if each.uuid not in known and _find_server_name(each.owner, objects) not in servers
+    ]
+    return ImportedInventory(
+        machines=(*machines, *_read_unlisted_machines(alone, objects)),
+        boots=tuple(sorted(boots, key=lambda boot: boot.name)),
+        remarks=(
+            *_list_remarks_on_source(objects, servers),
+            *remark_other_kinds(objects, (*_BOOT_KINDS, *_KINDS)),
+        ),
+    )
+
+
+def _spell(key: Key) -> str:
+    return "/".join(filter(None, key))
+
+
+def _read_ref(value: object) -> Key | None:
+    name = as_text(get_nested(value, "name"))
+    return (as_text(get_nested(value, "namespace")) or "", name) if name else None
+
+
+# Boot configurations
+
+
+def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
+    found = [(kind, key, each) for kind in _BOOT_KINDS for key, each in objects.list_kind(kind)]
+    with_ipxe = {key for kind, key, _ in found if kind == _BOOT_KINDS[0]}
+    namespaces = {name: {key[0] for _, key, _ in found if key[1] == name} for _, (_, name), _ in found}
+    configs = []
+    for kind, key, each in found:
+        spec = as_mapping(each.get("spec"))
+        name = key[1] if len(namespaces[key[1]]) == 1 else "-".join(filter(None, key))
+        suffix = "-http" if kind != _BOOT_KINDS[0] and key in with_ipxe else ""
+        configs.append(
+            _BootConfig(
+                kind=kind,
+                key=key,
+                spec=spec,
+                owner=_find_owner(key[0], each),
+                boot=f"{name}{suffix}" if as_text(spec.get("kernelURL")) or as_text(spec.get("ukiURL")) else None,
+                uuid=parse_uuid_or_none(spec.get("systemUUID")),
+            )
+        )
+    return configs
+
+
+def _find_owner(namespace: str, each: Object) -> Key | None:
+    """Return the ServerBootConfiguration that owns an object. Owners are in the namespace of the object."""
+    for owner in as_mappings(get_nested(each, "metadata", "ownerReferences")):
+        is_group = (as_text(owner.get("apiVersion")) or "").startswith(_GROUP)
+        if is_group and owner.get("kind") == "ServerBootConfiguration" and (name := as_text(owner.get("name"))):
+            return namespace, name
+    return None
+
+
+def _read_boot(config: _BootConfig) -> ImportedBoot | None:
+    if config.boot is None:
+        return None
+    spec = config.spec
+    image = as_text(spec.get("image"))
+    kernel, initrd, squashfs, uki = (
+        _complete_url(spec.get(key)) for key in ("kernelURL", "initrdURL", "squashfsURL", "ukiURL")
+    )
+    return ImportedBoot(
+        name=config.boot,
+        kernel=kernel,
+        initrds=(initrd,) if initrd else (),
+        rootfs=squashfs if kernel else None,
+        uki=None if kernel else uki,
+        remarks=(
+            remark_kept(str(config)),
+            *remark_if(spec.get("ignitionSecretRef"), remark_lost("its Ignition is in a Secret")),
+            *remark_if(
+                spec.get("ipxeScriptSecretRef"),
+                remark_lost("its iPXE script is in a Secret: boot-operator serves it in place of kernel and initrd"),
+            ),
+            *remark_if(
+                kernel,
+                remark_lost("the arguments of boot-operator's template: `gitboot compare-old-system` shows them"),
+            ),
+            *remark_if(image, remark_lost(f"image {image}: name its layers with `gitboot artifacts resolve`")),
+        ),
+    )
+
+
+def _complete_url(value: object) -> str | None:
+    """Return a URL. boot-operator also reads one without a scheme."""
+    text = as_text(value)
+    return text if text is None or "://" in text else f"http://{text}"
+
+
+# Servers
+
+
+def _read_server(name: str, each: Object, configs: Sequence[_BootConfig], objects: Objects) -> ImportedMachine:
+    spec, status = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status"))
+    uuid, of_uuid = read_uuid(as_text(spec.get("systemUUID")) or as_text(spec.get("uuid")))
+    controller = objects.get_spec("BMC", as_text(get_nested(spec, "bmcRef", "name"))) or as_mapping(spec.get("bmc"))
+    bmc, of_bmc = _read_bmc(controller, objects, as_text(spec.get("systemURI")))
+    nics, of_nics = _read_nics(status)
+    boot, of_boot = _choose_boot(name, uuid, spec, configs, objects)
+    state = as_text(status.get("state"))
+    return ImportedMachine(
+        name=name,
+        uuid=uuid,
+        serial=as_text(status.get("serialNumber")),
+        architecture=_read_architecture(spec, status),
+        nics=nics,
+        bmc=bmc,
+        labels=read_labels(each),
+        boot=boot,
+        remarks=(
+            remark_kept(f"Server {name}{f' in state {state}' if state else ''}"),
+            *of_uuid,
+            *of_bmc,
+            *of_nics,
+            *of_boot,
+            *_list_claims_and_maintenances(name, spec, objects),
+        ),
+    )
+
+
+def _read_architecture(spec: Object, status: Object) -> str | None:
+    for processor in (spec, *as_mappings(status.get("processors"))):
+        text = as_text(processor.get("instructionSet")) or as_text(processor.get("architecture")) or ""
+        if text:
+            return parse_architecture(_ARCHITECTURES.get(text.lower(), text))
+    return None
+
+
+def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    nics, remarks = dict[str, ImportedNic](), list[ImportRemark]()
+    for nic in as_mappings(status.get("networkInterfaces")):
+        name = as_text(nic.get("name"))
+        mac, more = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
+        remarks += more
+        found = [each for one in (nic.get("ip"), *as_list(nic.get("ips"))) for each in list_address(one)]
+        if mac:
+            before = nics[mac].addresses if mac in nics else ()
+            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*before, *found))))
+    return tuple(nic for _, nic in sorted(nics.items())), remarks
+
+
+def _choose_boot(
+    name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
+) -> tuple[str | None, list[ImportRemark]]:
+    """Return the boot of the workload of a server, and what its other boot configurations are."""
+    workload, maintenance = (
+        _read_ref(spec.get("bootConfigurationRef")),
+        _read_ref(spec.get("maintenanceBootConfigurationRef")),
+    )
+    maintenance = None if is_same_key(maintenance, workload) else maintenance
+    own = [
+        each
+        for each in configs
+        if (uuid is not None and each.uuid == uuid)
+        or (
+            is_same_key(each.owner, workload)
+            or is_same_key(each.owner, maintenance)
+            or _find_server_name(each.owner, objects) == name
+        )
+    ]
+    boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
+    if not chosen:
+        # boot-operator names a configuration as its owner. Without references, the UUID alone counts.
+        is_alone = workload is None and maintenance is None
+        chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
+        remarks += [remark_guessed(f"its boot: {each} has its UUID, and no owner") for each in chosen]
+    reason = _explain_workload(name, workload, objects)
+    strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
+    if reason is not None:
+        remarks.append(reason)
+    elif strangers:
+        remarks.append(remark_missing(f"its boot: the systemUUID of {strangers[0]} is not the UUID of the Server"))
+    else:
+        boot, more = _pick_config(chosen)
+        remarks += more
+        if workload and not chosen:
+            remarks.append(_explain_missing_config("its boot", workload, objects))
+    for each in own:
+        if is_same_key(each.owner, maintenance):
+            profile = f": its profile is {each.boot}" if each.boot else ""
+            remarks.append(
+                remark_lost(f"{each}, the boot of its maintenance{profile}. Write a Maintenance with a window")
+            )
+        elif each not in chosen:
+            why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
+            remarks.append(remark_lost(f"{each} with {why}, to which the Server does not refer"))
+    if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
+        remarks.append(_explain_missing_config("the boot of its maintenance", maintenance, objects))
+    if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
+        remarks.append(remark_guessed("its boot: by name alone, because the source has no ServerBootConfiguration"))
+    if boot is None and workload is None and not chosen:
+        remarks.append(remark_lost("its boot: the Server refers to no boot configuration of a workload"))
+    return boot, remarks
+
+
+def _explain_workload(name: str, workload: Key | None, objects: Objects) -> ImportRemark | None:
+    """Return why the ServerBootConfiguration of a server cannot be the right one."""
+    if workload is None or not objects.list_kind("ServerBootConfiguration"):
+        return None
+    found = objects.find("ServerBootConfiguration", workload)
+    if found is None:
+        return remark_missing(f"its boot: ServerBootConfiguration {_spell(workload)} is not in the source")
+    server = as_text(get_nested(found, "spec", "serverRef", "name"))
+    if server != name:
+        return remark_missing(f"its boot: ServerBootConfiguration {_spell(workload)} is for Server {server}")
+    return None
+
+
+def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
+    image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
+    about = f". Its image is {image}: name the layers with `gitboot artifacts resolve`" if image else ""
+    kinds = " or ".join(_BOOT_KINDS)
+    return remark_missing(f"{subject}: ServerBootConfiguration {_spell(owner)} has no {kinds} in the source{about}")
+
+
+def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
+    """Return the boot of the configurations of one owner. It may have one of each kind."""
+    for kind in _BOOT_KINDS:
+        same = [str(each) for each in configs if each.kind == kind]
+        if len(same) > 1:
+            return None, [
+                remark_missing(f"its boot: {' and '.join(same)} have one owner, so it is not clear which one boots")
+            ]
+    first, others = next((each for each in configs if each.boot), None), configs
+    remarks = [remark_missing(f"its boot: {each} names no kernel and no uki") for each in others if not each.boot]
+    remarks += [
+        remark_lost(f"{each}, another way to boot the same system: its profile is {each.boot}")
+        for each in others
+        if each.boot and each is not first
+    ]
+    return first.boot if first else None, remarks
+
+
+def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
+    claimed = _read_ref(spec.get("serverClaimRef"))
+    for key, each in objects.list_kind("ServerClaim"):
+        if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
+            image = as_text(get_nested(each, "spec", "image"))
+            yield remark_lost(f"ServerClaim {_spell(key)} with image {image}: gitboot has no claims")
+    for key, each in objects.list_kind("ServerMaintenance"):
+        if get_nested(each, "spec", "serverRef", "name") == name:
+            yield _describe_maintenance(key, each)
+    referred = _read_ref(spec.get("serverMaintenanceRef"))
+    if referred and objects.find("ServerMaintenance", referred) is None:
+        yield remark_lost(f"ServerMaintenance {_spell(referred)}, which is not in the source")
+
+
+def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
+    spec = as_mapping(get_nested(each, "spec"))
+    facts = [
+        *(f"{field} {value}" for field in ("policy", "priority", "serverPower") if (value := as_text(spec.get(field)))),
+        *(f"state {state}" for state in [as_text(get_nested(each, "status", "state"))] if state),
+        *(
+            f"image {image}"
+            for image in [as_text(get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"))]
+            if image
+        ),
+    ]
+    about = f" ({', '.join(facts)})" if facts else ""
+    return remark_lost(f"ServerMaintenance {_spell(key)}{about}: write a Maintenance with a window")
+
+
+# BMCs
+
+
+def _read_bmc(
+    controller: Object, objects: Objects, system: str | None
+) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+    # The address of a BMC may be that of an Endpoint.
+    endpoint = objects.get_spec(
+        "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
+    )
+    mac = get_nested(controller, "access", "macAddress") or endpoint.get("macAddress")
+    _, rejected = read_mac(as_text(mac), "its BMC:")
+    host = as_text(get_nested(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
+    protocol = as_mapping(get_nested(controller, "protocol"))
+    if host is None:
+        return None, rejected
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    port, scheme = as_text(protocol.get("port")), as_text(protocol.get("scheme")) or "https"
+    is_ipmi = (as_text(protocol.get("name")) or "").lower() == "ipmi"
+    place = f"{host}{f':{port}' if port else ''}"
+    bmc, remarks = parse_bmc(
+        f"ipmi://{place}" if is_ipmi else f"redfish+{scheme}://{place}",
+        as_text(get_nested(controller, "bmcSecretRef", "name")),
+        system=system,
+    )
+    return bmc, (*rejected, *remarks)
+
+
+# Other objects
+
+
+def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
+    found = objects.find("ServerBootConfiguration", owner)
+    return as_text(get_nested(found, "spec", "serverRef", "name"))
+
+
+def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
+    """Yield the machines that only boot configurations name. Those of one UUID are of one machine."""
+
+    def identify(config: _BootConfig) -> str:
+        return config.uuid or _spell(config.owner or config.key)
+
+    for _, group in groupby(sorted(configs, key=lambda each: (identify(each), each.key, each.kind)), identify):
+        same = list(group)
+        first = next((each for each in same if each.kind == _BOOT_KINDS[0]), same[0])
+        owners = {each.owner or each.key for each in same}
+        boot, remarks = _pick_config(same) if len(owners) == 1 else (None, [_remark_several(same)])
+        uuid, of_uuid = read_uuid(as_text(first.spec.get("systemUUID")))
+        nics, more = _read_network_identifiers(same)
+        yield ImportedMachine(
+            name=_find_server_name(first.owner, objects) or first.key[1],
+            uuid=uuid,
+            nics=nics,
+            boot=boot,
+            remarks=(
+                *(remark_kept(str(each)) for each in same),
+                remark_missing("its Server, which is not in the source"),
+                *remarks,
+                *of_uuid,
+                *more,
+            ),
+        )
+
+
+def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
+    names = " and ".join(map(str, configs))
+    return remark_missing(f"its boot: {names} are for one machine, and only its Server shows which is of its workload")
+
+
+def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    # They are IP addresses and MAC addresses, without a word which address is of which interface.
+    found = dict.fromkeys(
+        str(value)
+        for each in configs
+        for key in ("networkIdentifiers", "systemIPs", "systemIP")
+        for value in ([each.spec[key]] if as_text(each.spec.get(key)) else as_list(each.spec.get(key)))
+    )
+    addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
+    macs, remarks = set(), list[ImportRemark]()
+    for each in found:
+        if parse_address(each) is None:
+            mac, more = read_mac(each)
+            macs |= {mac} if mac else set()
+            remarks += more
+    if not macs and addresses:
+        remarks.append(remark_lost(f"its addresses {', '.join(addresses)}, because no interface is known"))
+    first = min(macs, default=None)
+    nics = (ImportedNic(mac=mac, addresses=addresses if mac == first else ()) for mac in sorted(macs))
+    return tuple(nics), remarks
+
+
+def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Iterator[ImportRemark]:
+    for kind in ("ServerBootConfiguration", "ServerMaintenance", "ServerClaim"):
+        for key, each in objects.list_kind(kind):
+            server = as_text(get_nested(each, "spec", "serverRef", "name"))
+            if server is not None and server not in servers:
+                yield remark_lost(f"{kind} {_spell(key)}: its Server {server} is not in the source")
+            elif server is None and not any(
+                is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
+            ):
+                yield remark_lost(f"{kind} {_spell(key)}: no Server belongs to it")
+    used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
+    endpoints = set()
+    for key, each in objects.list_kind("BMC"):
+        endpoints.add(as_text(get_nested(each, "spec", "endpointRef", "name")))
+        if key[1] not in used:
+            yield remark_lost(f"BMC {_spell(key)}: no Server in the source refers to it")
+    for key, each in objects.list_kind("Endpoint"):
+        if key[1] not in endpoints:
+            _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_spell(key)}:")
+            yield from (*rejected, remark_lost(f"Endpoint {_spell(key)}: no BMC in the source refers to it"))

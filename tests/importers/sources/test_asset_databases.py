@@ -1,0 +1,175 @@
+"""The import of MAAS, Foreman and NetBox: interfaces, bonds, and a boot or the reason why there is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gitboot.importers.fleet_files import render_fleet
+from gitboot.importers.inventory import ImportedInventory, Supplement
+from gitboot.importers.sources.asset_databases import read_foreman, read_maas, read_netbox
+from tests.importers.test_fleet_files import MAC, UUID
+
+A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
+
+
+def texts_of(inventory: ImportedInventory) -> list[str]:
+    of_machines = (each.text for machine in inventory.machines for each in machine.remarks)
+    return [*(each.text for each in inventory.remarks), *of_machines]
+
+
+def machine(**more: Any) -> dict[str, Any]:
+    return {"system_id": "4y3h7n", "hostname": "web01", "architecture": "amd64/generic", "power_type": "manual", **more}
+
+
+def nic(name: str, mac: str, kind: str = "physical", **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "mac_address": mac, "links": [], **more}
+
+
+LINK = {"ip_address": "10.0.0.13", "subnet": {"cidr": "10.0.0.0/24"}}
+
+
+def test_finding_i4_a_bond_of_maas_has_its_address_once_and_a_vlan_is_named() -> None:
+    interfaces = [
+        nic("eno1", A),
+        nic("eno2", B),
+        nic("bond0", A, "bond", parents=["eno1", "eno2"], links=[LINK]),
+        nic("bond0.5", A, "vlan", parents=["bond0"], links=[{**LINK, "ip_address": "10.5.0.13"}]),
+        nic("ib0", "80:00:00:48:fe:80:00:00:00:00:00:00:00:02:c9:03:00:00:00:01"),
+    ]
+    boot = nic("eno1", A, discovered=[])
+    inventory = read_maas({"m.json": json.dumps([machine(interface_set=interfaces, boot_interface=boot)])})
+    (found,) = inventory.machines
+    assert [(each.name, each.addresses, each.boot) for each in found.nics] == [
+        ("eno1", ("10.0.0.13/24",), True),
+        ("eno2", (), False),
+    ]
+    texts = texts_of(inventory)
+    assert any("vlan bond0.5 with 10.5.0.13/24" in text for text in texts)
+    assert any("interface ib0: MAC address 80:00" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (machine(), "its boot: MAAS deployed no system"),
+        (machine(osystem="ubuntu", distro_series="noble"), "its boot: MAAS deploys ubuntu/noble with curtin"),
+        (machine(power_type="ipmi"), "the address of its BMC (ipmi): put the output of `maas PROFILE machines power"),
+        (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "its UUID 00000000-"),
+        (machine(node_type=1, node_type_name="Device"), "web01 is not a machine: Device"),
+        (machine(tag_names=["rack-a"]), "tag rack-a"),
+    ],
+)
+def test_finding_i4_what_maas_has_no_place_for_is_in_the_report(row: dict[str, Any], reason: str) -> None:
+    texts = texts_of(read_maas({"machines": json.dumps([row])}))
+    assert any(reason in text for text in texts), texts
+
+
+def test_finding_i4_another_architecture_of_maas_stays_pending() -> None:
+    row = machine(architecture="ppc64el/generic", hardware_uuid=UUID, interface_set=[nic("eno1", MAC)])
+    fleet = render_fleet(read_maas({"m": json.dumps([row])}), Supplement())
+    assert set(fleet.files) == {"pending/servers/web01.yaml"}
+    assert "architecture: ppc64el" in fleet.files["pending/servers/web01.yaml"]
+
+
+def host(**more: Any) -> dict[str, Any]:
+    plain = {"operatingsystem_id": 1, "operatingsystem_name": "OS", "medium_id": 1, "medium_name": "M", "managed": True}
+    return {"name": "web01.example.net", "mac": A, "architecture_name": "x86_64", **plain, **more}
+
+
+def foreman(row: dict[str, Any], **system: Any) -> ImportedInventory:
+    found = {"id": 1, "name": "OS", "major": "9", "minor": "4", "family": "Redhat", "release_name": None, **system}
+    medium = {"id": 1, "name": "M", "path": "http://m.example.net/$major/$release/$arch/"}
+    files = {"h.json": {"results": [row]}, "o.json": {"results": [found]}, "m.json": {"results": [medium]}}
+    return read_foreman({name: json.dumps(each) for name, each in files.items()})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "system", "kernel"),
+    [
+        ("x86_64", {}, "http://m.example.net/9//x86_64/images/pxeboot/vmlinuz"),
+        (
+            "x86_64",
+            {"family": "Debian", "name": "Debian", "major": "12", "release_name": "bookworm"},
+            "http://m.example.net/12/bookworm/amd64/dists/bookworm/main/installer-amd64/current/images/netboot/"
+            "debian-installer/amd64/linux",
+        ),
+        (
+            "aarch64",
+            {"family": "Debian", "name": "Ubuntu", "major": "22.04", "minor": "4", "release_name": "jammy"},
+            "http://m.example.net/22.04/jammy/arm64/casper/vmlinuz",
+        ),
+        ("x86_64", {"family": "Suse", "major": "15"}, "http://m.example.net/15//x86_64/boot/x86_64/loader/linux"),
+    ],
+)
+def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
+    architecture: str, system: dict[str, Any], kernel: str
+) -> None:
+    inventory = foreman(host(architecture_name=architecture), **system)
+    (found,), (boot,) = inventory.machines, inventory.boots
+    assert (found.boot, boot.kernel, boot.architecture) == (boot.name, kernel, architecture)
+
+
+@pytest.mark.parametrize(
+    ("row", "system", "reason"),
+    [
+        (host(managed=False), {}, "its boot: Foreman does not manage the host"),
+        (host(provision_method="image"), {}, "its boot: its provision method is image"),
+        (host(medium_id=9), {}, "its boot, OS from medium M: put the answers of /api/v2/media beside the hosts"),
+        (host(operatingsystem_name=None), {}, "its boot: the host has no operating system"),
+        (host(), {"family": "Windows"}, "its boot: OS is of family Windows"),
+        (host(), {}, "a list has none, export /api/v2/hosts/NAME"),
+    ],
+)
+def test_finding_i4_a_host_of_foreman_without_a_boot_has_its_reason(
+    row: dict[str, Any], system: dict[str, Any], reason: str
+) -> None:
+    texts = texts_of(foreman(row, **system))
+    assert any(reason in text for text in texts), texts
+
+
+def test_finding_i4_a_bond_of_foreman_has_its_address_once() -> None:
+    interfaces = [
+        {"type": "interface", "identifier": "eno1", "mac": A, "provision": True},
+        {"type": "interface", "identifier": "eno2", "mac": B},
+        {"type": "bond", "identifier": "bond0", "mac": A, "ip": "10.0.0.13", "attached_devices": "eno1,eno2"},
+        {"type": "interface", "identifier": "bond0.5", "mac": A, "ip": "10.5.0.13", "virtual": True},
+        {"type": "bmc", "ip": "10.9.0.13", "provider": "SSH"},
+    ]
+    inventory = foreman(host(interfaces=interfaces))
+    (found,) = inventory.machines
+    assert [(each.name, each.addresses, each.boot) for each in found.nics] == [
+        ("eno1", ("10.0.0.13",), True),
+        ("eno2", (), False),
+    ]
+    texts = texts_of(inventory)
+    assert any("interface bond0.5 is virtual with 10.5.0.13" in text for text in texts)
+    assert any("its BMC 10.9.0.13 (SSH)" in text for text in texts)
+
+
+def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac_addresses() -> None:
+    devices = [
+        {"id": 1, "name": "web01", "device_type": {}},
+        {"id": 2, "name": None, "display": "Dell", "device_type": {}},
+    ]
+    interfaces = [
+        {"id": 1, "name": "lag0", "device": {"id": 1}, "type": {"value": "lag"}, "mac_address": None},
+        {
+            "id": 2,
+            "name": "eno1",
+            "device": {"id": 1},
+            "lag": {"id": 1},
+            "mac_address": None,
+            "mac_addresses": [{"id": 5, "mac_address": A}],
+        },
+        {"id": 3, "name": "eno2", "device": {"id": 1}, "lag": {"id": 1}, "mac_address": B},
+    ]
+    addresses = [{"address": "10.0.0.13/24", "assigned_object_id": 1}]
+    inventory = read_netbox(
+        {f"{at}.json": json.dumps(each) for at, each in enumerate((devices, interfaces, addresses))}
+    )
+    (found,) = inventory.machines
+    assert [(each.name, each.addresses) for each in found.nics] == [("eno1", ("10.0.0.13/24",)), ("eno2", ())]
+    assert texts_of(inventory)[0] == "device Dell, which has no name"

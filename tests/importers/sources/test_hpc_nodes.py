@@ -1,0 +1,59 @@
+"""The import of xCAT and Warewulf: which interface has the address of a node, and what it cannot boot."""
+
+from __future__ import annotations
+
+import pytest
+
+from gitboot.importers.fleet_files import render_fleet
+from gitboot.importers.inventory import ImportedBoot, ImportedInventory, ImportedMachine, Supplement
+from gitboot.importers.sources.hpc_nodes import read_warewulf, read_xcat
+from tests.importers.test_fleet_files import UUID
+
+A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
+
+
+def xcat(mac: str, arch: str = "x86_64") -> str:
+    return f"web01:\n    objtype=node\n    arch={arch}\n    ip=10.0.0.13\n    uuid={UUID}\n    mac={mac}\n"
+
+
+@pytest.mark.parametrize(
+    ("mac", "addresses"),
+    [
+        (f"{A}!*NOIP*|{B}", ((), ("10.0.0.13",))),
+        (f"{A}|{B}!*NOIP*", (("10.0.0.13",), ())),
+        (f"{A}!web01-eth1|{B}!web01", ((), ("10.0.0.13",))),
+        (f"{A}!web01.example.net|{B}!*NOIP*", (("10.0.0.13",), ())),
+        (f"{A}!*NOIP*|{B}!*NOIP*", ((), ())),
+        (f"{A}!web01|{B}!web01", (("10.0.0.13",), ("10.0.0.13",))),  # a bond, of which the fleet keeps the first
+    ],
+)
+def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
+    mac: str, addresses: tuple[tuple[str, ...], ...]
+) -> None:
+    (machine,) = read_xcat({"x": xcat(mac)}).machines
+    assert tuple(nic.addresses for nic in machine.nics) == addresses
+    texts = [each.text for each in machine.remarks]
+    assert any(addresses) or any("its address 10.0.0.13, because no interface" in text for text in texts)
+
+
+@pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])
+def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> None:
+    fleet = render_fleet(read_xcat({"x": xcat(A, arch)}), Supplement())
+    (text,) = fleet.files.values()
+    assert set(fleet.files) == {"pending/servers/web01.yaml"}
+    assert f"architecture: {arch}" in text and "x86_64" not in text.replace("boots x86_64", "")
+    assert f"missing: support for its architecture {arch}" in text
+
+
+def test_finding_p11_a_device_of_warewulf_with_a_multicast_address_is_named() -> None:
+    text = "nodes: {web01: {network devices: {default: {hwaddr: '01:00:5e:00:00:01'}}}}"
+    (machine,) = read_warewulf({"nodes.conf": text}).machines
+    assert any("network device default: MAC address 01:00:5e:00:00:01" in each.text for each in machine.remarks)
+
+
+@pytest.mark.parametrize(("arch", "found"), [("ppc64le", "ppc64le"), ("aarch64", "aarch64"), (None, "x86_64")])
+def test_finding_p11_a_machine_without_an_architecture_has_that_of_its_boot(arch: str | None, found: str) -> None:
+    boot = ImportedBoot(name="b", kernel="http://x/k", architecture=arch)
+    machine = ImportedMachine(name="web01", boot="b")
+    fleet = render_fleet(ImportedInventory(machines=(machine,), boots=(boot,)), Supplement())
+    assert f"architecture: {found}\n" in fleet.files["pending/servers/web01.yaml"]

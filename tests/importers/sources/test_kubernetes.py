@@ -1,0 +1,116 @@
+"""The import of Tinkerbell and Metal3: each machine has a boot or the reason why it has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from gitboot.importers.sources.kubernetes import read
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
+
+V1 = """\
+apiVersion: tinkerbell.org/v1alpha1
+kind: Hardware
+metadata: {{name: web01}}
+spec:
+  interfaces:
+    - dhcp: {{mac: "{mac}"}}
+      netboot: {netboot}
+"""
+V2 = """\
+apiVersion: tinkerbell.org/v1alpha2
+kind: Hardware
+metadata: {{name: web01}}
+spec:
+  instance:
+    userdata: "#cloud-config"
+    osie: {osie}
+  networkInterfaces:
+    "{mac}": {{netboot: {netboot}}}
+"""
+SCRIPT = f'{{ipxe: {{%s: "#!ipxe\\nkernel {KERNEL} a=1\\ninitrd {INITRD}\\nboot\\n"}}}}'
+PXELINUX = f'{{pxelinux: {{config: "LABEL l\\nKERNEL {KERNEL}\\nAPPEND initrd={INITRD} a=1\\n"}}}}'
+OSIE = f'{{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [a=1]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(V1.format(mac=MAC, netboot=SCRIPT % "contents"), id="v1alpha1, a script"),
+        pytest.param(V1.format(mac=MAC, netboot=PXELINUX), id="v1alpha1, PXELINUX"),
+        pytest.param(
+            V1.format(
+                mac=MAC,
+                netboot='{osie: {baseURL: "http://old.example.net/os/", kernel: vmlinuz-1.2, initrd: initrd.img, '
+                "kernelParams: [a=1]}}",
+            ),
+            id="v1alpha1, OSIE",
+        ),
+        pytest.param(V2.format(mac=MAC, netboot="{}", osie=OSIE), id="v1alpha2, OSIE"),
+        pytest.param(V2.format(mac=MAC, netboot=SCRIPT % "script", osie="{}"), id="v1alpha2, a script"),
+        pytest.param(V2.format(mac=MAC, netboot=PXELINUX, osie="{}"), id="v1alpha2, PXELINUX"),
+    ],
+)
+def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(text: str) -> None:
+    inventory = read({"h.yaml": text})
+    (machine,), (boot,) = inventory.machines, inventory.boots
+    assert (machine.boot, boot.kernel, boot.initrds, boot.arguments) == (boot.name, KERNEL, (INITRD,), ("a=1",))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (V2.format(mac=MAC, netboot="{}", osie="{}"), "its boot: it boots the default OSIE of Smee"),
+        (
+            V2.format(mac=MAC, netboot="{}", osie='{isoURL: "http://x/hook.iso"}'),
+            "its boot: it boots http://x/hook.iso",
+        ),
+        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "its boot: its iPXE script is at https://x/"),
+        (
+            V2.format(mac=MAC, netboot='{ipxe: {script: "#!ipxe\\nchain http://x/y\\n"}}', osie="{}"),
+            "its boot: its iPXE script chains to http://x/y",
+        ),
+        (
+            V2.format(mac="01:00:5e:00:00:01", netboot="{}", osie="{}"),
+            "its MAC address 01:00:5e:00:00:01: it is a multicast address, which no interface has",
+        ),
+        ("kind: Workflow\nmetadata: {name: w}\n", "Workflow w: the import does not read this kind"),
+        (
+            # As in Metal3's config/samples/metal3.io_v1alpha1_baremetalhost.yaml.
+            "kind: BareMetalHost\nmetadata: {name: a}\nspec: {networkInterfaces: [{name: eno1}]}\n",
+            "its MAC addresses: set bootMACAddress",
+        ),
+        (
+            "kind: BareMetalHost\nmetadata: {name: a}\n",
+            "its boot: it has no image, and Metal3 boots only Ironic's agent",
+        ),
+        (
+            'kind: BareMetalHost\nmetadata: {name: a}\nspec: {image: {url: "http://x/l.iso", format: live-iso}}\n',
+            "its boot: ISO http://x/l.iso, which its BMC mounts",
+        ),
+        (
+            "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bootMACAddress: 'ff:ff:ff:ff:ff:ff'}\n",
+            "its boot MAC address ff:ff:ff:ff:ff:ff: it is a multicast address",
+        ),
+        ("kind: HostClaim\nmetadata: {name: c}\n", "HostClaim c: the import does not read this kind"),
+    ],
+)
+def test_finding_i2_what_has_no_boot_has_its_reason(text: str, reason: str) -> None:
+    inventory = read({"h.yaml": text})
+    remarks = [*inventory.remarks, *(each for machine in inventory.machines for each in machine.remarks)]
+    assert inventory.boots == ()
+    assert any(reason in each.text for each in remarks), remarks
+
+
+def test_finding_i2_hosts_of_two_namespaces_stay_two_machines() -> None:
+    text = "".join(
+        f"---\nkind: BareMetalHost\nmetadata: {{name: web01, namespace: {space}}}\nspec: {{bootMACAddress: '{mac}'}}\n"
+        for space, mac in (("a", "52:54:00:00:00:0a"), ("b", "52:54:00:00:00:0b"))
+    )
+    assert [machine.name for machine in read({"h.yaml": text}).machines] == ["a-web01", "b-web01"]
+
+
+def test_finding_i2_interfaces_of_a_spec_are_interfaces() -> None:
+    nics = f"[{{name: eno1, macAddress: '{MAC}'}}]"
+    text = f"kind: BareMetalHost\nmetadata: {{name: a}}\nspec: {{networkInterfaces: {nics}}}\n"
+    (machine,) = read({"h.yaml": text}).machines
+    assert [(nic.name, nic.mac) for nic in machine.nics] == [("eno1", MAC.replace(":", "-"))]

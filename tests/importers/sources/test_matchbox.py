@@ -1,0 +1,105 @@
+"""The import of matchbox: groups without a selector, from files and from a Terraform state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gitboot.errors import UsageError
+from gitboot.importers.inventory import ImportedInventory
+from gitboot.importers.sources.matchbox import read, read_terraform
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
+
+PROFILES: list[dict[str, Any]] = [
+    {"id": name, "boot": {"kernel": f"{KERNEL}-{name}", "initrd": [INITRD]}} for name in ("install", "disk")
+]
+DEFAULT = {"id": "default", "profile": "install"}
+INSTALLED = {"id": "web01", "profile": "disk", "selector": {"mac": MAC, "os": "installed"}}
+
+
+def read_files(*groups: dict[str, Any]) -> ImportedInventory:
+    files = {f"groups/{group['id']}.json": json.dumps(group) for group in groups}
+    return read(files | {f"profiles/{each['id']}.json": json.dumps(each) for each in PROFILES})
+
+
+def read_state(*groups: dict[str, Any]) -> ImportedInventory:
+    profiles = [{"name": each["id"], **each["boot"]} for each in PROFILES]
+    resources = [
+        {
+            "mode": "managed",
+            "type": kind,
+            "name": "r",
+            "instances": [
+                {"index_key": str(each.get("id")), "attributes": {"name": each.get("id"), **each}} for each in found
+            ],
+        }
+        for kind, found in (("matchbox_group", groups), ("matchbox_profile", profiles))
+    ]
+    return read_terraform({"terraform.tfstate": json.dumps({"version": 4, "resources": resources})})
+
+
+@pytest.mark.parametrize("read_groups", [read_files, read_state])
+@pytest.mark.parametrize(
+    ("groups", "boot"),
+    [
+        ([INSTALLED, DEFAULT], "install"),  # matchbox first serves the group without a selector
+        ([INSTALLED, {**DEFAULT, "selector": {}}], "install"),
+        ([INSTALLED], "disk"),
+        (
+            [INSTALLED, DEFAULT, {"id": "z", "profile": "disk", "selector": {"mac": MAC.upper().replace(":", "-")}}],
+            "disk",
+        ),
+        (
+            [{"id": "web01", "profile": "install", "selector": {"mac": MAC}}, DEFAULT, INSTALLED | {"id": "z"}],
+            "install",
+        ),
+    ],
+)
+def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
+    groups: list[dict[str, Any]], boot: str, read_groups: Any
+) -> None:
+    inventory = read_groups(*groups)
+    (machine,) = inventory.machines
+    assert (machine.boot, {each.name for each in inventory.boots}) == (boot, {"install", "disk"})
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (DEFAULT, "group default does not select a machine: it boots profile install"),
+        ({"id": "os", "profile": "disk", "selector": {"os": "installed"}}, "it boots profile disk if os=installed"),
+        (
+            {"id": "gone", "profile": "gone", "selector": {"os": "x"}},
+            "profile gone of group gone, which is not in the source",
+        ),
+        (
+            {"id": "a", "profile": "disk", "selector": {"mac": "01:00:5e:00:00:01"}},
+            "its MAC address 01:00:5e:00:00:01: it is a multicast address",
+        ),
+    ],
+)
+def test_finding_i2_each_group_without_a_machine_has_its_reason(group: dict[str, Any], reason: str) -> None:
+    inventory = read_files(group)
+    remarks = [*inventory.remarks, *(each for machine in inventory.machines for each in machine.remarks)]
+    assert any(reason in each.text for each in remarks), remarks
+
+
+def test_finding_i4_a_state_of_terraform_keeps_ignition_and_names_the_rest() -> None:
+    profile = {"name": "p", "kernel": KERNEL, "raw_ignition": '{"ignition": {"version": "3.3.0"}}', "args": None}
+    other = {"name": "q", "kernel": KERNEL, "container_linux_config": "passwd: {}", "generic_config": "x"}
+    resources = [{"type": "matchbox_profile", "instances": [{"attributes": each} for each in (profile, other)]}]
+    first, second = read_terraform({"s": json.dumps({"version": 4, "resources": resources})}).boots
+    assert first.data is not None and first.data.format == "Ignition/3.3"
+    texts = [each.text for each in second.remarks]
+    assert any("q.yaml.tmpl is not Ignition" in text for text in texts) and any(
+        "generic_id q" in text for text in texts
+    )
+
+
+def test_finding_i4_an_old_state_and_a_broken_one_are_named() -> None:
+    (remark,) = read_terraform({"s.tfstate": json.dumps({"version": 3, "modules": [{"resources": {}}]})}).remarks
+    assert "it is a state of version 3, not 4" in remark.text
+    with pytest.raises(UsageError, match=r"s\.tfstate is not JSON: line 1"):
+        read_terraform({"s.tfstate": "{"})
