@@ -131,8 +131,8 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
         [
             sys.executable,
             "-c",
-            "import sys; from tests.resolve.test_fleet_decisions_properties import made_of; "
-            "sys.stdout.write(made_of(sys.stdin.read()))",
+            "import sys; from tests.resolve.test_fleet_decisions_properties import render_requested; "
+            "sys.stdout.write(render_requested(sys.stdin.read()))",
         ],
         input=asked,
         capture_output=True,
