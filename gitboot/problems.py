@@ -300,7 +300,7 @@ class Code(StrEnum):
         "GB2003",
         "Two servers share an identity",
         "A UUID, MAC address, serial, IP address or BMC system belongs to one machine; shared, one machine could get "
-        "the other's boot.",
+        "the other's boot. Only interfaces of one server may share an IP address, as in a bond.",
         "Correct the one that is wrong; remove the document of a machine that is gone.",
     )
     UNKNOWN_REFERENCE = (
