@@ -193,7 +193,8 @@ class Code(StrEnum):
         "GB1033",
         "Not a MAC address of an interface",
         "Entries are found by MAC address.",
-        "Write six pairs of hexadecimal digits: 52:54:00:12:34:56. Group addresses and zeros are no interface's.",
+        "Write six pairs of hexadecimal digits: 52:54:00:12:34:56. Group addresses and zeros are no interface's. For "
+        "an InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
     )
     UUID = (
         "GB1034",

@@ -334,6 +334,17 @@ def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_name
     assert places == ["008.yaml:4" if "this server" in message else "007.yaml:4" for message, _ in faults]
 
 
+def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
+    address = "80:00:02:08:fe:80:00:00:00:00:00:00:7c:fe:90:03:00:29:26:52"
+    [found] = problems(snapshot(*SEED, _with("b", uuid_of("b"), WEB01, f"{{mac: '{address}'}}")))
+    assert (found.path, found.code) == ("007.yaml", "GB1033")
+    assert found.message == (
+        "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
+        f'"{address}"'
+    )
+    assert found.hint.endswith("iPXE shows for the interface as ${net0/mac}: 7c:fe:90:29:26:52")
+
+
 def test_finding_p12_a_uuid_that_replaces_itself_is_a_fault_of_one_document() -> None:
     [found] = problems(snapshot(*SEED, server("b", "", f"replaces: {uuid_of('b')}")))
     assert found.message == f"UUID {uuid_of('b')} is already used by this server at 007.yaml:4"
