@@ -17,11 +17,11 @@ from gitboot.cli.commands.import_ import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import Supplement
+from gitboot.importers.inventory import Supplement, translate_ipxe_argument
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
-from tests.helpers.cases import each_of
+from tests.helpers.cases import each_of, for_each
 from tests.helpers.fleets import at
 from tests.helpers.instance_with_bmcs import typed
 
@@ -467,6 +467,21 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_pa
         "web01-installed boots",
     ):
         assert word in report
+
+
+@for_each(
+    ("argument", "template"),
+    [
+        ("BOOTIF=01-${net0/mac:hexhyp}", "BOOTIF={{ boot_nic.bootif }}"),
+        ("BOOTIF=01-${mac:hexhyp}", "BOOTIF={{ boot_nic.bootif }}"),
+        ("BOOTIF=${mac}", "BOOTIF={{ boot_nic.mac }}"),
+        ("BOOTIF=${netX/mac}", "BOOTIF={{ boot_nic.mac }}"),
+        ("BOOTIF=01-${net1/mac:hexhyp}", None),
+        ("mac=${mac}", "mac={{ server.interfaces[0].mac }}"),
+    ],
+)
+def test_finding_p12_an_import_names_the_boot_nic(argument: str, template: str | None) -> None:
+    assert translate_ipxe_argument(argument) == template
 
 
 def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) -> None:
