@@ -30,7 +30,7 @@ MAX_COMMAND_LINE: Final = 2046 - 256
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
 
-# Placeholders for the MAC address of the NIC from which a machine boots. Only the boot loader knows this NIC, so each
+# Placeholders for the MAC address of the NIC from which a machine boots. The boot loader fills in the address, so each
 # loader gets an expression of its own in place of a placeholder. Documents have them as values of templates.
 BOOT_NIC_MAC: Final = "{{boot_nic.mac}}"  # 52:54:00:12:34:56
 BOOT_NIC_BOOTIF: Final = "{{boot_nic.bootif}}"  # 01-52-54-00-12-34-56, as `sysappend 2` of PXELINUX

@@ -183,7 +183,7 @@ for address in {addresses}; do
   fi
 done
 if [ -z "$gitboot_mac" ]; then
-  echo "gitboot: GRUB shows no MAC address of the boot NIC"
+  echo "gitboot: GRUB has no MAC address of the boot NIC"
 fi
 """
 

@@ -56,7 +56,7 @@ class TemplateFault(Exception):
 
 
 class LoaderValue(Struct, frozen=True):
-    """A value that only the boot loader knows. A template can write the value, but cannot compute with it."""
+    """A value that the boot loader fills in. A template can write the value, but cannot compute with it."""
 
     name: str
     placeholder: str | None  # None: the text does not pass through a boot loader, so that the value is a fault
@@ -371,7 +371,7 @@ def _make_loader_failure(value: LoaderValue) -> TemplateFault:
     if value.placeholder is None:
         reason = f"user data is the same for every NIC, so it cannot contain {value.name}"
     else:
-        reason = f"only the boot loader knows {value.name}, so it can be written, but not changed or compared"
+        reason = f"the boot loader fills in {value.name}, so a template can write it, but cannot change or compare it"
     return make_failure(f"{reason}; write {{{{ {value.name} }}}} in a kernel argument")
 
 

@@ -15,6 +15,9 @@ from tests.helpers.fleets import document, mac_of, policy, profile, uuid_of
 PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))
 
 
+NAMES_ITS_NIC: Final = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']"  # for the document of a guest
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
     """A server of the fleet, and the machine that it describes: one for each of whom it is answered by."""

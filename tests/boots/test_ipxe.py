@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.boots.disks import MARK
-from tests.boots.fleet import Guest
+from tests.boots.fleet import NAMES_ITS_NIC, Guest
 from tests.boots.images import Images
 from tests.boots.initramfs import END
 from tests.boots.machine import Running
@@ -19,7 +19,7 @@ GUESTS = (
     Guest(name="card", uefi=False, by=("gitboot", "nginx")),
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
     Guest(name="http", by=("gitboot", "nginx")),
-    Guest(name="nics", uefi=False, nics=2, by=("gitboot", "Caddy")),
+    Guest(name="nics", uefi=False, nics=2, spec=NAMES_ITS_NIC, by=("gitboot", "Caddy")),
     Guest(name="uuid", uefi=False, found_by="UUID", by=("gitboot", "nginx")),
     Guest(name="serial", uefi=False, found_by="serial", by=("gitboot", "Caddy")),
     Guest(name="unknown", uefi=False, boots=None, by=("gitboot", "nginx", "Caddy")),

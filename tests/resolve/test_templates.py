@@ -134,7 +134,7 @@ def test_finding_p12_a_template_writes_the_boot_nic(source: str, text: str) -> N
 def test_finding_p12_a_template_cannot_compute_with_the_boot_nic(expression: str) -> None:
     fault = fault_of(f"{{{{ {expression} }}}}", boot_nic=BOOT_NIC)
     assert fault.code is Code.TEMPLATE_FAILED
-    assert fault.message.startswith("only the boot loader knows boot_nic.")
+    assert fault.message.startswith("the boot loader fills in boot_nic.")
 
 
 @for_each("expression", ["boot_nic.mac", "boot_nic.mac | ipxe", "boot_nic.bootif | grub", "boot_nic.bootif | data_url"])
