@@ -74,7 +74,7 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
         *(guest.document(by, address(number, by)) for number, (guest, by) in enumerate(servers)),
         *(_image(name, found) for name, found in images.by_name.items()),
         profile("node", "node-1", _user_data("CloudInit", "node.j2")),
-        profile("discovery", "discovery-1"),
+        profile("discovery", "discovery-1", NAMES_ITS_NIC),
         profile("repair", "repair-1"),
         profile(
             "inventory", "inventory-1", f"kernelArguments: ['discovery.report={BASE_URLS['gitboot']}/v1/inventory']"

@@ -82,6 +82,7 @@ def test_a_server_with_a_new_board_is_found_by_its_serial_number(site: Site, by:
 def test_an_unknown_server_boots_what_the_fleet_says(site: Site, by: str, row: Row) -> None:
     with site.machine("unknown", by).on() as machine:
         row(machine, machine.says("this machine is unknown. It boots discovery-1.", "boot.image=discovery-1", END))
+        assert f" BOOTIF=01-{site.guests['unknown'].macs(by)[-1].replace(':', '-')}" in machine.said
     assert site.fetched(by, "/unknown.ipxe")
 
 
