@@ -434,6 +434,60 @@ def test_what_a_system_knows_of_a_machine_is_kept_but_no_secret(system: str, fle
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 
 
+OTHER = "52:54:00:12:34:99"  # of the second interface of a bond
+BONDS = {
+    "cobbler": {
+        "systems/web01.json": _json(
+            {
+                "name": "web01",
+                "profile": "web",
+                "interfaces": {
+                    "bond0": {"interface_type": "bond", "ip_address": "10.0.0.13", "netmask": "255.255.255.0"},
+                    "eth0": {"mac_address": MAC, "interface_type": "bond_slave", "interface_master": "bond0"},
+                    "eth1": {"mac_address": OTHER, "interface_type": "bond_slave", "interface_master": "bond0"},
+                },
+            }
+        )
+    },
+    "netbox": {
+        "interfaces.json": _json(
+            [
+                {"id": 8, "name": "bond0", "device": {"id": 7}, "mac_address": MAC},
+                {"id": 9, "name": "eno1", "device": {"id": 7}, "mac_address": MAC, "lag": {"id": 8}},
+                {"id": 10, "name": "eno2", "device": {"id": 7}, "mac_address": OTHER, "lag": {"id": 8}},
+            ]
+        ),
+        "addresses.json": _json(
+            [
+                {"address": "10.0.0.13/24", "assigned_object_id": 8},
+                {"address": "10.0.0.14/24", "assigned_object_id": None},
+            ]
+        ),
+    },
+    "dnsmasq": {"dnsmasq.conf": f"dhcp-host={MAC},{OTHER},set:bond,10.0.0.13,web01\n"},
+    "kea": {
+        "kea.json": _json(
+            {
+                "Dhcp4": {
+                    "reservations": [
+                        {"hw-address": mac, "ip-address": "10.0.0.13", "hostname": "web01"} for mac in (MAC, OTHER)
+                    ]
+                }
+            }
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("system", BONDS)
+def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_path: Path, system: str) -> None:
+    fleet = imported(tmp_path, system, *known(tmp_path), files={**SOURCES[system], **BONDS[system]})
+    found = {each["mac"]: each.get("addresses") for each in server_of(fleet, system)["interfaces"]}
+    assert found == {mac: [ADDRESSES[system]] for mac in (MAC, OTHER)}
+    assert typed("validate", fleet).code == 0
+    assert "bond0" not in (fleet / "import-report.md").read_text()
+
+
 def test_ironics_ramdisks_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
     files = {
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')

@@ -212,19 +212,28 @@ def _list_console_arguments(system: Mapping[str, Any]) -> list[str]:
 
 def _read_nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], []
+    addresses = {name: _read_address(as_mapping(found)) for name, found in interfaces.items()}
+    masters = {str(as_mapping(found).get("interface_master")) for found in interfaces.values()}
     for name, found in sorted(interfaces.items()):
         each = as_mapping(found)
         kind = str(each.get("interface_type") or "na").lower()
-        if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
+        if kind == "bond" and name in masters:
+            pass  # its interfaces have its address
+        elif kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             remarks.append(remark_lost(f"interface {name} is of type {kind}"))
         elif mac := parse_mac_or_none(each.get("mac_address")):
-            address = parse_address(each.get("ip_address"), each.get("netmask")) or parse_address(
-                each.get("ipv6_address")
-            )
+            bond = str(each.get("interface_master") or "") if kind == "bond_slave" else ""
+            address = addresses[name] or addresses.get(bond)
             nics.append(ImportedNic(mac=mac, name=name, addresses=(address,) if address else ()))
         else:
             remarks.append(remark_missing(f"interface {name} has no MAC address"))
     return tuple(nics), remarks
+
+
+def _read_address(interface: Mapping[str, Any]) -> str | None:
+    return parse_address(interface.get("ip_address"), interface.get("netmask")) or parse_address(
+        interface.get("ipv6_address")
+    )
 
 
 def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:

@@ -41,10 +41,14 @@ def _read_machine(
     device: Mapping[str, Any], interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
     nics = []
+    lags = {str(get_nested(each, "lag", "id")) for each in interfaces if get_nested(each, "lag") is not None}
     for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
+        if str(each.get("id")) in lags:
+            continue  # its members have its addresses
         if not each.get("mgmt_only") and (mac := parse_mac_or_none(each["mac_address"])):
-            own = (as_text(row["address"]) for row in addresses.get(str(each.get("id")), []))
-            found = tuple(sorted(filter(None, (parse_address(one) for one in own if one))))
+            ids = {str(key) for key in (each.get("id"), get_nested(each, "lag", "id")) if key is not None}
+            own = (as_text(row["address"]) for key in ids for row in addresses.get(key, []))
+            found = tuple(sorted({address for one in own if one and (address := parse_address(one))}))
             nics.append(ImportedNic(mac=mac, name=as_text(each.get("name")), addresses=found))
     labels = {
         key: build_document_name(slug)
