@@ -138,7 +138,7 @@ def names_boot_nic(text: str) -> bool:
 
 def names_changed_boot_nic(text: str) -> bool:
     """Return whether a template changed the case of a placeholder, so that no boot loader would replace it."""
-    return names_boot_nic(_BOOT_NIC.sub("", text))
+    return "{{" in text and names_boot_nic(_BOOT_NIC.sub("", text))
 
 
 def reads_boot_nic(script: str) -> bool:
