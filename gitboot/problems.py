@@ -199,7 +199,8 @@ class Code(StrEnum):
         "The value is not the MAC address of an interface",
         "A boot loader fetches its boot script by the MAC address of an interface. A multicast address, or an address "
         "of zeros, cannot belong to an interface.",
-        "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56.",
+        "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
+        "InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
     )
     UUID = (
         "GB1034",
@@ -311,7 +312,7 @@ class Code(StrEnum):
         "GB2003",
         "Two servers have the same identity",
         "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. With a shared identity, "
-        "a machine could get the boot of another server.",
+        "a machine could get the boot of another server. Only the interfaces of one server may share an IP address.",
         "Correct the wrong value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (

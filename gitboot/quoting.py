@@ -18,7 +18,7 @@ The initramfs may split an argument that the kernel keeps together: some split /
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -29,6 +29,15 @@ MAX_COMMAND_LINE: Final = 2046 - 256
 # iPXE keeps two pointers for each word on its stack, which has 4 KiB on BIOS (arch/x86/core/stack.S). The iPXE of
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
+
+# Placeholders for the MAC address of the NIC from which a machine boots. The boot loader fills in the address, so each
+# loader gets an expression of its own in place of a placeholder. Documents have them as values of templates.
+BOOT_NIC_MAC: Final = "{{boot_nic.mac}}"  # 52:54:00:12:34:56
+BOOT_NIC_BOOTIF: Final = "{{boot_nic.bootif}}"  # 01-52-54-00-12-34-56, as `sysappend 2` of PXELINUX
+_BOOT_NIC: Final = re.compile(r"(\{\{boot_nic\.(?:mac|bootif)\}\})")
+_BOOT_NIC_IN_ANY_CASE: Final = re.compile(_BOOT_NIC.pattern, re.IGNORECASE)
+_BOOT_NIC_IPXE: Final = {BOOT_NIC_MAC: "${netX/mac}", BOOT_NIC_BOOTIF: "01-${netX/mac:hexhyp}"}  # netX: the NIC in use
+_BOOT_NIC_GRUB: Final = {BOOT_NIC_MAC: '"$gitboot_mac"', BOOT_NIC_BOOTIF: '"$gitboot_bootif"'}  # set by the script
 
 _CACHE_SIZE: Final = 4096  # number of arguments, most of which servers share
 
@@ -63,8 +72,8 @@ def build_command_line(arguments: Iterable[str]) -> str:
     GRUB puts the quotes around a whole argument (``"name=a value"``). The kernel reads both forms the same way.
     """
     line = " ".join(map(quote_kernel_argument, arguments))
-    if len(line) > MAX_COMMAND_LINE:
-        excess = f"it has {len(line)} bytes, and every loader passes on only {MAX_COMMAND_LINE}"
+    if (length := len(fill_boot_nic(line, "00-00-00-00-00-00"))) > MAX_COMMAND_LINE:
+        excess = f"it has {length} bytes, and every loader passes on only {MAX_COMMAND_LINE}"
         raise Unquotable("the kernel's command line", line, excess)
     return line
 
@@ -78,14 +87,14 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
         raise Unquotable(
             "iPXE", line, f"{words} words may overflow the stack of iPXE; at most {MAX_IPXE_WORDS} are safe"
         )
-    return line
+    return _replace_boot_nic(line, _BOOT_NIC_IPXE)
 
 
 def quote_ipxe_word(text: str) -> str:
     """Check that iPXE reads the text as one word, and return it. Raises `Unquotable`."""
     if not _PLAIN.fullmatch(text):
         _check("iPXE", text, _IPXE_FAULTS)
-    return text
+    return _replace_boot_nic(text, _BOOT_NIC_IPXE)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -113,12 +122,41 @@ def quote_grub_word(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     _check("GRUB", text, _GRUB_FAULTS)
-    return _quote_single(text)
+    if "{{" not in text:
+        return _quote_single(text)
+    parts = filter(None, _BOOT_NIC.split(text))
+    return "".join(
+        _BOOT_NIC_GRUB.get(part) or (part if _PLAIN.fullmatch(part) else _quote_single(part)) for part in parts
+    )
 
 
 def sanitize_grub_text(text: str) -> str:
     """Return any text as one quoted word for ``echo``, a title or a comment, with ``?`` for each unsafe character."""
     return _quote_single(_GRUB_HARMFUL.sub("?", _join_lines(text)))
+
+
+def names_boot_nic(text: str) -> bool:
+    """Return whether a text has a placeholder for the MAC address of the boot NIC, in any case."""
+    return "{{" in text and _BOOT_NIC_IN_ANY_CASE.search(text) is not None
+
+
+def names_changed_boot_nic(text: str) -> bool:
+    """Return whether a template changed the case of a placeholder, so that no boot loader would replace it."""
+    return "{{" in text and names_boot_nic(_BOOT_NIC.sub("", text))
+
+
+def reads_boot_nic(script: str) -> bool:
+    """Return whether a GRUB script reads a variable with the MAC address of the boot NIC."""
+    return any(variable in script for variable in _BOOT_NIC_GRUB.values())
+
+
+def fill_boot_nic(text: str, mac: str) -> str:
+    """Return a text with a MAC address in place of the placeholders. ``mac`` has hyphens."""
+    return _replace_boot_nic(text, {BOOT_NIC_MAC: mac.replace("-", ":"), BOOT_NIC_BOOTIF: f"01-{mac}"})
+
+
+def _replace_boot_nic(text: str, values: Mapping[str, str]) -> str:
+    return _BOOT_NIC.sub(lambda match: values[match[0]], text) if "{{" in text else text
 
 
 def _compile_faults(*faults: tuple[str, str]) -> _Faults:

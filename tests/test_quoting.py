@@ -14,11 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.quoting import (
+    BOOT_NIC_BOOTIF,
+    BOOT_NIC_MAC,
     MAX_COMMAND_LINE,
     MAX_IPXE_WORDS,
     Unquotable,
     build_command_line,
     check_ipxe_url,
+    fill_boot_nic,
     quote_grub_arguments,
     quote_grub_word,
     quote_ipxe_arguments,
@@ -226,6 +229,56 @@ def test_an_argument_that_one_loader_cannot_carry_is_rejected_for_that_loader(lo
     assert caught.value.loader == loader
     assert ascii(argument) in caught.value.message
     assert reason in caught.value.message
+
+
+@for_each(
+    ("argument", "ipxe", "grub", "filled"),
+    [
+        (
+            f"BOOTIF={BOOT_NIC_BOOTIF}",
+            "BOOTIF=01-${netX/mac:hexhyp}",
+            'BOOTIF="$gitboot_bootif"',
+            "BOOTIF=01-52-54-00-12-34-56",
+        ),
+        (f"ksdevice={BOOT_NIC_MAC}", "ksdevice=${netX/mac}", 'ksdevice="$gitboot_mac"', "ksdevice=52:54:00:12:34:56"),
+        (
+            f"ifname=$boot:{BOOT_NIC_MAC}:{BOOT_NIC_BOOTIF}$",
+            "ifname=$boot:${netX/mac}:01-${netX/mac:hexhyp}$",
+            """'ifname=$boot:'"$gitboot_mac":"$gitboot_bootif"'$'""",
+            "ifname=$boot:52:54:00:12:34:56:01-52-54-00-12-34-56$",
+        ),
+        (
+            f"a=x {BOOT_NIC_MAC} y",
+            'a="x ${netX/mac} y"',
+            """'a=x '"$gitboot_mac"' y'""",
+            'a="x 52:54:00:12:34:56 y"',
+        ),
+        (BOOT_NIC_MAC, "${netX/mac}", '"$gitboot_mac"', "52:54:00:12:34:56"),
+        ("a={{boot_nic.other}}", "a={{boot_nic.other}}", "'a={{boot_nic.other}}'", "a={{boot_nic.other}}"),
+    ],
+)
+def test_finding_p12_each_loader_puts_in_the_mac_address_of_the_nic_that_it_uses(
+    argument: str, ipxe: str, grub: str, filled: str
+) -> None:
+    assert quote_ipxe_arguments([argument, "quiet"]) == f"{ipxe} quiet"
+    assert quote_grub_arguments([argument, "quiet"]) == f"{grub} quiet"
+    assert fill_boot_nic(build_command_line([argument]), "52-54-00-12-34-56") == filled
+
+
+@for_each(
+    "argument", ["a=${net0/mac}", "a=$" + BOOT_NIC_MAC, "a=#" + BOOT_NIC_MAC + " #b", "a=${" + BOOT_NIC_MAC + "}"]
+)
+def test_finding_p12_a_placeholder_lets_no_variable_of_ipxe_pass(argument: str) -> None:
+    with pytest.raises(Unquotable):
+        quote_ipxe_arguments([argument])
+
+
+def test_finding_p12_the_length_of_a_command_line_counts_the_mac_address() -> None:
+    argument = f"BOOTIF={BOOT_NIC_BOOTIF}"
+    rest = "a" * (MAX_COMMAND_LINE - len("BOOTIF=01-52-54-00-12-34-56 "))
+    assert build_command_line([argument, rest])
+    with pytest.raises(Unquotable):
+        build_command_line([argument, rest + "a"])
 
 
 NASTY = st.text(st.sampled_from(" \t\n\r\0'\"\\$`{}()[]<>|&;#!?*~=-+%:/.,axé\xa0\u2028😀"), max_size=12)

@@ -169,7 +169,7 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
     explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = find_server_sites(repository)
     for name, server in repository.servers.items():
-        addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
+        addresses = {address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses}
         descriptions[name] = ServerDetails(
             site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,

@@ -313,7 +313,7 @@ def describe_server(commit: Commit, name: str) -> ServerDetails:
     return ServerDetails(
         site=commit.sites.get(name),
         labels=commit.labels[name],
-        addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
+        addresses=tuple(sorted(host.addresses)),
         idle=list_idle_macs(host),
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
         source=commit.written.get(name),

@@ -56,12 +56,14 @@ def list_identities(server: Server) -> Iterator[Identity]:
     if spec.serial is not None:
         # The file system of a mirror may be case-insensitive.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
+    first_interfaces: dict[str, int] = {}  # the number of the first interface with an IP address
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
         yield Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))
         for index, address in enumerate(interface.addresses):
             ip = address.partition("/")[0]
-            yield Identity("address", ip, ip, (*at, "addresses", index))
+            if first_interfaces.setdefault(ip, number) == number:  # the interfaces of a bond share their addresses
+                yield Identity("address", ip, ip, (*at, "addresses", index))
     if (bmc := spec.bmc) is None:
         return
     place = " ".join(filter(None, (bmc.address, bmc.system)))

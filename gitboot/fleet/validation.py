@@ -376,16 +376,26 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
         for identity in list_identities(server):
             holder, held = first.setdefault((identity.kind, identity.normalized), (key, identity))
             if held is not identity:
+                is_own = holder == key
                 yield Remark(
                     spot=draft.spot(key, identity.path),
                     code=Code.DUPLICATE_IDENTITY,
-                    message=partial(_describe_duplicate, identity, holder, held),
-                    hint="correct the wrong value, or remove the document of a machine that no longer exists",
+                    message=partial(_describe_duplicate, identity, "this server" if is_own else str(holder), held),
+                    hint=_OWN_DUPLICATE_HINTS.get(identity.kind, "correct or remove one of the two values")
+                    if is_own
+                    else "correct the wrong value, or remove the document of a machine that no longer exists",
                     other=draft.spot(holder, held.path),
                 )
 
 
-def _describe_duplicate(identity: Identity, holder: Id, other: Identity, place: str) -> str:
+_OWN_DUPLICATE_HINTS: Final = {
+    "MAC address": "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
+    "interfaces may share only IP addresses",
+    "address": "remove one of the two; only different interfaces may share an address, as in a bond",
+}
+
+
+def _describe_duplicate(identity: Identity, holder: str, other: Identity, place: str) -> str:
     spelt = f", as {other.value}" if other.value != identity.value else ""
     return f"{identity.kind} {identity.value} is already used by {holder} at {place}{spelt}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final
@@ -14,6 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from msgspec import Struct
 
 from gitboot.importers.inventory import as_text, get_nested, is_secret
+from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, names_boot_nic
 from gitboot.resolve.server_decision import Boot, BootFile
 
 
@@ -48,10 +49,12 @@ def compare_boots(
     *,
     old_url: str,
     base_url: str,
+    macs: Collection[str] = (),
 ) -> BootComparison:
     """Compare two boots. ``old_data`` is the user data that the old arguments link to, or None.
 
-    ``digests`` are the SHA-256 of the old files by URL, as far as they are available.
+    ``digests`` are the SHA-256 of the old files by URL, as far as they are available. ``macs`` are the MAC addresses of
+    the interfaces that boot, with colons.
     """
 
     def is_same(url: str | None, file: BootFile | None) -> bool:
@@ -67,6 +70,8 @@ def compare_boots(
             ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
         )
     theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
+    if any(map(names_boot_nic, ours)):  # the old system names the NIC that fetched the script
+        theirs, ours = ([_generalize_macs(each, macs) for each in arguments] for arguments in (theirs, ours))
     only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
     if only_old or only_new:
         differences.append(("arguments", _redact(*only_old.elements()), _redact(*only_new.elements())))
@@ -107,6 +112,12 @@ def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
         for name, each in named
         if name not in _REQUEST_ARGUMENTS and (name not in USER_DATA_ARGUMENTS or "://" not in each)
     ]
+
+
+def _generalize_macs(argument: str, macs: Collection[str]) -> str:
+    for mac in macs:
+        argument = argument.replace(f"01-{mac.replace(':', '-')}", BOOT_NIC_BOOTIF).replace(mac, BOOT_NIC_MAC)
+    return argument
 
 
 def _normalize_path(url: str | None, base: str) -> str | None:
@@ -180,7 +191,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
     def list_variables(self, mac: str) -> dict[str, str]:
         hexhyp = mac.replace(":", "-")
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
-        for nic in ("", "net0/"):
+        for nic in ("", "net0/", "netX/"):
             known |= {f"{nic}mac": mac, f"{nic}mac:hexhyp": hexhyp}
         return known
 

@@ -162,12 +162,11 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
 
 
 def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> list[ImportedNic]:
-    """Return interfaces in which each MAC address and each IP address is only once.
+    """Return one interface for each MAC address. Sources repeat the MAC address of an interface for each VLAN.
 
-    Sources repeat an address for each interface of a bond, and a MAC address for each VLAN.
+    The interfaces of a bond have the same IP addresses.
     """
     found: dict[MacAddress, ImportedNic] = {}
-    owners: dict[str, MacAddress] = {}
     for nic in nics:
         first = found.setdefault(nic.mac, structs.replace(nic, addresses=()))
         kept = list(first.addresses)
@@ -176,12 +175,8 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
                 remarks.append(remark_rejected(f"its address {each[:80]}, which is not an IP address"))
                 continue
             address = ip_interface(each).ip
-            owner = owners.setdefault(str(address), nic.mac)
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
                 remarks.append(remark_rejected(f"its address {each}, which identifies no machine"))
-            elif owner != nic.mac:
-                shared = f"its interface {owner.replace('-', ':')} has too: a bond has its address once"
-                remarks.append(remark_lost(f"address {each} of interface {nic.mac.replace('-', ':')}, which {shared}"))
             elif not any(ip_interface(one).ip == address for one in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)

@@ -237,6 +237,7 @@ _IPXE_VARIABLES: Final = {
     "serial": "{{ server.serial }}",
 }
 _VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
+_BOOTIF: Final = re.compile(r"BOOTIF=(?:(?P<hyphens>01-)\$\{(?:net[0X]/)?mac:hexhyp\}|\$\{(?:net[0X]/)?mac\})")
 
 
 def escape_template(text: str) -> str:
@@ -246,6 +247,8 @@ def escape_template(text: str) -> str:
 
 def translate_ipxe_argument(text: str) -> str | None:
     """Return a kernel argument of an iPXE script as a template, or None if only iPXE can fill in a variable of it."""
+    if (bootif := _BOOTIF.fullmatch(text)) is not None:
+        return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
     pieces = _VARIABLE.split(text)
     names, texts = pieces[1::2], pieces[::2]
     if any(name not in _IPXE_VARIABLES for name in names):

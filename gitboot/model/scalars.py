@@ -24,7 +24,10 @@ _MAC: Final = re.compile(
 
 def parse_mac(value: object) -> MacAddress:
     """Read a MAC address with colons, hyphens, dots or no separators, in any case. Group addresses are malformed."""
-    found = require_match(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
+    found = text(value)
+    if (is_mac := _MAC.fullmatch(found)) is None:
+        _reject_infiniband(found)
+    require(is_mac, found, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
     d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
@@ -37,6 +40,30 @@ def parse_mac(value: object) -> MacAddress:
             Code.MAC, "a MAC address of zeros cannot belong to an interface", "copy the address from the interface"
         )
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
+
+
+_INFINIBAND: Final = re.compile(
+    # The hardware type 32, which dnsmasq writes first; flags and queue pair; the GID; and its last 8 bytes, the GUID.
+    r"(?:20)?[0-9a-f]{8}(?P<address>[0-9a-f]{32})|(?P<gid>fe80[0-9a-f]{28})|(?P<guid>[0-9a-f]{16})",
+    re.IGNORECASE | re.ASCII,
+)
+_INFINIBAND_KINDS: Final = {"address": "address of 20 bytes", "gid": "GID of 16 bytes", "guid": "GUID of 8 bytes"}
+
+
+def _reject_infiniband(found: str) -> None:
+    """Raise `Malformed` for an InfiniBand address, with the MAC address by which iPXE asks.
+
+    iPXE leaves out the fourth and the fifth byte of the GUID (src/drivers/net/ipoib.c, ``ipoib_init_addr``). Ironic
+    derives the same MAC address.
+    """
+    if not (match := _INFINIBAND.fullmatch(re.sub("^0x|[:.-]", "", found))):
+        return
+    guid = bytes.fromhex((match["address"] or match["gid"] or match["guid"])[-16:])
+    mac = guid[:3] + guid[5:]
+    expected = f"expected a MAC address of 6 bytes, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
+    derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
+    hint = f"write the MAC address that iPXE shows for the interface as ${{net0/mac}}{derived}"
+    raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
 
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)

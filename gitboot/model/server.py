@@ -70,7 +70,9 @@ class Interface:
     name: Text | None = Field(default=None, description="The name of the interface, for people. Default: none.")
     mac: Mac = Field(description="The MAC address, with colons, hyphens, dots or no separators, in any case.")
     addresses: tuple[InterfaceAddress, ...] = Field(
-        default=(), description="The IP addresses, each with or without a prefix length. Default: none."
+        default=(),
+        description="The IP addresses, each with or without a prefix length. Interfaces of one server may share an "
+        "address, as in a bond. Default: none.",
     )
     boot: Boolean = Field(
         default=True,

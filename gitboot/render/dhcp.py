@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gitboot.model.fleet import Output
 from gitboot.model.server import Lifecycle, Loader
@@ -250,9 +250,9 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
 @lru_cache(maxsize=1)  # most commits change no interface
 def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     lines = []
-    for each in list_reservations(hosts):
+    for macs, each in (joined for host in hosts for joined in _join_bonds(list_reservations([host]))):
         words = (
-            each.mac,
+            *macs,
             f"set:gitboot_site,set:gitboot_site_{each.site}" if each.site else None,
             f"set:gitboot_loader,set:gitboot_loader_{each.loader.lower()}" if each.loader else None,
             each.ipv4,
@@ -261,6 +261,28 @@ def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
         )
         lines.append(f"dhcp-host={','.join(word for word in words if word is not None)}\n")
     return "".join(lines)
+
+
+def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ...], Reservation]]:
+    """Return the reservations of one server, each with its MAC addresses. Interfaces that share an address are joined.
+
+    dnsmasq rejects an address in two reservations. A reservation may have several MAC addresses (dnsmasq(8),
+    ``dhcp-host``), but only one IPv4 address.
+    """
+    found: list[tuple[tuple[str, ...], Reservation]] = []
+    for each in reservations:
+        known = {address for _, other in found for address in other.ipv6}
+        own = tuple(address for address in each.ipv6 if address not in known)
+        for index, (macs, other) in enumerate(found):
+            if (each.ipv4 is not None and each.ipv4 == other.ipv4) or (
+                None in (each.ipv4, other.ipv4) and not {*each.ipv6}.isdisjoint(other.ipv6)
+            ):
+                joined = structs.replace(other, ipv4=other.ipv4 or each.ipv4, ipv6=(*other.ipv6, *own))
+                found[index] = (*macs, each.mac), joined
+                break
+        else:
+            found.append(((each.mac,), structs.replace(each, ipv6=own)))
+    return found
 
 
 def _quote(url: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.jsonio import encode_canonical
 from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
-from gitboot.quoting import check_ipxe_url
+from gitboot.quoting import check_ipxe_url, fill_boot_nic, names_boot_nic
 from gitboot.render import paths
 from gitboot.render.boot_script_parts import IDENTITY_QUERY
 from gitboot.render.paths import BOOT, ContentType, File, IdentityKind, PathKind, Role
@@ -208,10 +208,14 @@ def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterato
         "hosts": [decision.server],
         "macs": [mac.replace("-", ":") for mac in decision.macs],
     }
+    arguments = ""
     boot = plan.boot if plan is not None and not plan.writes_disk else None
     if boot is not None and not boot.direct:
         initrds = [each.url for each in boot.files.initrds]
-        parameters |= {"kernel": boot.loaded_kernel.url, "params": " ".join(boot.kernel_arguments)}
+        arguments = " ".join(boot.kernel_arguments)
+        parameters |= {"kernel": boot.loaded_kernel.url, "params": arguments}
         parameters |= {"initrd": initrds[0]} if initrds else {}
-    file = File(encode_canonical([parameters]) + b"\n", ContentType.JSON)
-    yield from ((paths.BOOT_PARAMETERS.build_path(mac), file) for mac in decision.macs)
+    for mac in decision.macs:
+        own = {"params": fill_boot_nic(arguments, mac)} if names_boot_nic(arguments) else {}
+        file = File(encode_canonical([parameters | own]) + b"\n", ContentType.JSON)
+        yield paths.BOOT_PARAMETERS.build_path(mac), file

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.quoting import quote_grub_arguments, quote_grub_word, sanitize_grub_text
+from gitboot.quoting import quote_grub_arguments, quote_grub_word, reads_boot_nic, sanitize_grub_text
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File
@@ -26,12 +26,11 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     GRUB itself looks for the second path. Without a plan, the configurations boot the disk, so that a known machine
     never boots as an unknown machine.
     """
-    configuration = _render_file(decision, plan)
-    yield from (
-        (kind.build_path(mac), configuration)
-        for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP)
-        for mac in decision.macs
-    )
+    shared = _render_file(decision, plan)
+    needs_boot_nic = reads_boot_nic(shared.content.decode())
+    for mac in decision.macs:
+        configuration = _render_file(decision, plan, mac) if needs_boot_nic else shared
+        yield from ((kind.build_path(mac), configuration) for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP))
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
@@ -52,21 +51,23 @@ def _render_disk_boot(decision: Decision, reason: str) -> File:
     return File(f"{comment}{disk_boot}".encode(), ContentType.TEXT)
 
 
-def _render_file(decision: Decision, plan: BootPlan | None) -> File:
+def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
+    """Return a configuration that GRUB finds by the address ``mac``. None: GRUB finds it by another identity."""
     if plan is None:
         return _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
     if plan.boot is None:
         text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
     elif (own := plan.boot.entries.get("grub")) is not None:
-        text = header + own + ("" if own.endswith("\n") else "\n")
+        boot_nic = _render_boot_nic(mac) if reads_boot_nic(own) else ""
+        text = header + boot_nic + own + ("" if own.endswith("\n") else "\n")
     else:
         announcement = sanitize_grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-        text = f"{header}echo {announcement}\n{_render_attempts(plan.boot)}{disk_boot}"
+        text = f"{header}echo {announcement}\n{_render_attempts(plan.boot, mac)}{disk_boot}"
     return File(text.encode(), ContentType.TEXT)
 
 
-def _render_attempts(boot: Boot) -> str:
+def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
     """Return lines that try the boot several times. If all attempts fail, GRUB continues after these lines.
 
     GRUB has two dialects. With UEFI and Secure Boot, the GRUB of older distributions boots only with ``linuxefi`` and
@@ -76,7 +77,8 @@ def _render_attempts(boot: Boot) -> str:
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
         return "".join(f"echo {sanitize_grub_text(text)}\n" for text in (f"gitboot: {steps}", TO_DISK))
-    attempt_lines = _nest_steps(steps, "boot")
+    needs_boot_nic = any(map(reads_boot_nic, steps))
+    attempt_lines = _nest_steps(('[ -n "$gitboot_mac" ]', *steps) if needs_boot_nic else steps, "boot")
     if any("$efi" in step for step in steps):
         attempt_lines = ["for efi in '' efi; do", *_indent(attempt_lines), "done"]
     lines = [
@@ -86,7 +88,8 @@ def _render_attempts(boot: Boot) -> str:
     ]
     text = "\n".join(_indent(lines))
     failure_line = f'echo "gitboot: all {len(_ATTEMPTS)} attempts failed. Booting the local disk."'
-    return f"for attempt in {' '.join(_ATTEMPTS)}; do\n{text}\ndone\n{failure_line}\n"
+    boot_nic = _render_boot_nic(mac) if needs_boot_nic else ""
+    return f"{boot_nic}for attempt in {' '.join(_ATTEMPTS)}; do\n{text}\ndone\n{failure_line}\n"
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
@@ -151,6 +154,40 @@ def _indent(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
+NICS: Final = 4  # to try; GRUB cannot count the NICs of a machine
+_PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
+_DEFAULT_MAC: Final = '"$net_default_mac"'  # of the NIC from which firmware booted GRUB; empty after `net_bootp`
+_MACS: Final = " ".join(
+    (_DEFAULT_MAC, *(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6")))
+)
+_GROUPS: Final = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
+_IS_MAC: Final = f"regexp {_GROUPS} '^(..):(..):(..):(..):(..):(..)$'"
+# GRUB counts two words for each `--set`, and writes beyond its memory if there are six single words (GRUB: lib/arg.c,
+# grub_arg_list_alloc).
+_SAFE_IS_MAC: Final = _IS_MAC.replace("--set=", "--set ")
+_MAC: Final = "-".join(f"${name}" for name in _PAIRS)
+
+
+def _render_boot_nic(mac: MacAddress | None) -> str:
+    """Return lines that set the MAC address of the boot NIC, with colons and as `BOOTIF`."""
+    addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
+    return f"""\
+insmod regexp
+set gitboot_mac=""
+for address in {addresses}; do
+  if [ -z "$gitboot_mac" ]; then
+    if {_SAFE_IS_MAC} "$address"; then
+      set gitboot_mac="$address"
+      set gitboot_bootif="01-{_MAC}"
+    fi
+  fi
+done
+if [ -z "$gitboot_mac" ]; then
+  echo "gitboot: GRUB has no MAC address of the boot NIC"
+fi
+"""
+
+
 # The shared configurations.
 
 
@@ -161,9 +198,6 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
-
-NICS: Final = 4  # to try; GRUB cannot count the NICs of a machine
-_PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
 
 _FIND_BY_UUID: Final = """\
   if smbios --type 1 --get-uuid 8 --set=uuid; then
@@ -179,10 +213,6 @@ def render_first_configuration(*, by_uuid: bool) -> str:
     tree have hyphens. The paths are relative to this file, so that a mirror may use any folder. ``net_bootp`` in the
     configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
     """
-    macs = " ".join(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6"))
-    groups = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
-    mac = "-".join(f"${name}" for name in _PAIRS)
-    is_mac = f"regexp {groups} '^(..):(..):(..):(..):(..):(..)$'"
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\
 # gitboot: this script looks up the boot script of the machine
@@ -190,10 +220,10 @@ def render_first_configuration(*, by_uuid: bool) -> str:
 insmod regexp
 {"insmod smbios" + chr(10) if by_uuid else ""}set tree="$config_directory"
 for lookup in 1 2 3; do
-  for address in "$net_default_mac" {macs}; do
-    if {is_mac} "$address"; then
-      configfile "$tree/v1/boot/{mac}/grub.cfg"
-      configfile "$tree/grub.cfg-01-{mac}"
+  for address in {_MACS}; do
+    if {_IS_MAC} "$address"; then
+      configfile "$tree/v1/boot/{_MAC}/grub.cfg"
+      configfile "$tree/grub.cfg-01-{_MAC}"
     fi
   done
 {uuid}  sleep 2
@@ -201,8 +231,8 @@ done
 {boot_script_parts.UNKNOWN_REQUEST_COMMENT}
 set who=""
 if regexp '^.http' "$tree"; then
-  if {is_mac} "$net_default_mac"; then
-    set who="?mac={mac}"
+  if {_IS_MAC} "$net_default_mac"; then
+    set who="?mac={_MAC}"
   fi
 fi
 configfile "$tree/unknown.grub.cfg$who"

@@ -6,11 +6,18 @@ PXELINUX fetches by HTTP as lpxelinux.0, and as SYSLINUX with UEFI. pxelinux.0 o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
-from gitboot.quoting import build_command_line, sanitize_ipxe_text
+from gitboot.quoting import (
+    BOOT_NIC_BOOTIF,
+    build_command_line,
+    fill_boot_nic,
+    names_boot_nic,
+    sanitize_ipxe_text,
+)
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import IDLE_REASON, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File
@@ -25,7 +32,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     else:
         announcement = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
         text = render_heading(plan) + _render_configuration(plan.boot, announcement, plan.local_disk)
-    yield from ((paths.PXELINUX.build_path(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
+    for mac in decision.macs:  # PXELINUX uses the file of the NIC from which it was booted
+        yield paths.PXELINUX.build_path(mac), File(fill_boot_nic(text, mac).encode(), ContentType.TEXT)
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
@@ -42,7 +50,7 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)
         announcement = f"this machine is unknown. It boots {boot.image}." if boot else ""
-        text = boot_script_parts.UNKNOWN_COMMENT + _render_configuration(boot, announcement)
+        text = boot_script_parts.UNKNOWN_COMMENT + _render_configuration(boot, announcement, is_shared=True)
         yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
 
 
@@ -65,12 +73,14 @@ def _render_disk_boot(decision: Decision, reason: str) -> str:
     return f"{boot_script_parts.render_disk_comment(decision.server, reason)}{disk_boot}"
 
 
-def _render_configuration(boot: Boot | None, announcement: str, local_disk: str | None = None) -> str:
+def _render_configuration(
+    boot: Boot | None, announcement: str, local_disk: str | None = None, *, is_shared: bool = False
+) -> str:
     announcement_line = _render_messages(f"gitboot: {announcement}") if announcement else ""
     if boot is None:
         return announcement_line + boot_script_parts.render_pxelinux_disk_boot(local_disk)
     try:
-        steps = list(_build_steps(boot))
+        steps = list(_build_steps(boot, is_shared=is_shared))
     except _NotForPxelinux as reason:
         disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
         return f"{announcement_line}{_render_messages(f'gitboot: {reason}', TO_DISK)}{disk_boot}"
@@ -87,7 +97,8 @@ class _NotForPxelinux(Exception):
     pass
 
 
-def _build_steps(boot: Boot) -> Iterator[str]:
+def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
+    """Yield the lines of a label. A shared file has no MAC address, but PXELINUX can add one argument with it."""
     if boot.direct:
         raise _NotForPxelinux(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
     yield f"linux {_check_url(boot.loaded_kernel)}"
@@ -95,8 +106,18 @@ def _build_steps(boot: Boot) -> Iterator[str]:
         if any("," in url for url in initrds):
             raise _NotForPxelinux("PXELINUX cannot fetch an initrd whose URL contains a comma")
         yield f"initrd {','.join(initrds)}"
-    if boot.kernel_arguments:
-        yield f"append {build_command_line(boot.kernel_arguments)}"
+    arguments = boot.kernel_arguments
+    if is_shared and _BOOTIF in arguments:
+        arguments = tuple(each for each in arguments if each != _BOOTIF)
+        yield "sysappend 2"
+    if is_shared and any(map(names_boot_nic, arguments)):
+        raise _NotForPxelinux("PXELINUX names the boot NIC of an unknown machine only as BOOTIF")
+    if arguments:
+        yield f"append {build_command_line(arguments)}"
+
+
+# PXELINUX adds this argument at the end of the line (syslinux: doc/syslinux.txt, SYSAPPEND).
+_BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
 
 
 def _check_url(file: BootFile) -> str:

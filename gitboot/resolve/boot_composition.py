@@ -21,6 +21,7 @@ from gitboot.model.fields import to_yaml_value
 from gitboot.model.scalars import Malformed, is_reserved_argument
 from gitboot.model.server import Server
 from gitboot.problems import Code
+from gitboot.quoting import names_boot_nic, names_changed_boot_nic
 from gitboot.resolve import templates, user_data_formats
 from gitboot.resolve.boot_checks import check_command_line, check_way_in, select_artifacts
 from gitboot.resolve.decision_inputs import FILE, list_templates
@@ -72,7 +73,12 @@ class Composer:
             except TemplateFault as fault:
                 raise _to_unbootable(fault, wanted.template) from None
             shown = self._merge_arguments(lists, context) if shows_arguments else ()
-            user_data = self._render_user_data(wanted, context.with_values(kernel_arguments=list(shown)), source)
+            # User data is the same for every NIC.
+            own = context.with_values(
+                kernel_arguments=[each for each in shown if not names_boot_nic(each)],
+                boot_nic=templates.BOOT_NIC_OF_USER_DATA,
+            )
+            user_data = self._render_user_data(wanted, own, source)
         with_url = context.with_values(urls=context.make_urls(user_data))
         merged = self._merge_arguments(lists, with_url)
         if user_data is not None and not boot.direct:
@@ -82,7 +88,7 @@ class Composer:
             check_command_line(merged, source, lambda: self._locate_arguments(lists, with_url))
         entry_context = with_url.with_values(kernel_arguments=list(merged))
         entries = {
-            loader: self._render_file(path, entry_context, source)
+            loader: self._render_entry(loader, path, entry_context, source)
             for loader in ("grub", "ipxe")
             if (path := getattr(profile.templates, loader)) is not None
         }
@@ -142,6 +148,9 @@ class Composer:
                 message = f"gitboot or the boot loader writes {text.partition('=')[0]}= itself"
                 at = ("spec", "kernelArguments", number)
                 raise Unbootable(Code.RESERVED_ARGUMENT, message, Code.RESERVED_ARGUMENT.hint, resource, *at)
+            if names_changed_boot_nic(text):
+                message, hint = "a filter changed a value of boot_nic", "write the values of boot_nic without a filter"
+                raise Unbootable(Code.TEMPLATE_FAILED, message, hint, resource, "spec", "kernelArguments", number)
             if text:
                 rendered.append((number, text))
         return rendered
@@ -213,11 +222,26 @@ class Composer:
             raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), 1) from None
         return text
 
+    def _render_entry(self, loader: str, path: str, context: TemplateContext, source: BootSource) -> str:
+        text = self._render_file(path, context, source)
+        if names_boot_nic(text):
+            lines = templates.decode_template(source.files[path]).splitlines()
+            line = next(
+                (number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1
+            )
+            message = f"{loader} cannot read a value of boot_nic without the filter {loader}"
+            hint = f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}"
+            raise Unbootable(Code.TEMPLATE_FAILED, message, hint, Id(FILE, path), line)
+        return text
+
     def _render_file(self, path: str, context: TemplateContext, source: BootSource) -> str:
         try:
             return templates.render_template(templates.decode_template(source.files[path]), context.mapping)
         except TemplateFault as fault:
             raise _to_unbootable(fault, path) from None
+
+
+_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # names of templates whose values boot loaders fill in
 
 
 def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
@@ -294,6 +318,7 @@ class TemplateContext:
             "node_labels": _sort_keys(boot.node_labels),
             "node_taints": taints,
             "site": {"name": source.site, "baseURL": source.base_url},
+            "boot_nic": templates.BOOT_NIC,
         }
         if source.pool is not None:
             seen["policy"] = {"name": source.pool.name, "profile": source.pool.profile}

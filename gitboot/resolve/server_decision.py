@@ -460,6 +460,11 @@ class Host(Struct, frozen=True, kw_only=True):
     nics: tuple[Nic, ...]  # in the document's order
     loader: Loader | None = None  # the boot loader that DHCP names; None: the default
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The IP addresses of all interfaces, each once. The interfaces of a bond share their addresses."""
+        return tuple(dict.fromkeys(address for nic in self.nics for address in nic.addresses))
+
 
 def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
     """Return the network interfaces and the site of a server."""

@@ -21,9 +21,12 @@ from jinja2.runtime import LoopContext, Macro, StrictUndefined, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import missing
+from msgspec import Struct
 
 from gitboot.problems import Code
 from gitboot.quoting import (
+    BOOT_NIC_BOOTIF,
+    BOOT_NIC_MAC,
     Unquotable,
     build_command_line,
     quote_grub_arguments,
@@ -52,6 +55,16 @@ class TemplateFault(Exception):
         self.line = line  # 1-based, in the template
 
 
+class LoaderValue(Struct, frozen=True):
+    """A value that the boot loader fills in. A template can write the value, but cannot compute with it."""
+
+    name: str
+    placeholder: str | None  # None: the text does not pass through a boot loader, so that the value is a fault
+
+
+_BOOT_NIC_PLACEHOLDERS: Final = {"bootif": BOOT_NIC_BOOTIF, "mac": BOOT_NIC_MAC}
+BOOT_NIC: Final = {key: LoaderValue(f"boot_nic.{key}", text) for key, text in _BOOT_NIC_PLACEHOLDERS.items()}
+BOOT_NIC_OF_USER_DATA: Final = {key: LoaderValue(f"boot_nic.{key}", None) for key in _BOOT_NIC_PLACEHOLDERS}
 FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _reject_secret}
 _METHODS: Final[dict[type, dict[str, Any]]] = {
     dict: {
@@ -319,6 +332,8 @@ class Budget:
             self.spend(1 + len(value) // 16)
         elif type(value) in _NUMBERS or value is None:
             pass
+        elif isinstance(value, LoaderValue):
+            raise _make_loader_failure(value)
         elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
             if depth == MAX_NESTING:
@@ -345,14 +360,31 @@ def as_text(value: object) -> str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, LoaderValue):
+        raise _make_loader_failure(value)
     if isinstance(value, int | float | Undefined):
         return str(value)
     raise make_failure(f"{describe_kind(value)} cannot be part of a text; use join, tojson or default")
 
 
+def _make_loader_failure(value: LoaderValue) -> TemplateFault:
+    if value.placeholder is None:
+        reason = f"user data is the same for every NIC, so it cannot contain {value.name}"
+    else:
+        reason = f"the boot loader fills in {value.name}, so a template can write it, but cannot change or compare it"
+    return make_failure(f"{reason}; write {{{{ {value.name} }}}} in a kernel argument")
+
+
+def _get_placeholder(value: object) -> object:
+    """Return the placeholder of a boot loader's value that has one. Return other values unchanged."""
+    return value.placeholder if isinstance(value, LoaderValue) and value.placeholder is not None else value
+
+
 def get_elements(value: object) -> Sequence[object]:
     """Return the elements of a list, or the keys of a mapping. Raises `TemplateFault` for other values."""
     match value:
+        case LoaderValue():
+            raise _make_loader_failure(value)
         case list() | tuple() | range():
             return value
         case dict():
@@ -379,6 +411,7 @@ _KINDS: Final[dict[type, str]] = {
     dict: "a mapping",
     type(None): "null",
     slice: "a slice",
+    LoaderValue: "a value of the boot loader",
     Macro: "a macro",
     LoopContext: "a loop",
 }
@@ -404,7 +437,7 @@ BUDGET_FILTERS: Final[dict[str, Any]] = {
 @pass_context
 def finalize_value(context: BudgetedContext, value: object) -> str:
     """Return an expression's value as text for the output."""
-    text = as_text(value)
+    text = as_text(_get_placeholder(value))
     context.budget.spend(len(text) // 16)
     return text
 
@@ -478,7 +511,13 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
 
 def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
     """Return a filter that quotes a value as one word, or a list of kernel arguments as the rest of a line."""
-    return with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
+    quote = with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
+
+    @pass_context
+    def quote_value(context: BudgetedContext, value: object) -> str:
+        return str(quote(context, _get_placeholder(value)))
+
+    return quote_value
 
 
 def with_cost(function: Any) -> Callable[..., Any]:

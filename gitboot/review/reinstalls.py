@@ -289,7 +289,7 @@ class DescribedServer(NamedTuple):
         yield from self._list_network_identities()
 
     def _list_network_identities(self) -> Iterator[IdentityKey]:
-        yield from ((ReinstallReason.ADDRESS, address) for nic in self.host.nics for address in nic.addresses)
+        yield from ((ReinstallReason.ADDRESS, address) for address in self.host.addresses)
         if Output.BSS in self.outputs:
             names = {self.machine.name, self.labels.get("xname", self.machine.name)}
             yield from ((ReinstallReason.NAME, name) for name in sorted(names))

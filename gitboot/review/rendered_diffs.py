@@ -304,7 +304,7 @@ def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple
     counts.
     """
     network = decisions.networks.get(decision.server)
-    for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
+    for number, address in enumerate(network.addresses if network else ()):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"

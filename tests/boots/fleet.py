@@ -15,6 +15,9 @@ from tests.helpers.fleets import document, mac_of, policy, profile, uuid_of
 PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))
 
 
+NAMES_ITS_NIC: Final = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']"  # for the document of a guest
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
     """A server of the fleet and the machine that it describes: one for each server program."""
@@ -71,7 +74,7 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
         *(guest.document(by, address(number, by)) for number, (guest, by) in enumerate(servers)),
         *(_image(name, found) for name, found in images.by_name.items()),
         profile("node", "node-1", _user_data("CloudInit", "node.j2")),
-        profile("discovery", "discovery-1"),
+        profile("discovery", "discovery-1", NAMES_ITS_NIC),
         profile("repair", "repair-1"),
         profile(
             "inventory", "inventory-1", f"kernelArguments: ['discovery.report={BASE_URLS['gitboot']}/v1/inventory']"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.boots.dhcp import Dhcp, dnsmasq
-from tests.boots.fleet import Guest, address, files
+from tests.boots.fleet import NAMES_ITS_NIC, Guest, address, files
 from tests.boots.images import Images
 from tests.boots.initramfs import END
 from tests.boots.machine import Machine, Running
@@ -89,6 +89,8 @@ class Site:
             END,
         )
         assert "BOOTED from" not in running.said
+        if guest.spec == NAMES_ITS_NIC:
+            assert f" BOOTIF=01-{guest.macs(by)[-1].replace(':', '-')}" in running.said
         if by in self.logs:
             mac = guest.documented(by)[-1].replace(":", "-")
             assert f"/v1/boot/{mac}/provisioned/" in self.logs[by].read_text()

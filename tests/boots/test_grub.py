@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.boots.disks import MARK
-from tests.boots.fleet import Guest
+from tests.boots.fleet import NAMES_ITS_NIC, Guest
 from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.site import Site, published
@@ -16,12 +16,12 @@ Row = Callable[[Running, float], None]
 
 GUESTS = (
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
-    Guest(name="http", by=("gitboot", "nginx")),
-    Guest(name="nics", nics=2, by=("gitboot", "Caddy")),
+    Guest(name="http", spec=NAMES_ITS_NIC, by=("gitboot", "nginx")),
+    Guest(name="nics", nics=2, spec=NAMES_ITS_NIC, by=("gitboot", "Caddy")),
     Guest(name="uuid", found_by="UUID", by=("gitboot", "nginx")),
     Guest(name="unknown", boots=None, by=("gitboot", "nginx", "Caddy")),
     Guest(name="disk", installed=True, by=("gitboot", "nginx")),
-    Guest(name="pxelinux", uefi=False, by=("gitboot", "nginx", "Caddy")),
+    Guest(name="pxelinux", uefi=False, spec=NAMES_ITS_NIC, by=("gitboot", "nginx", "Caddy")),
     Guest(name="pxelinux-disk", uefi=False, installed=True, by=("gitboot", "nginx")),
 )
 BY = {guest.name: guest.by for guest in GUESTS}

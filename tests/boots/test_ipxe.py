@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.boots.disks import MARK
-from tests.boots.fleet import Guest
+from tests.boots.fleet import NAMES_ITS_NIC, Guest
 from tests.boots.images import Images
 from tests.boots.initramfs import END
 from tests.boots.machine import Running
@@ -19,7 +19,7 @@ GUESTS = (
     Guest(name="card", uefi=False, by=("gitboot", "nginx")),
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
     Guest(name="http", by=("gitboot", "nginx")),
-    Guest(name="nics", uefi=False, nics=2, by=("gitboot", "Caddy")),
+    Guest(name="nics", uefi=False, nics=2, spec=NAMES_ITS_NIC, by=("gitboot", "Caddy")),
     Guest(name="uuid", uefi=False, found_by="UUID", by=("gitboot", "nginx")),
     Guest(name="serial", uefi=False, found_by="serial", by=("gitboot", "Caddy")),
     Guest(name="unknown", uefi=False, boots=None, by=("gitboot", "nginx", "Caddy")),
@@ -82,6 +82,7 @@ def test_a_server_with_a_new_board_is_found_by_its_serial_number(site: Site, by:
 def test_an_unknown_server_boots_the_boot_that_the_fleet_names(site: Site, by: str, row: Row) -> None:
     with site.machine("unknown", by).on() as machine:
         row(machine, machine.says("this machine is unknown. It boots discovery-1.", "boot.image=discovery-1", END))
+        assert f" BOOTIF=01-{site.guests['unknown'].macs(by)[-1].replace(':', '-')}" in machine.said
     assert site.fetched(by, "/unknown.ipxe")
 
 

@@ -575,6 +575,17 @@ def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
         assert client.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
 
 
+def test_finding_p12_httpboot_finds_a_server_by_the_address_of_its_bond() -> None:
+    bond = SEED[1].replace("]}]", f']}}, {{mac: "52:54:00:00:00:01", addresses: [{ADDRESS}/24]}}]')
+    bonded = planned(SEED[0], bond, *ALWAYS[2:])
+    assert bonded.servers["web01"].published.identities.count(f"address/{ADDRESS}") == 1
+    with new_site(bonded) as site, site.serve(trusted_proxies=PROXY) as url:
+        for path in ("/httpboot", "/v1/boot/52-54-00-00-00-01/boot.ipxe"):
+            assert get(f"{url}{path}", headers={**LOADER, "x-forwarded-for": ADDRESS}).status_code == 200
+        found = get(f"{url}/httpboot", headers={**LOADER, "x-forwarded-for": ADDRESS}).json()
+        assert (found["SystemUUID"], found["ClientIPs"]) == (UUID, ADDRESS)
+
+
 # Fetches
 
 

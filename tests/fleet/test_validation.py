@@ -291,6 +291,85 @@ def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
     assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
 
 
+# The fault that each names, with its remedy. {} is the place of the other value.
+GONE = "correct the wrong value, or remove the document of a machine that no longer exists"
+OWN_MAC = (
+    "write the interface's own address, which `ethtool -P INTERFACE` prints also while it is in a bond; "
+    "interfaces may share only IP addresses"
+)
+TWICE = "remove one of the two; only different interfaces may share an address, as in a bond"
+BOND = (
+    '{mac: "52:54:00:00:00:11", addresses: [10.1.0.9/24, "fd00::9"]}',
+    '{mac: "52:54:00:00:00:12", addresses: ["FD00:0::9/64", 10.1.0.9]}',
+)
+
+
+@for_each(
+    ("case", "interfaces", "faults"),
+    [
+        ("both NICs of a bond", [*BOND], []),
+        (
+            "three NICs, one of which does not boot",
+            [*BOND, "{mac: 52-54-00-00-00-13, boot: false, addresses: [10.1.0.9]}"],
+            [],
+        ),
+        (
+            "an address twice on one NIC of a bond",
+            [BOND[0], "{mac: 52-54-00-00-00-12, addresses: [10.1.0.8, 10.1.0.9, 10.1.0.8/16]}"],
+            [("address 10.1.0.8 is already used by this server", TWICE)],
+        ),
+        (
+            "an address twice on the first NIC of a bond",
+            ["{mac: 52-54-00-00-00-12, addresses: [10.1.0.9, 10.1.0.9]}", BOND[0]],
+            [("address 10.1.0.9 is already used by this server", TWICE)],
+        ),
+        (
+            "one MAC address on both NICs, as a running bond shows it",
+            [BOND[0], BOND[1].replace("52:54:00:00:00:12", "5254.0000.0011")],
+            [("MAC address 52:54:00:00:00:11 is already used by this server", OWN_MAC)],
+        ),
+        (
+            "another server's address on both NICs",
+            [each.replace("10.1.0.9", "10.1.0.1") for each in BOND],
+            [("address 10.1.0.1 is already used by Server/a", GONE)],
+        ),
+        (
+            "another server's MAC address and address",
+            [BOND[0], '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1]}'],
+            [
+                ("MAC address 52:54:00:00:00:01 is already used by Server/a", GONE),
+                ("address 10.1.0.1 is already used by Server/a", GONE),
+            ],
+        ),
+    ],
+)
+def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_names_the_right_document(
+    case: str, interfaces: list[str], faults: list[tuple[str, str]]
+) -> None:
+    found = problems(snapshot(*SEED, _with("a", uuid_of("a"), WEB01), _with("b", uuid_of("b"), *interfaces)))
+    assert [(each.message.partition(" at ")[0], each.hint) for each in found] == faults, case
+    assert {each.path for each in found} <= {"008.yaml"}
+    places = [each.message.partition(" at ")[2] for each in found]
+    assert places == ["008.yaml:4" if "this server" in message else "007.yaml:4" for message, _ in faults]
+
+
+def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
+    address = "80:00:02:08:fe:80:00:00:00:00:00:00:7c:fe:90:03:00:29:26:52"
+    [found] = problems(snapshot(*SEED, _with("b", uuid_of("b"), WEB01, f"{{mac: '{address}'}}")))
+    assert (found.path, found.code) == ("007.yaml", "GB1033")
+    assert found.message == (
+        "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
+        f'"{address}"'
+    )
+    assert found.hint.endswith("iPXE shows for the interface as ${net0/mac}: 7c:fe:90:29:26:52")
+
+
+def test_finding_p12_a_uuid_that_replaces_itself_is_a_fault_of_one_document() -> None:
+    [found] = problems(snapshot(*SEED, server("b", "", f"replaces: {uuid_of('b')}")))
+    assert found.message == f"UUID {uuid_of('b')} is already used by this server at 007.yaml:4"
+    assert found.hint == "correct or remove one of the two values"
+
+
 # A fleet in which every reference is dangling.
 LOST = (
     fleet(

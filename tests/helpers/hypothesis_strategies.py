@@ -503,6 +503,7 @@ _LABELS: Final = {"role": ("web", "db"), "ring": ("canary", "stable"), "site": (
 _ARGUMENTS: Final = (
     "console={{ vars.console | default('ttyS0') }},115200",
     "console=tty0",
+    "BOOTIF={{ boot_nic.bootif }}",
     "quiet",
     "-quiet",
     "ip=dhcp",

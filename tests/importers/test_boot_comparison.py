@@ -100,6 +100,25 @@ def test_a_server_that_boots_the_same_is_equal_even_while_it_is_parked(fleet: Pa
     assert compared(fleet, old, 0)["verdict"] == "equal"
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "code"),
+    [
+        ("BOOTIF=01-${netX/mac:hexhyp}", "BOOTIF={{ boot_nic.bootif }}", 0),
+        ("BOOTIF=${mac}", "BOOTIF={{ boot_nic.mac }}", 0),
+        ("BOOTIF=01-52-54-00-99-99-99", "BOOTIF={{ boot_nic.bootif }}", 0),
+        ("BOOTIF=${mac}", "BOOTIF={{ boot_nic.bootif }}", 2),
+        ("BOOTIF=01-52-54-00-77-77-77", "BOOTIF={{ boot_nic.bootif }}", 2),
+    ],
+)
+def test_finding_p12_the_boot_nic_is_compared_however_it_is_named(
+    fleet: Path, old: ArtifactServer, theirs: str, ours: str, code: int
+) -> None:
+    profile = fleet / "profile.yaml"
+    profile.write_text(profile.read_text().replace("console=ttyS0", f"'{ours}'"))
+    answers(old, theirs)
+    assert compared(fleet, old, code)["verdict"] == ("differs" if code else "equal")
+
+
 def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Path, old: ArtifactServer) -> None:
     answers(old, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
     item = compared(fleet, old, 2)

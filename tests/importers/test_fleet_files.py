@@ -17,11 +17,11 @@ from gitboot.cli.commands.import_ import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import Supplement
+from gitboot.importers.inventory import Supplement, translate_ipxe_argument
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
-from tests.helpers.cases import each_of
+from tests.helpers.cases import each_of, for_each
 from tests.helpers.fleets import at
 from tests.helpers.instance_with_bmcs import typed
 
@@ -619,6 +619,60 @@ def test_all_facts_of_a_machine_are_imported_except_secrets(system: str, fleets:
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 
 
+OTHER = "52:54:00:12:34:99"  # of the second interface of a bond
+BONDS = {
+    "cobbler": {
+        "systems/web01.json": _json(
+            {
+                "name": "web01",
+                "profile": "web",
+                "interfaces": {
+                    "bond0": {"interface_type": "bond", "ip_address": "10.0.0.13", "netmask": "255.255.255.0"},
+                    "eth0": {"mac_address": MAC, "interface_type": "bond_slave", "interface_master": "bond0"},
+                    "eth1": {"mac_address": OTHER, "interface_type": "bond_slave", "interface_master": "bond0"},
+                },
+            }
+        )
+    },
+    "netbox": {
+        "interfaces.json": _json(
+            [
+                {"id": 8, "name": "bond0", "device": {"id": 7}, "mac_address": MAC},
+                {"id": 9, "name": "eno1", "device": {"id": 7}, "mac_address": MAC, "lag": {"id": 8}},
+                {"id": 10, "name": "eno2", "device": {"id": 7}, "mac_address": OTHER, "lag": {"id": 8}},
+            ]
+        ),
+        "addresses.json": _json(
+            [
+                {"address": "10.0.0.13/24", "assigned_object_id": 8},
+                {"address": "10.0.0.14/24", "assigned_object_id": None},
+            ]
+        ),
+    },
+    "dnsmasq": {"dnsmasq.conf": f"dhcp-host={MAC},{OTHER},set:bond,10.0.0.13,web01\n"},
+    "kea": {
+        "kea.json": _json(
+            {
+                "Dhcp4": {
+                    "reservations": [
+                        {"hw-address": mac, "ip-address": "10.0.0.13", "hostname": "web01"} for mac in (MAC, OTHER)
+                    ]
+                }
+            }
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("system", BONDS)
+def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_path: Path, system: str) -> None:
+    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files={**SOURCES[system], **BONDS[system]})
+    found = {each["mac"]: each.get("addresses") for each in server_of(fleet, system)["interfaces"]}
+    assert found == {mac: [ADDRESSES[system]] for mac in (MAC, OTHER)}
+    assert typed("validate", fleet).code == 0
+    assert "bond0" not in (fleet / "import-report.md").read_text()
+
+
 def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
     files = {
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
@@ -663,6 +717,21 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: 
         "web01-installed boots",
     ):
         assert word in report
+
+
+@for_each(
+    ("argument", "template"),
+    [
+        ("BOOTIF=01-${net0/mac:hexhyp}", "BOOTIF={{ boot_nic.bootif }}"),
+        ("BOOTIF=01-${mac:hexhyp}", "BOOTIF={{ boot_nic.bootif }}"),
+        ("BOOTIF=${mac}", "BOOTIF={{ boot_nic.mac }}"),
+        ("BOOTIF=${netX/mac}", "BOOTIF={{ boot_nic.mac }}"),
+        ("BOOTIF=01-${net1/mac:hexhyp}", None),
+        ("mac=${mac}", "mac={{ server.interfaces[0].mac }}"),
+    ],
+)
+def test_finding_p12_an_import_names_the_boot_nic(argument: str, template: str | None) -> None:
+    assert translate_ipxe_argument(argument) == template
 
 
 def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Path) -> None:

@@ -136,6 +136,54 @@ def test_a_value_is_normalized(parse: Callable[[object], Any], found: str, expec
     assert type(parse(found)) is type(expected)
 
 
+GUID = "7c:fe:90:03:00:29:26:52"
+FOR_INFINIBAND = "write the MAC address that iPXE shows for the interface as ${net0/mac}"
+
+
+@for_each(
+    ("found", "kind", "mac"),
+    [
+        (f"80:00:02:08:fe:80:00:00:00:00:00:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
+        (
+            f"A0-00-00-27-FE-80-00-00-00-00-00-00-{GUID.upper().replace(':', '-')}",
+            "address of 20 bytes",
+            "7c:fe:90:29:26:52",
+        ),
+        ("a0000027fe800000000000007cfe900300292652", "address of 20 bytes", "7c:fe:90:29:26:52"),
+        (f"20-a0:00:00:27:fe:80:00:00:00:00:00:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
+        (f"ff:00:00:00:00:00:02:00:00:02:c9:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
+        ("fe80:0000:0000:0000:7cfe:9003:0029:2652", "GID of 16 bytes", "7c:fe:90:29:26:52"),
+        (GUID, "GUID of 8 bytes", "7c:fe:90:29:26:52"),
+        ("7cfe:9003:0029:2652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
+        ("7cfe.9003.0029.2652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
+        ("0x7cfe900300292652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
+        ("00:00:00:00:00:00:00:00", "GUID of 8 bytes", None),
+        ("01:00:00:00:00:00:00:01", "GUID of 8 bytes", None),
+    ],
+)
+def test_finding_p12_an_infiniband_address_is_refused_by_name_with_the_mac_address_that_ipxe_derives(
+    found: str, kind: str, mac: str | None
+) -> None:
+    with pytest.raises(Malformed) as caught:
+        parse_mac(found)
+    assert (caught.value.code, caught.value.message) == (
+        Code.MAC,
+        f"expected a MAC address of 6 bytes, found an InfiniBand {kind}, {quote_value(found)}",
+    )
+    assert caught.value.hint == FOR_INFINIBAND + (f": {mac}" if mac is not None else "")
+    assert mac is None or parse_mac(mac) == mac.replace(":", "-")
+
+
+@for_each(
+    "found",
+    ["52:54:00:12:34:56:78", "4c4c4544-0034-4a10-8056-b9c04f4d3732", "7c:fe:90:03:00:29:26:5g", "0x525400123456"],
+)
+def test_finding_p12_no_other_text_counts_as_an_infiniband_address(found: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        parse_mac(found)
+    assert "InfiniBand" not in caught.value.message
+
+
 REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_nonempty, Code.EMPTY, [""]),
     (parse_name, Code.NAME, ["", "A", "a_b", "-a", "a-", "a.", ".a", "a..b", "a.-b", "a b", "ä", "a" * 254, "a\n"]),

@@ -359,6 +359,222 @@ def test_grub_itself_tries_both_dialects_and_continues_if_it_has_neither(tmp_pat
     assert "all 5 attempts failed. Booting the local disk." in ran.stdout
 
 
+# The NIC that boots, in kernel arguments
+
+BONDED = (
+    f"uuid: {uuid_of('web01')}, architecture: x86_64, firmware: UEFI, "
+    "interfaces: [{mac: '52:54:00:00:00:0a'}, {mac: '52:54:00:00:00:0b'}]"
+)
+NIC_PATHS = ("52-54-00-00-00-0a", "52-54-00-00-00-0b")
+NIC_ARGUMENTS = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}', 'nic=of {{ boot_nic.mac }}', '---', quiet]"
+NIC_OUTPUTS = "outputs: [ipxe, grub, pxelinux, uuid, bss], unknownServers: {profile: repair}"
+
+
+def of_boot_nic(
+    arguments: str = NIC_ARGUMENTS, templates: str = "", *, unknown: str = "", files: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The boot files of a server with two NICs and of unknown machines, by path below boot/."""
+    documents = (
+        fleet(f"baseURL: 'http://boot.test', {NIC_OUTPUTS}"),
+        document("Server", "web01", BONDED),
+        image("flatcar-1", "writesDisk: false, userData: Ignition/3.4"),
+        image("memtest-7", "writesDisk: false"),
+        profile("web", "flatcar-1", f"{arguments}{templates}"),
+        profile("repair", "memtest-7", unknown),
+        policy("web"),
+    )
+    found = tree(decided(*documents, files=files))
+    boot = {path: file for path, file in found.items() if path.startswith("boot/")}
+    return {path.removeprefix("boot/"): file.content.decode() for path, file in boot.items()}
+
+
+def test_finding_p12_ipxe_names_the_nic_that_it_uses_in_every_script_of_a_server() -> None:
+    files = of_boot_nic()
+    paths = [f"v1/boot/{mac}/boot.ipxe" for mac in NIC_PATHS] + [f"ipxe/{uuid_of('web01')}"]
+    [script] = {files[path] for path in paths}
+    kernel = 'initrd=initrd0 BOOTIF=01-${netX/mac:hexhyp} nic="of ${netX/mac}" --- quiet || goto failed\n'
+    assert kernel in script
+
+
+def test_finding_p12_pxelinux_names_the_nic_of_the_file() -> None:
+    files = of_boot_nic()
+    for mac in NIC_PATHS:
+        expected = f'  append BOOTIF=01-{mac} nic="of {mac.replace("-", ":")}" --- quiet\n'
+        assert expected in files[f"pxelinux.cfg/01-{mac}"]
+
+
+def test_finding_p12_pxelinux_adds_bootif_itself_for_an_unknown_machine_and_nothing_else() -> None:
+    files = of_boot_nic(unknown="kernelArguments: [quiet, 'BOOTIF={{ boot_nic.bootif }}', splash]")
+    assert "  sysappend 2\n  append quiet splash\n" in files["pxelinux.cfg/default"]
+    alone = of_boot_nic(unknown="kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']")["pxelinux.cfg/default"]
+    assert "  sysappend 2\nlabel disk" in alone
+    for other in ("BOOTIF={{ boot_nic.mac }}", "nic={{ boot_nic.bootif }}"):
+        text = of_boot_nic(unknown=f"kernelArguments: ['{other}']")["pxelinux.cfg/default"]
+        assert "say gitboot: PXELINUX names the boot NIC of an unknown machine only as BOOTIF\n" in text
+        assert "linux" not in text and text.endswith("label disk\n  localboot 0\n")
+
+
+def test_finding_p12_bss_parameters_name_the_nic_of_the_path() -> None:
+    files = of_boot_nic()
+    for mac in NIC_PATHS:
+        assert (
+            f"BOOTIF=01-{mac} nic=of {mac.replace('-', ':')} --- quiet" in files[f"v1/boot/{mac}/bootparameters.json"]
+        )
+
+
+def test_finding_p12_no_file_has_a_placeholder_and_a_boot_without_one_has_no_more_lines() -> None:
+    unknown = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']"
+    files = of_boot_nic(unknown=unknown)
+    assert [path for path, text in files.items() if "boot_nic" in text] == []
+    named = {path for path, text in files.items() if "BOOTIF" in text or "sysappend" in text}
+    assert {"unknown.ipxe", "unknown.grub.cfg", f"grub.cfg-{uuid_of('web01')}"} < named
+    plain = of_boot_nic("kernelArguments: [quiet]")
+    assert not any("gitboot_mac" in text or "netX/mac} " in text for text in plain.values())
+
+
+NIC_GRUB = "{% raw %}# own{% endraw %}\nlinux /k {{ kernel_arguments | grub }} own={{ boot_nic.mac | grub }}\nboot\n"
+
+
+@pytest.mark.skipif(
+    shutil.which("grub-emu") is None and not os.environ.get("CI"), reason="grub-emu is missing (Debian: grub-emu)"
+)
+@for_each(
+    ("default", "path", "mac"),
+    [
+        ("52:54:00:00:00:0b", f"v1/boot/{NIC_PATHS[0]}/grub.cfg", NIC_PATHS[1]),  # another NIC than the path's
+        ("", f"v1/boot/{NIC_PATHS[0]}/grub.cfg", NIC_PATHS[0]),
+        ("", f"grub.cfg-01-{NIC_PATHS[1]}", NIC_PATHS[1]),
+        ("52:54:00:00:00:0b", f"grub.cfg-{uuid_of('web01')}", NIC_PATHS[1]),
+        ("", f"grub.cfg-{uuid_of('web01')}", None),
+        ("52:54:00:00:00:0c", "unknown.grub.cfg", "52-54-00-00-00-0c"),
+    ],
+)
+def test_finding_p12_grub_itself_names_the_nic_that_it_uses(
+    default: str, path: str, mac: str | None, tmp_path: Path
+) -> None:
+    # grub-emu has no network, whose variables are read-only, and no Linux loader.
+    script = of_boot_nic(unknown=NIC_ARGUMENTS)[path].replace("$net_default_mac", "$default")
+    script = (
+        script.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0].replace("  if linux$efi", "  if echo")
+    )
+    said = _run_grub(f'grub_cpu=x86_64\ndefault="{default}"\n{script}\n', tmp_path)
+    assert said.count("all 5 attempts failed") == 1
+    if mac is None:
+        assert said.count("GRUB has no MAC address of the boot NIC") == 1 and "BOOTIF" not in said
+    else:
+        assert said.count(f"BOOTIF=01-{mac} nic=of {mac.replace('-', ':')} --- quiet") == 10  # two dialects
+        assert "GRUB has no" not in said
+
+
+def _run_grub(script: str, folder: Path) -> str:
+    (folder / "grub").mkdir(exist_ok=True)
+    (folder / "grub" / "grub.cfg").write_text(f"{script}exit\n")
+    ran = subprocess.run(
+        ["script", "--quiet", "--command", f"grub-emu -d {folder}/grub", "/dev/null"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return " ".join(ran.stdout.split())  # GRUB wraps lines
+
+
+@pytest.mark.skipif(
+    shutil.which("grub-script-check") is None and not os.environ.get("CI"), reason="grub-script-check is missing"
+)
+def test_finding_p12_grub_understands_every_configuration_that_names_the_nic(tmp_path: Path) -> None:
+    files = of_boot_nic(NIC_ARGUMENTS, ", templates: {grub: g}", unknown=NIC_ARGUMENTS, files={"g": NIC_GRUB})
+    named = {path: text for path, text in files.items() if "gitboot_mac" in text}
+    assert len(named) == 7  # two by each MAC address, two by UUID, and the one of unknown machines
+    for text in named.values():
+        (tmp_path / "grub.cfg").write_text(text)
+        subprocess.run(["grub-script-check", str(tmp_path / "grub.cfg")], check=True)
+
+
+def test_finding_p12_templates_of_the_fleet_name_the_nic_by_their_filter() -> None:
+    own = {"g": NIC_GRUB, "i": "#!ipxe\nkernel /k {{ kernel_arguments | ipxe }} own={{ boot_nic.mac | ipxe }}\nboot\n"}
+    files = of_boot_nic(NIC_ARGUMENTS, ", templates: {grub: g, ipxe: i}", files=own)
+    assert "BOOTIF=01-${netX/mac:hexhyp} " in files[f"ipxe/{uuid_of('web01')}"]
+    assert files[f"ipxe/{uuid_of('web01')}"].endswith(" own=${netX/mac}\nboot\n")
+    grub = files[f"v1/boot/{NIC_PATHS[0]}/grub.cfg"]
+    assert grub.index('set gitboot_bootif="01-') < grub.index('# own\nlinux /k BOOTIF="$gitboot_bootif" ')
+    assert '"52:54:00:00:00:0a"; do' in grub
+
+
+IGNITION = '{"ignition": {"version": "3.4.0"}, "arguments": "%s"}\n'
+
+
+@for_each(
+    ("case", "files", "place", "message"),
+    [
+        (
+            "a script of iPXE without the filter",
+            {"i": "#!ipxe\nkernel /k\n# {{ boot_nic.mac }}\n"},
+            "i:3",
+            "ipxe cannot read a value of boot_nic without the filter ipxe",
+        ),
+        (
+            "a configuration of GRUB with arguments for the kernel",
+            {"g": "linux /k {{ kernel_arguments | kernel }}\n"},
+            "g:1",
+            "grub cannot read a value of boot_nic without the filter grub",
+        ),
+        (
+            "user data",
+            {"u": "\n" + IGNITION % "{{ boot_nic.bootif }}"},
+            "u:2",
+            "user data is the same for every NIC, so it cannot contain boot_nic.bootif; "
+            "write {{ boot_nic.bootif }} in a kernel argument",
+        ),
+    ],
+)
+def test_finding_p12_a_text_that_no_loader_fills_in_is_refused_at_its_place(
+    case: str, files: dict[str, str], place: str, message: str
+) -> None:
+    spec = {
+        "i": ", templates: {ipxe: i}",
+        "g": ", templates: {grub: g}",
+        "u": ", userData: {format: Ignition/3.4, template: u}",
+    }
+    with pytest.raises(InvalidRepository) as caught:
+        of_boot_nic(NIC_ARGUMENTS, spec[place[0]], files=files)
+    [problem] = caught.value.problems
+    assert (f"{problem.path}:{problem.line}", problem.code) == (place, "GB2102"), case
+    assert problem.message.removesuffix(" (web01)") == message
+
+
+def test_finding_p12_user_data_sees_the_arguments_without_the_nic() -> None:
+    files = of_boot_nic(
+        NIC_ARGUMENTS,
+        ", userData: {format: Ignition/3.4, template: u}",
+        files={"u": IGNITION % "{{ kernel_arguments | join(' ') }}"},
+    )
+    [data] = {text for path, text in files.items() if path.endswith("config.ign")}
+    assert '"--- quiet"' in data
+
+
+@for_each(
+    "argument",
+    ["BOOTIF={{ boot_nic.mac | replace(':', '-') }}", "{% filter upper %}a={{ boot_nic.mac }}{% endfilter %}"],
+)
+def test_finding_p12_an_argument_that_changes_the_nic_is_refused(argument: str) -> None:
+    with pytest.raises(InvalidRepository) as caught:
+        of_boot_nic(f'kernelArguments: [quiet, "{argument}"]')
+    [problem] = caught.value.problems
+    assert (problem.code, "boot_nic" in problem.message) == ("GB2102", True)
+
+
+@for_each("method", ["Pxe", "UefiHttp, httpBoot: uki", "VirtualMedia"])
+def test_finding_p12_a_direct_boot_has_no_argument_with_the_nic(method: str) -> None:
+    documents = (
+        fleet(),
+        document("Server", "web01", BONDED),
+        image("flatcar-1", "writesDisk: false", "iso" if method == "VirtualMedia" else "uki"),
+        profile("web", "flatcar-1", NIC_ARGUMENTS, method=method),
+        policy("web"),
+    )
+    with pytest.raises(InvalidRepository) as caught:
+        decided(*documents)
+    assert "GB4003" in {problem.code for problem in caught.value.problems}
+
+
 MAC = mac_of("web01").replace(":", "-")
 OUTPUTS = "outputs: [pxelinux]"
 

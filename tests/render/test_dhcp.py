@@ -100,7 +100,33 @@ def with_loaders() -> list[hypothesis_strategies.Document]:
     return made
 
 
+BONDED: dict[str, list[dict[str, Any]]] = {
+    "bond": [
+        {"mac": "52:54:00:00:00:01", "addresses": ["10.1.0.9/16", "fd00:1::9/64"]},
+        {"mac": "52:54:00:00:00:02", "addresses": ["fd00:1::9", "10.1.0.9"]},
+    ],
+    "three-and-one": [
+        {"mac": "52:54:00:00:01:01", "addresses": ["10.1.0.10"]},
+        {"mac": "52:54:00:00:01:02", "addresses": ["10.1.0.11"]},
+        {"mac": "52:54:00:00:01:03", "addresses": ["10.1.0.10"]},
+        {"mac": "52:54:00:00:01:04", "addresses": ["10.1.0.10"], "boot": False},
+        {"mac": "52:54:00:00:01:05", "addresses": ["10.1.0.10", "fd00:1::10"]},
+    ],
+    "by-ipv6": [
+        {"mac": "52:54:00:00:02:01", "addresses": ["fd00:1::11"]},
+        {"mac": "52:54:00:00:02:02", "addresses": ["10.1.0.12", "fd00:1::11", "fd00:1::12"]},
+        {"mac": "52:54:00:00:02:03", "addresses": ["10.1.0.13", "fd00:1::11"]},
+    ],
+    "no-address": [{"mac": "52:54:00:00:03:01"}, {"mac": "52:54:00:00:03:02"}],
+}
+
+
+def bonded() -> list[hypothesis_strategies.Document]:
+    return [server(name, interfaces) for name, interfaces in BONDED.items()]
+
+
 FLEETS = {
+    "bonds": lambda: decided(bonded()),
     "iPXE and GRUB by name": lambda: decided(with_loaders(), sites=SITES),
     "300 servers at sites": lambda: decided(three_hundred(), sites=SITES),
     "names that mean something else to DHCP": lambda: decided(hostile(), sites=SITES),
@@ -138,6 +164,7 @@ def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version
 def kea_configuration(folder: Path, version: int) -> str:
     """Return the configuration of an operator, with the additions of docs/dhcp.md."""
     return f"""{{"Dhcp{version}": {{
+        "ip-reservations-unique": false,
         "lease-database": {{"type": "memfile", "persist": false}},
         "client-classes": [{{"name": "own"}}, <?include "{folder}/kea-dhcp{version}-classes.json"?>],
         "reservations": [
@@ -181,6 +208,28 @@ def test_every_boot_interface_is_reserved_with_its_first_ipv4_and_all_its_ipv6_a
     assert elements(found["kea-dhcp4-reservations.json"]) == [at_fra1 | {"ip-address": "192.0.2.9"}]
     six = ["2001:db8::9", "2001:db8::8"]
     assert elements(found["kea-dhcp6-reservations.json"]) == [at_fra1 | {"ip-addresses": six}]
+
+
+def test_finding_p12_the_interfaces_of_a_bond_share_one_reservation_of_dnsmasq() -> None:
+    lines = configuration(decided(bonded()))["dnsmasq.conf"].splitlines()
+    assert [line.removeprefix("dhcp-host=") for line in lines if line.startswith("dhcp-host")] == [
+        "52:54:00:00:00:01,52:54:00:00:00:02,10.1.0.9,[fd00:1::9],bond",
+        "52:54:00:00:02:01,52:54:00:00:02:02,10.1.0.12,[fd00:1::11],[fd00:1::12],by-ipv6",
+        "52:54:00:00:02:03,10.1.0.13,by-ipv6",  # a reservation has one IPv4 address
+        "52:54:00:00:03:01,no-address",
+        "52:54:00:00:03:02,no-address",
+        "52:54:00:00:01:01,52:54:00:00:01:03,52:54:00:00:01:05,10.1.0.10,[fd00:1::10],three-and-one",
+        "52:54:00:00:01:02,10.1.0.11,three-and-one",
+    ]
+
+
+def test_finding_p12_each_interface_of_a_bond_has_its_reservation_of_kea() -> None:
+    found = configuration(decided(bonded()[:1]))
+    macs = [each["mac"] for each in BONDED["bond"]]
+    reserved = elements(found["kea-dhcp4-reservations.json"])
+    assert reserved == [{"hw-address": mac, "ip-address": "10.1.0.9", "hostname": "bond"} for mac in macs]
+    reserved = elements(found["kea-dhcp6-reservations.json"])
+    assert reserved == [{"hw-address": mac, "ip-addresses": ["fd00:1::9"], "hostname": "bond"} for mac in macs]
 
 
 @pytest.mark.parametrize(("lifecycle", "reserved"), [("Active", True), ("Parked", True), ("Retired", False)])

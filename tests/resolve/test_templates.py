@@ -20,9 +20,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.problems import Code
-from gitboot.quoting import build_command_line, quote_grub_arguments, quote_ipxe_arguments
+from gitboot.quoting import (
+    BOOT_NIC_BOOTIF,
+    BOOT_NIC_MAC,
+    build_command_line,
+    quote_grub_arguments,
+    quote_ipxe_arguments,
+)
 from gitboot.resolve import templates
-from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, decode_template, find_names, render_template
+from gitboot.resolve.templates import (
+    BOOT_NIC,
+    BOOT_NIC_OF_USER_DATA,
+    MAX_BYTES,
+    MAX_STEPS,
+    TemplateFault,
+    decode_template,
+    find_names,
+    render_template,
+)
 from tests.helpers.cases import for_each
 from tests.helpers.running_instance import peak_mib
 
@@ -83,6 +98,56 @@ def fault_of(source: str, **context: object) -> TemplateFault:
 )
 def test_a_template_renders_to_the_expected_text(source: str, text: str) -> None:
     assert render(source) == text
+
+
+@for_each(
+    ("source", "text"),
+    [
+        ("BOOTIF={{ boot_nic.bootif }}", f"BOOTIF={BOOT_NIC_BOOTIF}"),
+        ("BOOTIF={{ boot_nic['mac'] }}", f"BOOTIF={BOOT_NIC_MAC}"),
+        ("{{ boot_nic.absent | default(boot_nic.mac) }}", BOOT_NIC_MAC),
+        ("{% set nic = boot_nic %}{{ nic.mac if vars.debug }}", BOOT_NIC_MAC),
+        ("{{ boot_nic.mac | ipxe }} {{ boot_nic.bootif | ipxe }}", "${netX/mac} 01-${netX/mac:hexhyp}"),
+        ("{{ boot_nic.mac | grub }} {{ boot_nic.bootif | grub }}", '"$gitboot_mac" "$gitboot_bootif"'),
+    ],
+)
+def test_finding_p12_a_template_writes_the_boot_nic(source: str, text: str) -> None:
+    assert render(source, boot_nic=BOOT_NIC) == text
+
+
+@for_each(
+    "expression",
+    [
+        "boot_nic.mac | replace(':', '-')",
+        "boot_nic.mac | upper",
+        "'01-' ~ boot_nic.mac",
+        "'01-' + boot_nic.mac",
+        "boot_nic.mac == 'x'",
+        "boot_nic.mac in ['x']",
+        "[boot_nic.mac] | join",
+        "boot_nic.mac | tojson",
+        "boot_nic | tojson",
+        "boot_nic.mac | list",
+        "boot_nic.values() | map('upper') | join",
+    ],
+)
+def test_finding_p12_a_template_cannot_compute_with_the_boot_nic(expression: str) -> None:
+    fault = fault_of(f"{{{{ {expression} }}}}", boot_nic=BOOT_NIC)
+    assert fault.code is Code.TEMPLATE_FAILED
+    assert fault.message.startswith("the boot loader fills in boot_nic.")
+
+
+@for_each("expression", ["boot_nic.mac", "boot_nic.mac | ipxe", "boot_nic.bootif | grub", "boot_nic.bootif | data_url"])
+def test_finding_p12_user_data_cannot_have_the_boot_nic(expression: str) -> None:
+    fault = fault_of(f"a\n{{{{ {expression} }}}}", boot_nic=BOOT_NIC_OF_USER_DATA)
+    name = expression.partition(" ")[0]
+    reason = f"user data is the same for every NIC, so it cannot contain {name}"
+    assert (fault.line, fault.message) == (2, f"{reason}; write {{{{ {name} }}}} in a kernel argument")
+
+
+@for_each("source", ["{{ boot_nic.mac[0] }}", "{{ boot_nic.mac.lower() }}", "{{ boot_nic.macc }}", "{{ boot_nic }}"])
+def test_finding_p12_the_boot_nic_has_no_parts(source: str) -> None:
+    assert fault_of(source, boot_nic=BOOT_NIC).code is Code.TEMPLATE_FAILED
 
 
 FILTERS = {

@@ -235,7 +235,9 @@ def _compare_server(
         }
     except HostUnreachable as error:
         return BootComparison(server=asker.name, verdict=Verdict.UNKNOWN, message=str(error))
-    return compare_boots(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
+    return compare_boots(
+        asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url, macs=asker.macs
+    )
 
 
 def _fetch_old_boot(

@@ -78,10 +78,11 @@ def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
     nics, remarks = list[ImportedNic](), list[ImportRemark]()
+    lags = {str(get_nested(each, "lag", "id")) for each in interfaces}
     of_lags = {
         str(each.get("id")): _list_netbox_addresses(each, addresses)
         for each in interfaces
-        if get_nested(each, "type", "value") in ("lag", "bridge")
+        if get_nested(each, "type", "value") in ("lag", "bridge") or str(each.get("id")) in lags
     }
     for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
         name = as_text(each.get("name"))
@@ -92,7 +93,7 @@ def _read_device(
             remarks += about
             if mac:
                 lag = str(get_nested(each, "lag", "id"))
-                found = (*_list_netbox_addresses(each, addresses), *of_lags.pop(lag, ()))
+                found = (*_list_netbox_addresses(each, addresses), *of_lags.get(lag, ()))
                 nics.append(ImportedNic(mac=mac, name=name, addresses=found))
     labels = {
         key: build_document_name(slug)
@@ -202,7 +203,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the physical interfaces. The addresses of a bond or bridge are those of an interface with its MAC."""
+    """Return the physical interfaces. The interfaces of a bond or bridge have its addresses."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
@@ -220,13 +221,15 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
             continue
         of_same_mac = (key for key, nic in names.items() if nic.mac == parse_mac_or_none(each.get("mac_address")))
         parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
-        target = next(iter((*of_same_mac, *parents)), None) if kind in ("bond", "bridge") else None
-        if target is None:
+        targets = list(dict.fromkeys((*parents, *of_same_mac))) if kind in ("bond", "bridge") else []
+        if not targets:
             remarks.append(remark_lost(f"{kind} {as_text(each.get('name'))} with {', '.join(own)}"))
             continue
-        nic = names[target]
-        names[target] = ImportedNic(mac=nic.mac, name=nic.name, addresses=(*nic.addresses, *own), boot=nic.boot)
-        remarks.append(remark_guessed(f"{kind} {as_text(each.get('name'))}: its addresses are on interface {target}"))
+        for target in targets:
+            nic = names[target]
+            names[target] = ImportedNic(mac=nic.mac, name=nic.name, addresses=(*nic.addresses, *own), boot=nic.boot)
+        interfaces_of_bond = ", ".join(targets)
+        remarks.append(remark_guessed(f"addresses of {kind} {as_text(each.get('name'))} are on {interfaces_of_bond}"))
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
     if not any(nic.boot for nic in nics):
         nics = tuple(ImportedNic(mac=nic.mac, name=nic.name, addresses=nic.addresses) for nic in nics)
@@ -353,7 +356,6 @@ def _read_foreman_interfaces(
             devices = row.get("attached_devices")
             for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
                 of_bonds[str(device).strip()] = found
-                found = ()  # only the first interface of a bond has its address
             remarks.append(remark_lost(f"interface {shown} is of type {kind}"))
             continue
         if row.get("virtual"):

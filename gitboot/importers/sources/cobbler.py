@@ -272,18 +272,16 @@ def _read_nics(
     interfaces: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], list[ImportRemark]()
-    of_masters: dict[str, tuple[str, ...]] = {}
+    masters: dict[str, tuple[str, ...]] = {}  # addresses of bonds and bridges, which come first
     for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
         kind, addresses = _get_kind(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
-            remarks.append(remark_lost(f"interface {name} is of type {kind}"))
             if kind != "bmc":
-                of_masters[name] = addresses
+                masters[name] = addresses
+            if kind != "bond":  # the interfaces of a bond have its addresses
+                remarks.append(remark_lost(f"interface {name} is of type {kind}"))
             continue
-        master = as_text(each.get("interface_master")) or ""
-        for address in of_masters.pop(master, ()):  # only the first interface of a bond has its address
-            addresses = (*addresses, address)
-            remarks.append(remark_guessed(f"address {address} of {master} is on its interface {name}"))
+        addresses = tuple(dict.fromkeys((*addresses, *masters.get(as_text(each.get("interface_master")) or "", ()))))
         mac, rejected = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
         remarks += rejected
         if mac:
@@ -292,7 +290,8 @@ def _read_nics(
             remarks.append(remark_missing(f"interface {name} has no MAC address"))
     remarks += [
         remark_lost(f"address {address} of {name}, because no interface of it has a MAC address")
-        for name, addresses in of_masters.items()
+        for name, addresses in masters.items()
+        if name not in {as_text(each.get("interface_master")) for each in interfaces.values()}
         for address in addresses
     ]
     return tuple(sorted(nics, key=lambda nic: nic.name or "")), remarks

@@ -191,7 +191,7 @@ def test_finding_p11_a_console_of_a_system_replaces_that_of_its_profile(
     assert merge_arguments((boot.arguments, own)).arguments == merged
 
 
-def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_a_bond_has_its_address_once() -> None:
+def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_those_of_a_bond_have_its_address() -> None:
     plain = {"system_uid": "3", "interface_type": "bond_slave", "interface_master": "bond0"}
     inventory = _collections(
         [
@@ -211,7 +211,7 @@ def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_a_bond_has_it
     (machine,) = inventory.machines
     assert [(nic.name, nic.addresses) for nic in machine.nics] == [
         ("eth0", ("10.0.0.13/24",)),
-        ("eth1", ()),
+        ("eth1", ("10.0.0.13/24",)),
         ("eth2", ("10.1.0.13",)),
     ]
     assert any("interface lost with MAC address 52:54:00:00:00:0c" in each.text for each in inventory.remarks)

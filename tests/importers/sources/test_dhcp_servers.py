@@ -154,11 +154,12 @@ def test_finding_p11_the_reasons_are_in_the_error_if_no_host_is_left(tmp_path: P
     assert done.code == 64 and "dnsmasq ignores this host" in done.err and "conf-dir /etc/dnsmasq.d" in done.err
 
 
-def test_finding_p11_both_interfaces_of_a_bond_never_get_one_address(tmp_path: Path) -> None:
+def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machine_does_not(tmp_path: Path) -> None:
     line = f"dhcp-host={MAC},{B},web01,10.0.0.13\ndhcp-host={A},web02,10.0.0.13\n"
     (tmp_path / "uuids").write_text(f"{MAC} {UUID}\n{A} {UUID[:-1]}3\n")
     fleet = imported(tmp_path, "dnsmasq", "--uuids", tmp_path / "uuids", files={"hosts.conf": line})
     done = typed("validate", fleet)
     assert done.code == 0 and "GB2003" not in done.out, done
     report = (fleet / "import-report.md").read_text()
-    assert "which its interface" in report and "its address 10.0.0.13, which web01 has too" in report
+    assert "its address 10.0.0.13, which web01 has too" in report
+    assert (fleet / "servers" / "web01.yaml").read_text().count("10.0.0.13") == 2
