@@ -23,9 +23,12 @@ PAGE_CONTENT_TYPES: Final[Mapping[str, str]] = {
     "index.html": "text/html; charset=utf-8",
     "data.js": SCRIPT,
     "draw.js": SCRIPT,
+    "help.html": "text/html; charset=utf-8",
+    "help.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
     "rows.js": SCRIPT,
+    "words.js": SCRIPT,
 }
 
 
