@@ -678,6 +678,27 @@ def test_finding_r12_a_server_shows_why_it_waits_in_words_and_the_help(chromium:
     assert chromium.faults == []
 
 
+@browsers
+def test_finding_r12_a_server_shows_the_commit_that_withholds_its_boot_and_the_rollout_that_it_waits_for(
+    chromium: Browser, made: Site
+) -> None:
+    withheld = {"server": "web001", "by": ["4f2ab9917c03d5e1"], "boots": None, "why": HOSTILE}
+    made.say({**SHOWN, "attempted": {**SHOWN["attempted"], "withheld": [withheld]}})
+    try:
+        chromium.open(f"file://{made.root}/{FOLDER}index.html")
+        server = json.dumps({"name": "web001", "cause": Cause.WITHHELD})
+        shown = chromium.run(f"waits({server}).map((each) => each.textContent)")
+        assert "until the newer commit is accepted" in shown[0]
+        assert f"Not offered by commit 4f2ab9917c03: {HOSTILE}." in shown[0]
+        joins = "fleet.all.find((each) => each.joins > 58)"
+        shown = chromium.run(f"waits({joins}).map((each) => each.textContent)")
+        assert re.search(r"the rollout of flatcar-3 is at 58 %, and the server joins at \d+ %", shown[-1])
+        assert chromium.run("waits(fleet.all.find((each) => !each.joins))") == []
+    finally:
+        made.say(SHOWN)
+    assert chromium.faults == []
+
+
 def test_finding_r12_each_cause_of_waiting_has_words() -> None:
     words = read_page_file("words.js").decode()
     settled = {
@@ -718,7 +739,7 @@ def test_finding_r12_a_server_shows_what_is_installed_and_the_next_change_only_i
 @browsers
 def test_finding_r12_the_history_of_a_server_has_author_date_and_subject(chromium: Browser) -> None:
     """Of the commits that changed a file of the server. All text of a commit is shown as text."""
-    own, other = ("001.yaml",), ("elsewhere.yaml",)
+    own, other = ("001.yaml",), ("elsewhere.yaml",)  # and "t" is the template of its user data
     older = [(f"{number:040x}", "19T10:00", "Ada", f"Change {number}", own) for number in range(30)]
     wide = tuple(f"many/{number}.yaml" for number in range(MAX_HISTORY_PATHS))
     with site(planned(_WITH_PAGE, *ONCE[1:])) as found:
@@ -729,6 +750,7 @@ def test_finding_r12_the_history_of_a_server_has_author_date_and_subject(chromiu
                 ("c0ffee00c0ffee00", "20T22:50", HOSTILE, f"Newest {HOSTILE}", own),
                 ("beef00beef00", "20T16:02", "Jonas", "Of another server", other),
                 ("feed00feed00", "20T15:00", "Jonas", "Everything", wide),
+                ("deed00deed00", "20T14:00", "Jonas", "Template", ("t",)),
                 *older,
             ),
         )
@@ -737,9 +759,10 @@ def test_finding_r12_the_history_of_a_server_has_author_date_and_subject(chromiu
         table = "[...document.querySelectorAll('#view table')].at(-1)"
         rows = chromium.run(f"[...{table}.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText))")
         assert len(rows) == 20
-        assert [each[1:] for each in rows[:3]] == [
+        assert [each[1:] for each in rows[:4]] == [
             [HOSTILE, f"Newest {HOSTILE}", "c0ffee00c0ff", "001.yaml"],
             ["Jonas", "Everything", "feed00feed00", "one of 5,000 files, perhaps of this server"],
+            ["Jonas", "Template", "deed00deed00", "t"],
             ["Ada", "Change 0", "0" * 12, "001.yaml"],
         ]
         assert all(re.search(r"2026-11-\d\d \d\d:\d\dZ", each[0]) for each in rows)
@@ -800,6 +823,7 @@ def test_finding_r12_at_400_pixels_nothing_scrolls_sideways(chromium: Browser, m
         overlaps = "[...document.querySelectorAll('#fleet tbody tr:not(.gap)')]"
         overlaps += ".every((each) => each.offsetHeight === rowHeight())"
         assert chromium.run(overlaps) is True
+        chromium.run((Path(__file__).parents[1] / "data/axe/axe.min.js").read_text() + "; 0")
         chromium.run("document.querySelector('#window').scrollTop = 30 * rowHeight()")
         chromium.until("document.querySelector('#fleet').innerText.includes('web034')")
         for view, title in VIEWS.items():
@@ -811,6 +835,7 @@ def test_finding_r12_at_400_pixels_nothing_scrolls_sideways(chromium: Browser, m
             is_wider = "(each) => each.scrollWidth > each.clientWidth"
             tables = chromium.run(f"[...document.querySelectorAll('#view .wide')].filter({is_wider}).length")
             assert tables == 0, view
+            assert chromium.run("axe.run().then((found) => found.violations.map((each) => each.id))") == [], view
         chromium.open(f"file://{made.root}/{FOLDER}help.html", "document.readyState === 'complete'")
         assert chromium.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     finally:

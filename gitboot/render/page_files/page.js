@@ -286,13 +286,15 @@ function why(server) {
 
 const MOST_CHANGES = 20; // rows of a server's history
 
-// The last commits that changed a file of the server: its document, and each document that sets one of its fields.
+// The last commits that changed a file of the server: its document, each document that sets one of its fields, its image,
+// and the template of its user data.
 async function commits(server) {
   const [past, shared] = await Promise.all([load("history"), load("location/shared")]);
   const own = server.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
   const files = new Set(server.lines.map((each) => each[6]).filter(Boolean));
   const image = shared?.[`BootImage/${server.image}`]?.file;
   if (image) files.add(image);
+  for (const [field, value] of server.lines) if (field === "userData") files.add(value);
   const content = [];
   if (past) {
     const touched = new Map(); // number of the commit -> files of the server
@@ -343,7 +345,7 @@ function bmc(server) {
   const wanted = server.override && overrideOf(server.override);
   return part("BMC", described([
     ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Override to set", wanted ?? "none"],
-    ["Condition", says && `${says.reason}: ${says.message}`], ["Meaning", says && !says.status && explained(says.type, says.reason)],
+    ["Condition", says && `${says.reason}: ${says.message}`], ["Help", says && !says.status && explained(says.type, says.reason)],
     ["Remedy", says && !says.status && says.remedy],
   ]));
 }
