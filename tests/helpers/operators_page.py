@@ -396,9 +396,9 @@ def night_status() -> dict[str, Any]:
         {
             "type": f"Bmc/{name}",
             "status": False,
-            "reason": "Unreachable",
+            "reason": "Waiting",
             "message": "no answer within 10 s",
-            "remedy": f"gitboot bmc get {name}",
+            "remedy": f"gitboot bmc apply {name} --state STATE",
         }
         for name in ("fra1-r4n7", "lon1-r2n1")
     ]
