@@ -683,7 +683,7 @@ def test_finding_r12_a_server_shows_the_commit_that_withholds_its_boot_and_the_r
     chromium: Browser, made: Site
 ) -> None:
     withheld = {"server": "web001", "by": ["4f2ab9917c03d5e1"], "boots": None, "why": HOSTILE}
-    made.say({**SHOWN, "attempted": {**SHOWN["attempted"], "withheld": [withheld]}})
+    made.say({**SHOWN, "attempted": {"commit": "4f2ab9917c03d5e1", "problems": [], "withheld": [withheld]}})
     try:
         chromium.open(f"file://{made.root}/{FOLDER}index.html")
         server = json.dumps({"name": "web001", "cause": Cause.WITHHELD})
