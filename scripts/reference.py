@@ -9,8 +9,9 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -24,6 +25,7 @@ from gitboot.problems import Code
 from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, ConditionType
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE_FILES = ROOT / "gitboot" / "render" / "page_files"
 
 
 def fields_page() -> str:
@@ -254,6 +256,128 @@ def _expression(declared: ConditionType, alert: Alert) -> str:
     return f'gitboot_condition{{type="{declared.name}",status="false"}} == 1{unless}'
 
 
+# The help of the page, from docs/operations.md
+
+_ROW: Final = re.compile(
+    r"^\| `(?P<type>[\w/]+)` \| (?:`(?P<reason>\w+)`|any(?: other)?) \| (?P<meaning>[^|]+) \| `(?P<line>.+)` \|$",
+    re.MULTILINE,
+)
+_HEAD: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="POLICY">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Help – gitboot</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="page.css">
+</head>
+<body>
+<header>
+<h1><a href="index.html">gitboot</a></h1>
+<nav aria-label="Pages"><a href="index.html">Back to the page</a></nav>
+</header>
+<main class="help">
+""".replace("POLICY", "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'")
+_TAIL: Final = "</main>\n</body>\n</html>\n"
+
+
+def help_html(text: str) -> str:
+    """Return docs/operations.md as HTML for the page. Each reason of a condition has its own anchor."""
+    return _HEAD + "\n".join(_blocks(text)) + "\n" + _TAIL
+
+
+def help_script(text: str) -> str:
+    """Return the meaning of each reason as a script of the page."""
+    meanings: dict[str, dict[str, str]] = {}
+    for row in _rows(text):
+        meanings.setdefault(_kind(row), {})[row["reason"] or "any"] = _plain(row["meaning"])
+    lines = [
+        f"  {json.dumps(kind)}: {json.dumps(reasons, ensure_ascii=False)},"
+        for kind, reasons in sorted(meanings.items())
+    ]
+    made = "// The meaning of each reason of a false condition, from docs/operations.md: scripts/reference.py\n"
+    return "\n".join([f'{made}"use strict";\n', "const MEANINGS = {", *lines, "};", ""])
+
+
+def _rows(text: str) -> Iterator[re.Match[str]]:
+    return _ROW.finditer(text)
+
+
+def _kind(row: re.Match[str]) -> str:
+    return row["type"].partition("/")[0]
+
+
+def _plain(text: str) -> str:
+    """Return Markdown as a plain sentence with a capital letter and a full stop."""
+    plain = re.sub(r"[*`]", "", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)).strip()
+    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
+
+
+def _blocks(text: str) -> Iterator[str]:
+    for block in re.split(r"\n{2,}", text.strip()):
+        lines = block.split("\n")
+        if found := re.match(r"(#+) (.+)", block):
+            level = min(len(found[1]) + 1, 4)
+            yield f'<h{level} id="{_slug(found[2])}">{_inline(found[2])}</h{level}>'
+        elif all(line.startswith("    ") for line in lines):
+            yield f'<pre tabindex="0">{escape(chr(10).join(line[4:] for line in lines))}</pre>'
+        elif rows := list(_rows(block)):
+            yield from map(_section, rows)
+        elif lines[0].startswith("|"):
+            cells = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+            head, body = cells[0], cells[2:]
+            parts = ["".join(f"<td>{_inline(each)}</td>" for each in row) for row in body]
+            heads = "".join(f'<th scope="col">{_inline(each)}</th>' for each in head)
+            rest = "".join(f"<tr>{part}</tr>" for part in parts)
+            table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rest}</tbody></table>"
+            yield f'<div class="wide" tabindex="0">{table}</div>'
+        elif re.match(r"(?:- |\d+\. )", block):
+            kind = "ul" if block.startswith("- ") else "ol"
+            items = re.split(r"(?m)^(?:- |\d+\. )", block)[1:]
+            yield f"<{kind}>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</{kind}>"
+        else:
+            yield f"<p>{_inline(block)}</p>"
+
+
+def _section(row: re.Match[str]) -> str:
+    reason = row["reason"] or "any"
+    title = f"{row['type']}: {reason}"
+    meaning = row["meaning"].strip()
+    line = escape(row["line"].replace("\\|", "|"))
+    return (
+        f'<section id="{_kind(row)}-{reason}"><h4>{escape(title)}</h4>'
+        f'<p>{_inline(meaning[:1].upper() + meaning[1:])}</p><pre tabindex="0">{line}</pre></section>'
+    )
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _inline(text: str) -> str:
+    """Convert code, emphasis and links. A link to another page of the documentation becomes text."""
+
+    def convert(part: str) -> str:
+        part = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", part, flags=re.DOTALL)
+        part = re.sub(r"(?<!\*)\*([^*]+)\*", r"<em>\1</em>", part)
+        part = re.sub(r"\[([^]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', part)
+        return re.sub(r"\[([^]]+)\]\(([^)#]+)[^)]*\)", _name_page, part)
+
+    parts = re.split(r"(`[^`]+`)", escape(text, quote=False))
+    codes = {f"\0{number}\0": f"<code>{part[1:-1]}</code>" for number, part in enumerate(parts) if part[:1] == "`"}
+    marked = "".join(f"\0{number}\0" if part[:1] == "`" else part for number, part in enumerate(parts))
+    found = convert(marked)
+    for mark, code in codes.items():
+        found = found.replace(mark, code)
+    return found
+
+
+def _name_page(link: re.Match[str]) -> str:
+    return link[1] if link[1] == link[2] else f"{link[1]} (docs/{link[2]})"
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every file that is made from the code, and its text."""
     for name, page in (
@@ -266,7 +390,10 @@ def files() -> Iterator[tuple[Path, str]]:
         ("exits", exits_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
-    yield ROOT / "docs" / "operations.md", remedies_page()
+    operations = remedies_page()
+    yield ROOT / "docs" / "operations.md", operations
+    yield PAGE_FILES / "help.html", help_html(operations)
+    yield PAGE_FILES / "help.js", help_script(operations)
     yield ROOT / "docs" / "monitoring" / "alerts.yml", alerts_file()
     for name in CI:
         yield ROOT / "example-repo" / name, build_seed_file(name)

@@ -228,7 +228,7 @@ class _Item(Struct, frozen=True):
 
 PAGE_PATH: Final = "/page/"
 PAGE_REDIRECTS: Final = ("/", "/page")
-_DATA_NAME: Final = re.compile(r"fleet|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
+_DATA_NAME: Final = re.compile(r"fleet|history|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
 _PAGE_OFF_TEXT: Final = """\
 This is gitboot. The page for operators is off. To publish the page, add pages to the outputs of the Fleet:
 
@@ -271,11 +271,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         return PlainTextResponse(body, 302, headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")})
 
     leading = [Route(path, redirect_to_page) for path in PAGE_REDIRECTS]
-    beside = [
-        Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name))
-        for name in PAGE_CONTENT_TYPES
-        if name != "index.html"
-    ]
+    beside = [Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name)) for name in PAGE_CONTENT_TYPES]
     page = Route(PAGE_PATH, partial(_serve_page_file, "index.html"))
     return [*leading, page, *beside, Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -26,10 +26,12 @@ from gitboot.git.fetch import (
     set_reference,
 )
 from gitboot.git.history import (
+    FileChanges,
     Merge,
     convert_date,
     is_ancestor,
     list_acknowledging_content,
+    list_file_changes,
     list_first_parent_merges,
     list_messages,
     read_message,
@@ -176,6 +178,14 @@ class Source:
                 return (Merge(revision, (read_message(CommitReader(ours).peel(revision)),)),)
             old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
+
+    def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
+        """Return the last first-parent commits up to ``revision`` and the files that each changed, the newest first.
+
+        ``known`` are earlier results, which are not read again.
+        """
+        with self.clone.open() as ours:
+            return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
         """Return the content digests of acknowledging commits that led to ``tips`` and not to ``hidden``.

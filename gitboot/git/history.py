@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import islice
@@ -84,6 +84,43 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
             for tree in (tree_at(git, commit.revision, folder),)
         )
         return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
+
+
+HISTORY_COMMITS: Final = 100  # commits that the history of the page considers
+
+
+class FileChanges(Struct, frozen=True, kw_only=True):
+    """A commit, and the files of the fleet that the commit changed against its first parent."""
+
+    commit: CommitSummary
+    files: tuple[str, ...]  # paths below the fleet's folder, sorted
+
+
+def list_file_changes(
+    git: pygit2.Repository, tip: Revision, folder: str, known: Mapping[Revision, FileChanges]
+) -> Iterator[FileChanges]:
+    """Yield the last `HISTORY_COMMITS` first-parent commits of ``tip`` with the files that each commit changed.
+
+    ``known`` are earlier results. The line ends at a commit that the clone lacks or that libgit2 cannot read.
+    """
+    try:
+        for commit in islice(CommitReader(git).first_parents(tip), HISTORY_COMMITS):
+            yield known.get(commit.revision) or _find_changed_files(git, commit, folder)
+    except (KeyError, ValueError, pygit2.GitError):
+        return
+
+
+def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: str) -> FileChanges:
+    before = tree_at(git, Revision(str(commit.parents[0])), folder) if commit.parents else None
+    after = tree_at(git, commit.revision, folder)
+    paths: set[str] = set()
+    if before != after:
+        one, other = (git[pygit2.Oid(raw=each)] if each is not None else None for each in (after, before))
+        tree, base = (one, other) if isinstance(one, pygit2.Tree) else (other, None)
+        if isinstance(tree, pygit2.Tree):
+            diff = tree.diff_to_tree(base) if isinstance(base, pygit2.Tree) else tree.diff_to_tree()
+            paths = {path for delta in diff.deltas for path in (delta.old_file.path, delta.new_file.path)}
+    return FileChanges(commit=summarize_commit(commit), files=tuple(sorted(paths)))
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

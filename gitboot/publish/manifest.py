@@ -16,6 +16,7 @@ from gitboot.render.endpoint_files import ListedFile
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"
 STATUS: Final = "ops/status.json"  # the state of the instance; no manifest lists this file
+HISTORY: Final = "ops/history.json"  # the last commits and their files, for the page; no manifest lists this file
 UNKNOWN: Final = "ops/unknown.json"  # unknown machines; no manifest lists this file
 _NODES: Final = "ops/manifest/"
 _PART: Final = re.compile(rf"{_NODES}([0-9a-f]{{2}})(?:/([0-9a-f]{{2}}))?\.json")

@@ -17,6 +17,7 @@ from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, split
 from gitboot.publish.manifest import (
+    HISTORY,
     MANIFEST,
     SHARED,
     STATUS,
@@ -64,7 +65,7 @@ PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # files in boot/ that gitboot does not publish
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
-_STATUS_FILES: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
+_STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 

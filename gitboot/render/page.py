@@ -13,6 +13,7 @@ from gitboot.render.paths import PAGE_DATA, File
 
 if TYPE_CHECKING:
     from gitboot.fleet.identities import Machine
+    from gitboot.git.history import FileChanges
     from gitboot.resolve.server_decision import FieldSources
     from gitboot.resolve.server_plan import BootPlan
 
@@ -22,9 +23,12 @@ PAGE_CONTENT_TYPES: Final[Mapping[str, str]] = {
     "index.html": "text/html; charset=utf-8",
     "data.js": SCRIPT,
     "draw.js": SCRIPT,
+    "help.html": "text/html; charset=utf-8",
+    "help.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
     "rows.js": SCRIPT,
+    "words.js": SCRIPT,
 }
 
 
@@ -64,6 +68,38 @@ def render_server_data(
         "document": document,
     }
     return f"{PAGE_DATA}{name}.js", File(render_data_script(name, encode_canonical(facts)), SCRIPT)
+
+
+MAX_HISTORY_PATHS: Final = 5000  # paths in the history of the page, of the newest commits
+_MAX_TEXT: Final = 120  # characters of a subject or of an author's name
+
+
+def render_history(changes: Iterable[FileChanges]) -> bytes:
+    """Return the last commits and the files that each commit changed, the newest commit first, for the page.
+
+    The value has a bounded size: a commit that changes too many files has only their number.
+    """
+    commits: list[dict[str, Any]] = []
+    files: dict[str, list[int]] = {}
+    left = MAX_HISTORY_PATHS
+    for each in changes:
+        if not each.files:
+            continue
+        if is_listed := len(each.files) <= left:
+            left -= len(each.files)
+            for path in each.files:
+                files.setdefault(path, []).append(len(commits))
+        commits.append(
+            {
+                "commit": each.commit.revision,
+                "at": format_instant(each.commit.date),
+                "author": each.commit.author.rpartition(" <")[0][:_MAX_TEXT],
+                "subject": each.commit.subject[:_MAX_TEXT],
+                "files": len(each.files),
+                "listed": is_listed,
+            }
+        )
+    return encode_canonical({"commits": commits, "files": files})
 
 
 def list_plan_changes(

@@ -422,6 +422,7 @@ PAGE_INDEX: Final = f"{PAGE}index.html"
 # Files of the instance that are not in the manifest. For the page: a name, and the path of a script with this content.
 ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
+    "ops/history.json": ("history", f"{PAGE_DATA}history.js"),
     "ops/unknown.json": ("seen", f"{PAGE_DATA}seen.js"),
 }
 RECORDS: Final = "ops/records/"

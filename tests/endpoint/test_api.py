@@ -19,8 +19,8 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.problems import Problem, Severity
 from gitboot.render.endpoint_files import render_state, state_path
 from gitboot.resolve.provisioning_record import InstallStep
-from gitboot.resolve.server_plan import InstallState, Phase
-from gitboot.status.conditions import Condition
+from gitboot.resolve.server_plan import Cause, InstallState, Phase
+from gitboot.status.conditions import ANY, CONDITIONS, Condition
 from gitboot.status.instance_status import Status
 from tests.helpers import endpoints, http_peers
 from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, FULL_STATUS, REPAIR, START, UUID, planned, site
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # each process that runs tests imports them all, and this tak
     from schemathesis.schemas import BaseSchema
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 
@@ -40,14 +41,24 @@ from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_reader import verify_tree
-from gitboot.render.page import PAGE_CONTENT_TYPES
+from gitboot.render.page import MAX_HISTORY_PATHS, PAGE_CONTENT_TYPES, read_page_file
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence
+from gitboot.resolve.stop_orders import StopScope
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
-from tests.helpers.fleets import at, fleet
-from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, make_shown_fleet
+from tests.helpers.fleets import at, fleet, maintenance
+from tests.helpers.operators_page import (
+    HOSTILE,
+    Browser,
+    area,
+    browser,
+    browsers,
+    changes,
+    make_shown_fleet,
+    say_history,
+)
 from tests.helpers.operators_page import STATUS as SHOWN
 
 STATUS = Status(
@@ -268,6 +279,7 @@ VIEWS = {
 
 _APPROVED = ("Approved by", f"Approved by ada, with gitboot approve: {HOSTILE} (maxReinstalls, maxUpdatePercent)")
 _BEGAN = at("20T12:00")
+_FETCH = StepEvidence(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7")
 _WITH_PAGE = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
 
 
@@ -504,7 +516,7 @@ def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chrom
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # the held commit, the future, the filters, the table, its header, a server
+    for _ in range(3 + 4 + 7 + 4 + 1 + 7 + 1):  # held, conditions, counters, filters, table, heads, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
@@ -539,10 +551,10 @@ def test_a_server_that_is_being_installed_is_shown_until_it_is_installed(chromiu
         for name, words in {
             "web02": (
                 "Installing since 2026-11-20 12:00Z",
-                "Installation Installing since 2026-11-20T12:00:00Z; last step: installer started at 2026-11-20T12:00",
+                "Installation Installing since 2026-11-20 12:00Z; last step: installer started at 2026-11-20 12:00Z",
                 "Started",
             ),
-            "web03": ("Installed image flatcar-1", "Reported", "Provisioned"),
+            "web03": ("Installed flatcar-1 since", "the installer reported the end", "Provisioned"),
         }.items():
             chromium.run(f"location.hash = '#/servers/{name}'")
             chromium.until(f"document.querySelector('#view h2')?.textContent === '{name}'")
@@ -619,6 +631,240 @@ def test_without_the_pages_output_the_api_is_read_in_pages(chromium: Browser) ->
         shutil.rmtree(large.root)  # the data of the last read stays
         chromium.run("location.hash = '#/'; refresh()")
         assert "all data below may be old" in chromium.text
+
+
+# The page after an examination of an older version (finding R12)
+
+_LABELS = """[...document.querySelectorAll('#view dt, #view th, #view tr > td:first-child, #view .word')]
+.map((each) => each.innerText)"""
+_LONG_AGO = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=at("18T13:20"))
+WAITING: dict[str, tuple[dict[str, Any], str, str]] = {
+    "stopped": ({"stop": StopScope.WRITING}, "Install boots are stopped", "InstallsAllowed-Stopped"),
+    "pending": ({}, "waits for its next boot, which installs it", "a-machine-is-to-be-reinstalled"),
+    "unverified": (
+        {"records": {"web01": replace(_LONG_AGO, overwritten_by="repair")}},
+        "The content of the disks is not known",
+        "RecordsVerified-UnverifiedServers",
+    ),
+    "fetched": (
+        {"records": {"web01": Record(attempts=(InstallAttempt(key="provision/0", boots=(_FETCH,)),))}},
+        "waits for evidence that the installer started",
+        "InstallsCompleted-Overdue",
+    ),
+    "failed": (
+        {
+            "records": {
+                "web01": Record(
+                    attempts=(
+                        InstallAttempt(
+                            key="provision/0", boots=(_FETCH,), failed=Failure(_BEGAN, "10.0.0.7", f"one\n{HOSTILE}")
+                        ),
+                    )
+                )
+            }
+        },
+        "Look at the machine, then confirm what is installed",
+        "InstallsCompleted-Failed",
+    ),
+}
+
+
+@browsers
+@pytest.mark.parametrize("name", WAITING)
+def test_finding_r12_a_server_shows_why_it_waits_in_words_and_the_help(chromium: Browser, name: str) -> None:
+    more, words, anchor = WAITING[name]
+    with site(planned(_WITH_PAGE, *ONCE[1:], now=_BEGAN + timedelta(minutes=5), **more)) as found:
+        folder = f"file://{found.root}/{FOLDER}"
+        chromium.open(f"{folder}index.html#/servers/web01")
+        chromium.until("document.querySelector('#view h2')?.textContent === 'web01'")
+        assert words in " ".join(chromium.text.split())
+        assert (
+            chromium.run("[...document.querySelectorAll('#view .note a')].at(-1).href") == f"{folder}help.html#{anchor}"
+        )
+        labels = chromium.run(_LABELS)
+        assert "Installed" in labels and "Kernel argument 1" in labels
+        assert [each for each in labels if re.search(r"undefined|null|object|\b[a-z]+[A-Z]|\[[0-9]", each)] == []
+        assert chromium.run("document.images.length") == 0
+        assert (HOSTILE in chromium.text) == (name == "failed")
+    assert chromium.faults == []
+
+
+@browsers
+def test_finding_r12_a_server_shows_the_commit_that_withholds_its_boot_and_the_rollout_that_it_waits_for(
+    chromium: Browser, made: Site
+) -> None:
+    withheld = {"server": "web001", "by": ["4f2ab9917c03d5e1"], "boots": None, "why": HOSTILE}
+    made.say({**SHOWN, "attempted": {"commit": "4f2ab9917c03d5e1", "problems": [], "withheld": [withheld]}})
+    try:
+        chromium.open(f"file://{made.root}/{FOLDER}index.html")
+        server = json.dumps({"name": "web001", "cause": Cause.WITHHELD})
+        shown = chromium.run(f"waits({server}).map((each) => each.textContent)")
+        assert "until the newer commit is accepted" in shown[0]
+        assert f"Not offered by commit 4f2ab9917c03: {HOSTILE}." in shown[0]
+        joins = "fleet.all.find((each) => each.joins > 58)"
+        shown = chromium.run(f"waits({joins}).map((each) => each.textContent)")
+        assert re.search(r"the rollout of flatcar-3 is at 58 %, and the server joins at \d+ %", shown[-1])
+        assert chromium.run("waits(fleet.all.find((each) => !each.joins))") == []
+    finally:
+        made.say(SHOWN)
+    assert chromium.faults == []
+
+
+def test_finding_r12_each_cause_of_waiting_has_words() -> None:
+    words = read_page_file("words.js").decode()
+    settled = {
+        *(Cause.MAINTENANCE, Cause.MAINTENANCE_STARTED, Cause.MAINTENANCE_DISK, Cause.ALWAYS, Cause.PROVISIONED),
+        *(Cause.SUBSTITUTE, Cause.POLICIES_ALONE, Cause.NEVER, Cause.DISK),
+    }
+    assert set(re.findall(r'^  "([a-z].+?)": \[', words, re.MULTILINE)) == {str(each) for each in set(Cause) - settled}
+    anchors = re.findall(r' id="([^"]+)"', read_page_file("help.html").decode())
+    assert set(re.findall(r'", "([\w-]+)"\],$', words, re.MULTILINE)) <= set(anchors)
+    assert len(anchors) == len(set(anchors))
+
+
+@browsers
+def test_finding_r12_a_server_shows_what_is_installed_and_the_next_change_only_if_it_boots_something_else(
+    chromium: Browser,
+) -> None:
+    window = maintenance("repair", "21T22:00 21T23:00")
+    fleets = {
+        "none without another commit": (),
+        "in ": (window,),
+    }
+    for change, documents in fleets.items():
+        made = planned(_WITH_PAGE, *ONCE[1:], *documents, now=at("20T23:00"), records={"web01": _LONG_AGO})
+        with site(made) as found:
+            chromium.open(f"file://{found.root}/{FOLDER}index.html#/servers/web01")
+            chromium.until("document.querySelector('#view h2')?.textContent === 'web01'")
+            facts = "[...document.querySelectorAll('#view dl')][0]"
+            pairs = chromium.run(
+                f"[...{facts}.querySelectorAll('dt')].map((e) => [e.innerText, e.nextSibling.innerText])"
+            )
+            shown = dict(pairs)
+            assert re.fullmatch(r"flatcar-1.* since .+ 2026-11-18 13:20Z", shown["Installed"])
+            assert shown["Boots"] == "its own disk"
+            assert shown["Next change"] == change or (documents and shown["Next change"].endswith("22:00Z: memtest-7"))
+    assert chromium.faults == []
+
+
+@browsers
+def test_finding_r12_the_history_of_a_server_has_author_date_and_subject(chromium: Browser) -> None:
+    """Of the commits that changed a file of the server. All text of a commit is shown as text."""
+    own, other = ("001.yaml",), ("elsewhere.yaml",)  # and "t" is the template of its user data
+    older = [(f"{number:040x}", "19T10:00", "Ada", f"Change {number}", own) for number in range(30)]
+    wide = tuple(f"many/{number}.yaml" for number in range(MAX_HISTORY_PATHS))
+    with site(planned(_WITH_PAGE, *ONCE[1:])) as found:
+        found.say(SHOWN)
+        say_history(
+            found.root,
+            changes(
+                ("c0ffee00c0ffee00", "20T22:50", HOSTILE, f"Newest {HOSTILE}", own),
+                ("beef00beef00", "20T16:02", "Jonas", "Of another server", other),
+                ("feed00feed00", "20T15:00", "Jonas", "Everything", wide),
+                ("deed00deed00", "20T14:00", "Jonas", "Template", ("t",)),
+                *older,
+            ),
+        )
+        chromium.open(f"file://{found.root}/{FOLDER}index.html#/servers/web01")
+        chromium.until("document.body.innerText.includes('The last commits that changed')")
+        table = "[...document.querySelectorAll('#view table')].at(-1)"
+        rows = chromium.run(f"[...{table}.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText))")
+        assert len(rows) == 20
+        assert [each[1:] for each in rows[:4]] == [
+            [HOSTILE, f"Newest {HOSTILE}", "c0ffee00c0ff", "001.yaml"],
+            ["Jonas", "Everything", "feed00feed00", "one of 5,000 files, perhaps of this server"],
+            ["Jonas", "Template", "deed00deed00", "t"],
+            ["Ada", "Change 0", "0" * 12, "001.yaml"],
+        ]
+        assert all(re.search(r"2026-11-\d\d \d\d:\d\dZ", each[0]) for each in rows)
+        assert chromium.run("document.images.length") == 0
+        chromium.run("location.hash = '#/changes'")
+        chromium.until(f"document.querySelector('#view h2')?.textContent === 'Changes' && {table} !== undefined")
+        authors = chromium.run(f"[...{table}.tBodies[0].rows].map((row) => row.cells[2].innerText)")
+        assert authors == [HOSTILE, "Jonas"]
+    assert chromium.faults == []
+
+
+def test_finding_r12_each_false_condition_has_a_meaning_and_a_section_of_the_documentation() -> None:
+    meanings = read_page_file("help.js").decode().partition("const MEANINGS = ")[2].removesuffix(";\n")
+    found = json.loads(re.sub(r"^  (\w+):", r'  "\1":', meanings, flags=re.MULTILINE).replace(",\n}", "\n}"))
+    declared = {
+        each.name.partition("/")[0]: {reason if reason != ANY else "any" for reason in each.remedies}
+        for each in CONDITIONS.values()
+    }
+    assert {kind: set(reasons) for kind, reasons in found.items()} == declared
+    anchors = set(re.findall(r' id="([^"]+)"', read_page_file("help.html").decode()))
+    assert {f"{kind}-{reason}" for kind, reasons in found.items() for reason in reasons} <= anchors
+
+
+@browsers
+def test_finding_r12_a_false_condition_leads_to_its_section(chromium: Browser, made: Site, address: str) -> None:
+    chromium.open(address)
+    assert "Its BMC has refused" in chromium.text
+    there = chromium.run("[...document.querySelectorAll('#state .note a')].at(-1).href")
+    assert there.endswith("help.html#Bmc-Stalled")
+    chromium.open(there, "document.querySelector(':target h4')?.textContent === 'Bmc/SERVER: Stalled'")
+    assert "gitboot bmc apply SERVER" in chromium.run("document.querySelector(':target').innerText")
+    axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
+    chromium.run(axe + "; 0")
+    assert chromium.run("axe.run({preload: false}).then((found) => found.violations.map((each) => each.id))") == []
+    there_is = "document.getElementById(each.hash.slice(1))"
+    links = chromium.run(
+        f"[...document.querySelectorAll('a[href^=\"#\"]')].filter((each) => !{there_is}).map((each) => each.hash)"
+    )
+    assert links == []
+    assert (
+        chromium.run("document.querySelector('h1 a').href")
+        == address.split("#")[0].removesuffix("index.html") + "index.html"
+    )
+    assert chromium.faults == []
+
+
+@browsers
+def test_finding_r12_at_400_pixels_nothing_scrolls_sideways(chromium: Browser, made: Site) -> None:
+    chromium.sized(400, 800)
+    try:
+        chromium.open(f"file://{made.root}/{FOLDER}index.html")
+        installs = "document.querySelector('#fleet tbody tr:not(.gap) td:nth-child(6)')"
+        shown = chromium.run(f"[{installs}.innerText, {installs}.getBoundingClientRect().right]")
+        assert shown[0] != "" and 0 < shown[1] <= 400
+        assert chromium.run(
+            "document.querySelector('#window').scrollWidth <= document.querySelector('#window').clientWidth"
+        )
+        overlaps = "[...document.querySelectorAll('#fleet tbody tr:not(.gap)')]"
+        overlaps += ".every((each) => each.offsetHeight === rowHeight())"
+        assert chromium.run(overlaps) is True
+        chromium.run((Path(__file__).parents[1] / "data/axe/axe.min.js").read_text() + "; 0")
+        chromium.run("document.querySelector('#window').scrollTop = 30 * rowHeight()")
+        chromium.until("document.querySelector('#fleet').innerText.includes('web034')")
+        for view, title in VIEWS.items():
+            chromium.run(f"location.hash = '#/{view}'")
+            chromium.until(f"(document.querySelector('#view:not([hidden]) h2')?.textContent ?? '') === '{title}'")
+            widths = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+            wide, room = chromium.run(widths)
+            assert wide <= room, view
+            is_wider = "(each) => each.scrollWidth > each.clientWidth"
+            tables = chromium.run(f"[...document.querySelectorAll('#view .wide')].filter({is_wider}).length")
+            assert tables == 0, view
+            assert chromium.run("axe.run().then((found) => found.violations.map((each) => each.id))") == [], view
+        chromium.open(f"file://{made.root}/{FOLDER}help.html", "document.readyState === 'complete'")
+        assert chromium.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+    assert chromium.faults == []
+
+
+@browsers
+def test_finding_r12_two_of_40_servers_are_five_percent_of_a_bar(chromium: Browser) -> None:
+    with site(planned(_WITH_PAGE, *ONCE[1:])) as found:
+        accepted = {"commit": "c0ffee00c0ffee00", "changed": [area("", 40, changed=2)], "lately": []}
+        found.say({**SHOWN, "accepted": accepted})
+        chromium.open(f"file://{found.root}/{FOLDER}index.html#/changes")
+        chromium.until("document.querySelector('#view svg .changed') !== null")
+        width = "document.querySelector('#view svg .{}').width.baseVal.value"
+        share = chromium.run(f"{width.format('changed')} / {width.format('track')}")
+        assert abs(share - 0.05) < 0.001
+        assert "2 of 40" in chromium.run("document.querySelector('#view svg').textContent")
 
 
 def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pygit2
 import pytest
 
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision
-from gitboot.git.history import Blame, CommitSummary, open_blame, open_history
+from gitboot.git.history import HISTORY_COMMITS, Blame, CommitSummary, list_file_changes, open_blame, open_history
 from gitboot.jsonio import to_json_value
 from tests.helpers.git_repositories import Work
 
@@ -31,6 +33,26 @@ def test_a_commit_has_its_author_date_and_message(work: Work) -> None:
         date=datetime(2026, 11, 20, 21, tzinfo=UTC),
         subject="Drain rack r12",
     )
+
+
+def test_the_changed_files_of_commits_are_those_of_the_fleets_folder(work: Work) -> None:
+    work.commit({"fleet/a.yaml": "1", "README": "1"}, "First")
+    work.commit({"README": "2"}, "Second")
+    work.commit({"fleet/a.yaml": None, "fleet/b/c.yaml": "1"}, "Third")
+    git = pygit2.Repository(str(work.path))
+    found = list(list_file_changes(git, work.head, "fleet", {}))
+    assert [(each.commit.subject, each.files) for each in found] == [
+        ("Third", ("a.yaml", "b/c.yaml")),
+        ("Second", ()),
+        ("First", ("a.yaml",)),
+    ]
+    known = {each.commit.revision: each for each in found}
+    work.commit({"fleet/a.yaml": "1"}, "Fourth")
+    again = list(list_file_changes(git, work.head, "fleet", known))
+    assert again[0].files == ("a.yaml",) and all(map(operator.is_, again[1:], found))
+    for number in range(HISTORY_COMMITS):
+        work.commit({"fleet/a.yaml": str(number)}, "More")
+    assert len(list(list_file_changes(git, work.head, "fleet", {}))) == HISTORY_COMMITS
 
 
 @pytest.mark.parametrize(

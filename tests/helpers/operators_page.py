@@ -18,9 +18,12 @@ from typing import Any, Final
 import pytest
 
 from gitboot.fetchlog.unknown_machines import UnknownMachines, build_from_inventory, render_unknown
+from gitboot.fleet.revision import Revision
+from gitboot.git.history import CommitSummary, FileChanges
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import UNKNOWN
+from gitboot.publish.manifest import HISTORY, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory
+from gitboot.render.page import render_history
 from gitboot.render.paths import PAGE
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
@@ -272,6 +275,24 @@ STATUS: Final = {
 }
 
 
+def changes(*commits: tuple[str, str, str, str, tuple[str, ...]]) -> bytes:
+    """The history of the page, as an instance writes it: commit, time, author, subject and files of each commit."""
+    return render_history(
+        FileChanges(
+            commit=CommitSummary(
+                revision=Revision(revision), author=f"{author} <{author}@test>", date=at(when), subject=subject
+            ),
+            files=files,
+        )
+        for revision, when, author, subject, files in commits
+    )
+
+
+def say_history(root: Path, content: bytes) -> None:
+    with OutputDirectory.open(root, ledger="test") as directory:
+        directory.write_status(content, NOW, HISTORY)
+
+
 # The pictures of the page for docs/, of a fleet at night: `python -m tests.helpers.operators_page [FOLDER]`.
 
 AT_NIGHT: Final = at("20T23:04")
@@ -375,9 +396,9 @@ def night_status() -> dict[str, Any]:
         {
             "type": f"Bmc/{name}",
             "status": False,
-            "reason": "Unreachable",
+            "reason": "Waiting",
             "message": "no answer within 10 s",
-            "remedy": f"gitboot bmc get {name}",
+            "remedy": f"gitboot bmc apply {name} --state STATE",
         }
         for name in ("fra1-r4n7", "lon1-r2n1")
     ]
@@ -411,6 +432,27 @@ def _lately(commit: str, when: str, **kinds: int) -> dict[str, Any]:
     return {**area("", 120, **kinds), "commit": commit, "at": format_instant(at(when))}
 
 
+def night_history() -> bytes:
+    return changes(
+        (ACCEPTED, "20T21:38", "Ada Moreau", "Roll flatcar-4459.2.0 out to 58 %", ("streams/flatcar-stable.yaml",)),
+        (
+            "09ac4be77d12f0a86b3e",
+            "20T16:00",
+            "Jonas Weber",
+            "Mitigations for ams1-r1n4",
+            (f"servers/ams1/{SHOWN}.yaml",),
+        ),
+        (
+            "e61f20775bb4c9d0fa31",
+            "20T09:12",
+            "Ada Moreau",
+            "Memory test of rack ams1-r1",
+            ("maintenances/ams1-memory.yaml",),
+        ),
+        ("41d7c0a95e20b8f36c42", "19T14:25", "Jonas Weber", "Quiet kernels for workers", ("policies/workers.yaml",)),
+    )
+
+
 def pictures(chromium: Browser, folder: Path, published: Path) -> None:
     """Each view as high as it is; some in dark as well."""
     until = f"const now = Date.now, began = now(); Date.now = () => now() - began + {AT_NIGHT.timestamp() * 1000};"
@@ -437,6 +479,7 @@ def main() -> None:
         machines = UnknownMachines([build_from_inventory(SENT, "v1/inventory", "10.20.3.41", at("20T22:51"))])
         with OutputDirectory.open(found.root, ledger="test") as directory:
             directory.write_status(render_unknown(machines), AT_NIGHT, UNKNOWN)
+            directory.write_status(night_history(), AT_NIGHT, HISTORY)
         with browser(Path(profile_folder)) as chromium:
             pictures(chromium, folder, found.root)
 

@@ -13,14 +13,17 @@ from msgspec import structs
 
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import StatusFile
+from gitboot.fleet.revision import Revision
+from gitboot.git.history import CommitSummary, FileChanges
 from gitboot.publish.tree_reader import verify_tree
-from gitboot.render.page import list_plan_changes
+from gitboot.render.page import MAX_HISTORY_PATHS, list_plan_changes, render_history
 from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
 from tests.helpers.endpoints import ALWAYS, planned
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import UNLIMITED, in_process, reconcile_once
 from tests.helpers.running_instance import Repository, git
 
 BEFORE, AFTER = at("20T21:00"), at("21T21:00")
@@ -293,3 +296,46 @@ def test_the_page_is_added_and_removed_by_the_outputs_of_the_fleet(push: Push, i
     assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
     assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
     assert verify_tree(instance.output) == ()
+
+
+# The history
+
+
+def test_finding_r12_an_instance_publishes_the_last_commits_and_their_files(
+    tmp_path: Path, repository: Repository
+) -> None:
+    with in_process(tmp_path, repository.bare, initial="fresh", limits=UNLIMITED) as parts:
+        for number in range(2):
+            reconcile_once(parts, number)
+        pushed = repository.push({"04.yaml": profile("web", "flatcar-1", "kernelArguments: [debug]")}, "Debug web")
+        for number in range(2, 4):
+            reconcile_once(parts, number)
+        found = read_page_data(tmp_path / "output", "history")
+        newest, first = found["commits"]
+        assert (newest["commit"], newest["subject"], newest["author"]) == (pushed, "Debug web", "A")
+        assert (newest["files"], found["files"]["04.yaml"]) == (1, [0, 1])
+        assert first["files"] == len(found["files"]) > 10
+        assert verify_tree(tmp_path / "output") == ()
+        repository.push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
+        for number in range(4, 6):
+            reconcile_once(parts, number)
+        assert not (tmp_path / "output" / PAGE_DATA / "history.js").exists()
+
+
+def test_finding_r12_the_history_has_a_bounded_size() -> None:
+    """A commit that changes too many files, or has long texts, has only their number and the beginning."""
+
+    def commit(number: int, files: int) -> FileChanges:
+        summary = CommitSummary(
+            revision=Revision(f"{number:040}"), author=f"{'A' * 999} <a@test>", date=BEFORE, subject="S" * 999
+        )
+        return FileChanges(commit=summary, files=tuple(f"{number}/{each}.yaml" for each in range(files)))
+
+    found = json.loads(render_history([commit(1, 2), commit(2, MAX_HISTORY_PATHS), commit(3, 0), commit(4, 1)]))
+    assert [(each["files"], each["listed"]) for each in found["commits"]] == [
+        (2, True),
+        (MAX_HISTORY_PATHS, False),
+        (1, True),
+    ]
+    assert found["files"] == {"1/0.yaml": [0], "1/1.yaml": [0], "4/0.yaml": [2]}
+    assert {(len(each["author"]), len(each["subject"])) for each in found["commits"]} == {(120, 120)}

@@ -57,7 +57,7 @@ from gitboot.controller.records.ledger_snapshot import (
 )
 from gitboot.controller.target_followers import FollowedTarget, ListedTarget, build_followers
 from gitboot.disk_cache import DiskCache
-from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.errors import ArtifactMissing, CorruptClone, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.evaluation_result import Commit, build_commit
@@ -67,6 +67,7 @@ from gitboot.files import check_fetch_log_folder, check_output_directory, check_
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
+from gitboot.git.history import FileChanges
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
@@ -77,10 +78,12 @@ from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN_MODES
-from gitboot.publish.manifest import STATUS, UNKNOWN
+from gitboot.publish.manifest import HISTORY, STATUS, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview
 from gitboot.publish.targets.follower import Followers
 from gitboot.publish.tree_reader import StopReader, read_tree_records, stop_folders
+from gitboot.render.page import render_history
+from gitboot.render.paths import ON_PAGE, PAGE_INDEX
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, find_newer_records
 from gitboot.resolve.server_decision import BootFile
@@ -256,6 +259,8 @@ class _StatusReporter:
         self._spooled = _spool_mark_path(settings)
         project = find_project(settings)
         self._links = project.links() if project is not None else None  # templates of links to the project at the forge
+        self._history: dict[Revision, FileChanges] = {}  # the last commits of the page's history
+        self._history_of: str | None = None  # the commit of the published history
         self.laps = StageTimes()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
@@ -283,6 +288,7 @@ class _StatusReporter:
             "branch": source.reference,
         }
         tree.write_status(encode_canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
+        self._publish_history(source, tree, status.applied, at)
         if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
             with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
                 write_mark(self._spooled, identity, changes)
@@ -296,6 +302,22 @@ class _StatusReporter:
         if self._judged is not None:
             _, change = store.mark or ("", 0)
             self._judged(status, change)
+
+    def _publish_history(self, source: Source, tree: OutputDirectory, applied: str | None, at: datetime) -> None:
+        """Write the last commits and their files for the page, if the page is published and the commit has changed."""
+        output = self._settings.output
+        is_there = (output / ON_PAGE[HISTORY][1]).exists()
+        if applied is None or not (output / PAGE_INDEX).exists():
+            if is_there:  # the page is not published any more
+                tree.write_status(render_history(()) + b"\n", at, HISTORY)
+            return
+        if is_there and applied == self._history_of:
+            return
+        with suppress(CorruptClone):  # the next reconcile repairs the clone
+            changes = source.file_changes(Revision(applied), self._history)
+            self._history = {each.commit.revision: each for each in changes}
+            tree.write_status(render_history(changes) + b"\n", at, HISTORY)
+            self._history_of = applied
 
 
 @contextmanager

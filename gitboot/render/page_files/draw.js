@@ -45,7 +45,11 @@ function table(caption, heads, rows) {
   const body = made.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
-    for (const each of row) line.insertCell().append(each ?? "–");
+    row.forEach((each, place) => {
+      const cell = line.insertCell();
+      cell.dataset.head = heads[place]; // the label in a narrow table, whose rows are cards
+      cell.append(each ?? "–");
+    });
   }
   const wide = element("div", undefined, "wide");
   wide.tabIndex = 0;
@@ -63,9 +67,13 @@ function away(instant) {
   return minutes >= 0 ? `in ${words}` : `${words} ago`;
 }
 
+function inUtc(value) {
+  return `${value.slice(0, 16).replace("T", " ")}Z`;
+}
+
 function instant(value) {
   if (!value) return element("span", "–");
-  const made = element("time", `${away(value)} · ${value.slice(0, 16).replace("T", " ")}Z`);
+  const made = element("time", `${away(value)} · ${inUtc(value)}`);
   made.dateTime = made.title = value;
   return made;
 }
@@ -87,7 +95,12 @@ const BAR = 30;
 function picture(says, height, shapes) {
   const made = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": says });
   made.append(...shapes);
-  return made;
+  const box = element("div", undefined, "picture");
+  box.tabIndex = 0; // in a narrow window the picture scrolls in its box
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", says);
+  box.append(made);
+  return box;
 }
 
 function name(text, row) {

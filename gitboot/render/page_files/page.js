@@ -124,10 +124,23 @@ function failing(conditions) {
     groups.set(key, [...(groups.get(key) ?? []), { ...each, kind, server }]);
   }
   return [...groups.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, [first, ...more]]) => {
-    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, first.remedy);
+    const rest = [explained(first.type, first.reason), first.remedy && typed(first.remedy)];
+    if (!more.length) return note("bad", `${first.type}: ${first.reason}`, first.message, ...rest);
     const names = [first, ...more].map((each) => each.server);
-    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message, some(names), first.remedy);
+    return note("bad", `${names.length} × ${first.kind}: ${first.reason}`, first.message, some(names), ...rest);
   });
+}
+
+// What the reason of a false condition means, and a link to the section of the documentation that helps.
+function explained(type, reason) {
+  const { text, address } = meaning(type, reason);
+  const made = element("p");
+  made.append(text ? `${text} ` : "", help(address));
+  return made;
+}
+
+function help(address) {
+  return link("What to do", address);
 }
 
 // The short form of the notes, for other views.
@@ -174,25 +187,70 @@ function lead(server) {
   const made = element("p", undefined, "lead");
   const image = imageOf(server);
   const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "has no plan";
-  made.append(phase(server), " It ", element("strong", boots), `: ${server.cause}.`);
+  made.append(phase(server), " It ", element("strong", boots), server.cause ? `: ${server.cause}.` : ".");
   const [then] = server.later ?? [];
   if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
   return made;
 }
 
+// Why the server waits, and what to do: the cause of its plan, a commit that withholds its boot, and its rollout.
+function waits(server) {
+  const found = [];
+  const [text, section] = WAITS[server.cause] ?? [];
+  const withheldBoot = fleet.status?.attempted?.withheld?.find((each) => each.server === server.name);
+  if (text) {
+    const made = note("busy", "Waits:", text);
+    if (withheldBoot) made.append(element("p", `Not offered by commit ${withheldBoot.by.map((each) => each.slice(0, 12)).join(", ")}: ${withheldBoot.why}.`));
+    if (section) made.append(" ", help(`help.html#${section}`));
+    found.push(made);
+  }
+  const row = fleet.all.find((each) => each.name === server.name);
+  const stream = fleet.shared?.streams?.find((each) => each.name === row?.stream);
+  if (row?.joins && stream?.rollout && row.joins > stream.percent) {
+    found.push(note("busy", "Waits:", `the rollout of ${stream.rollout} is at ${stream.percent} %, and the server joins at ${row.joins} %.`));
+  }
+  return found;
+}
+
 function facts(server) {
   const labels = Object.entries(server.labels).map(([key, value]) => `${key}=${value}`).join("  ");
   return [
-    ["Image", imageOf(server)],
+    ["Boots", imageOf(server) ?? (server.phase ? "its own disk" : null)], ["Installed", installed(server.provisioned)],
+    ["Installation", installation(server)], ["Next change", nextChange(server)],
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
-    ["Installation", server.installing?.message ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
+    ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
     ["Drift", Object.values(server.drift ?? {}).join("; ")], ["Digest of the plan", mono(server.digest)],
   ];
 }
 
+// The image that the record names, its version, and since when it is installed.
+function installed(known) {
+  if (!known) return "not known, because there is no verified record";
+  if (!known.image) return known.provision === null ? "nothing yet" : "an image that the record does not name";
+  const made = element("span");
+  made.append(imageOf({ image: known.image, version: fleet.shared?.images?.[known.image] }));
+  if (known.provisionedAt) made.append(" since ", instant(known.provisionedAt));
+  if (known.overwrittenBy) made.append(`; then the maintenance ${known.overwrittenBy} wrote the disks`);
+  return made;
+}
+
+function installation({ installing, step }) {
+  if (!installing) return STATES[step] ?? step;
+  const { state, since, step: last, at, maintenance } = installing;
+  const begun = `Installing since ${inUtc(since)}${maintenance ? ` by the maintenance ${maintenance}` : ""}`;
+  const served = state === "Served" ? "; completion is not reported" : "";
+  return `${begun}${served}; last step: ${STEPS[last]} at ${inUtc(at)}`;
+}
+
+// Only a change of what the server boots, and not a transition to the same boot.
 function nextChange(server) {
-  return instant(server.later ? server.later[0]?.from : server.nextTransition);
+  if (!server.later) return element("span", "not published", "quiet");
+  const [then] = server.later;
+  if (!then) return "none without another commit";
+  const made = element("span");
+  made.append(instant(then.from), `: ${then.image ?? "its own disk"}`);
+  return made;
 }
 
 function mono(text) {
@@ -218,7 +276,7 @@ function why(server) {
     const caption = under ? `Under the maintenance ${under}` : "Under its policy";
     const rows = lines.filter((each) => each[4] === under)
       .map(([field, value, rule, reason, , resource, path, number]) =>
-        [field, element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "added by a rule", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
+        [label(field), element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "added by a rule", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
     return table(caption, ["Field", "Value", "Source", "Document", "Reason"], rows);
   });
   const as = element("p", "Line numbers of commit ", "quiet");
@@ -226,40 +284,69 @@ function why(server) {
   return part("Why", as, ...tables);
 }
 
-function commits(server) {
+const MOST_CHANGES = 20; // rows of a server's history
+
+// The last commits that changed a file of the server: its document, each document that sets one of its fields, its image,
+// and the template of its user data.
+async function commits(server) {
+  const [past, shared] = await Promise.all([load("history"), load("location/shared")]);
   const own = server.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
+  const files = new Set(server.lines.map((each) => each[6]).filter(Boolean));
+  const image = shared?.[`BootImage/${server.image}`]?.file;
+  if (image) files.add(image);
+  for (const [field, value] of server.lines) if (field === "userData") files.add(value);
+  const content = [];
+  if (past) {
+    const touched = new Map(); // number of the commit -> files of the server
+    for (const file of files) for (const number of past.files[file] ?? []) touched.set(number, [...(touched.get(number) ?? []), file]);
+    past.commits.forEach((each, number) => { if (!each.listed) touched.set(number, [`one of ${each.files.toLocaleString("en")} files, perhaps of this server`]); });
+    const rows = [...touched].sort(([a], [b]) => a - b).slice(0, MOST_CHANGES).map(([number, names]) => {
+      const each = past.commits[number];
+      return [instant(each.at), each.author, each.subject, commit(each.commit), some(names.sort())];
+    });
+    content.push(rows.length ? table("The last commits that changed a document of this server", ["Date", "Author", "Subject", "Commit", "Files"], rows)
+      : element("p", `None of the last ${past.commits.length} commits changed a document of this server.`));
+  }
   const address = own ? forge("history", { commit: fleet.shared.commit, path: own }) : null;
-  const document = element("p");
-  if (address) document.append("Commits that changed the document of this server: ", link(own, address));
-  return part("History", ...(address ? [document] : []),
-    element("p", "To list all commits that changed what this server boots:", "quiet"), typed(`gitboot history ${server.name}`));
+  if (address) {
+    const document = element("p");
+    document.append("All commits that changed the document of this server: ", link(own, address));
+    content.push(document);
+  }
+  return part("History", ...content, element("p", "To list all commits that changed what this server boots:", "quiet"), typed(`gitboot history ${server.name}`));
 }
 
 // The facts of a record that the page shows, and their names.
 const RECORDED = {
-  provision: "Provision number", image: "Installed image", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
-  consumedAt: "Override consumed", overwrittenBy: "Overwritten by",
+  provision: "Provision number", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
+  consumedAt: "Override consumed", overwrittenBy: "Disks written by",
 };
 
 function record(known) {
   const pairs = Object.entries(RECORDED).filter(([key]) => known[key] !== null && known[key] !== undefined)
-    .map(([key, words]) => [words, key.endsWith("At") ? instant(known[key]) : String(known[key])]);
+    .map(([key, words]) => [words, key.endsWith("At") ? instant(known[key]) : key === "evidence" ? EVIDENCE[known[key]] ?? known[key] : String(known[key])]);
+  const unclear = (known.unknownServes ?? []).filter((each) => !each.isWithheld).length;
+  if (unclear) pairs.push(["Outcome not known", `${unclear} ${unclear === 1 ? "boot" : "boots"}, perhaps served`]);
   const attempts = (known.attempts ?? []).map((each) => {
     const { at } = each.boots.at(-1);
     const hasEnded = !each.failed && known.provisionedAt && known.provisionedAt >= at;
-    return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at)];
+    const failure = each.failed && `${inUtc(each.failed.at)} ${each.failed.log.trim().split("\n").at(-1).slice(-200)}`;
+    return [String(each.number), hasEnded ? "Provisioned" : ATTEMPT_STEPS[each.step], instant(each.boots[0].at), instant(each.started?.at), failure];
   });
+  const runs = Object.entries(known.runs ?? {}).map(([name, each]) => [name, String(each.run), instant(each.given?.at ?? each.at), instant(each.started?.at)]);
   const content = pairs.length ? [described(pairs)] : attempts.length ? [] : [element("p", "No evidence of an installation.")];
-  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started"], attempts));
+  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started", "Failed"], attempts));
+  if (runs.length) content.push(table("One-time boots of maintenances", ["Maintenance", "Run", "Boot served", "System started"], runs));
   return part("Record", ...content);
 }
 
 function bmc(server) {
   const says = fleet.status?.conditions?.find((each) => each.type === `Bmc/${server.name}`);
-  const wanted = server.override && `${server.override.enabled} ${server.override.target}, for ${server.override.reason}`;
+  const wanted = server.override && overrideOf(server.override);
   return part("BMC", described([
     ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Override to set", wanted ?? "none"],
-    ["Condition", says && `${says.reason}: ${says.message}`], ["Remedy", says && !says.status && says.remedy],
+    ["Condition", says && `${says.reason}: ${says.message}`], ["Help", says && !says.status && explained(says.type, says.reason)],
+    ["Remedy", says && !says.status && says.remedy],
   ]));
 }
 
@@ -274,13 +361,14 @@ async function showServer(asked) {
   const more = element("details");
   const said = element("pre", JSON.stringify(server.document, null, 2));
   said.tabIndex = 0;
-  more.append(element("summary", "Decision and plan"), said);
+  more.append(element("summary", "Decision and plan as JSON"), said);
   const columns = element("div", undefined, "columns");
   const beside = element("div");
   beside.append(...(server.later ? [later(server)] : []), ...(server.bmc || server.override ? [bmc(server)] : []),
     ...(server.provisioned ? [record(server.provisioned)] : []));
   columns.append(part("Now", described(facts(server))), beside);
-  return [lead(server), columns, ...(server.lines && fleet.shared ? [why(server), commits(server)] : []), more];
+  const published = server.lines && fleet.shared ? [why(server), await commits(server)] : [];
+  return [lead(server), ...waits(server), columns, ...published, more];
 }
 
 // Views that need published data
@@ -371,16 +459,17 @@ async function showChanges() {
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
   for (const [kind, words] of KINDS) legend.append(key(kind, words));
+  const past = new Map(((await load("history"))?.commits ?? []).map((each) => [each.commit, each]));
   const known = status.accepted?.lately ?? [];
   const lately = known.map((each) =>
-    [instant(each.at), commit(each.commit), each.subject || null, approvals(each).join("; ") || null, ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
+    [instant(each.at), commit(each.commit), past.get(each.commit)?.author ?? null, each.subject || past.get(each.commit)?.subject || null, approvals(each).join("; ") || null, sizes(each)]);
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")]),
       ...(status.attempted?.withheld?.length ? [withheld(status.attempted.withheld)] : [])),
     part("Accepted last", ...(commits.length ? [legend] : [element("p", "The instance has accepted no commit since it started.")]),
       ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
     ...(lately.length ? [part("History", table("Accepted commits, newest first, and the number of servers that each commit changed",
-      ["When", "Commit", "Subject", "Approved by", ...KINDS.map(([, words]) => words)], lately))] : []),
+      ["When", "Commit", "Author", "Subject", "Approved by", "Servers"], lately))] : []),
   ];
 }
 
@@ -391,13 +480,17 @@ function approvals({ acknowledged }) {
   return [...guards].map(([by, all]) => `${by} (${all.join(", ")})`);
 }
 
+function sizes(area) {
+  const known = KINDS.map(([kind, words]) => [sizeOf(area, kind), words]).filter(([size]) => size > 0);
+  return known.map(([size, words]) => `${size.toLocaleString("en")} ${words}`).join(", ") || "none";
+}
+
 function sizeOf(area, kind) {
   return kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind];
 }
 
 function extent(accepted, areas) {
-  const sizes = (area) => KINDS.map(([kind]) => [kind, sizeOf(area, kind)]);
-  const rows = areas.map((area) => [area.label || "whole fleet", sizes(area)]);
+  const rows = areas.map((area) => [area.label || "whole fleet", KINDS.map(([kind]) => [kind, sizeOf(area, kind)])]);
   const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
   const title = element("h4", "Commit ");
   title.append(commit(accepted.commit), accepted.subject ? `: ${accepted.subject}` : "");

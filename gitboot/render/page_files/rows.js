@@ -1,7 +1,6 @@
 // The table of servers: filters and order. Only the visible rows are in the document.
 "use strict";
 
-const ROW = 36; // as --row in page.css
 const MARGIN = 8; // rows above and below the visible ones
 const DAY_MS = 86400000;
 const FIELDS = ["site", "phase", "image"];
@@ -14,9 +13,6 @@ let narrowed = ""; // the search text of `fleet.chosen`
 // The colour of each phase. It is always shown with the word.
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
-// The steps of an installation, for people.
-const STEPS = { Attempted: "boot served", Started: "installer started", Failed: "installer failed" };
-
 // Each column: title, sort key and content.
 const COLUMNS = [
   ["Server", "name", (server) => toServer(server.name)],
@@ -25,7 +21,7 @@ const COLUMNS = [
   ["Image", "image", (server) => imageOf(server) ?? "local disk"],
   ["By", "by", (server) => by(server) ?? "–"],
   ["Installs", "installs", (server) => installs(server)],
-  ["Next change", "nextTransition", (server) => instant(server.nextTransition)],
+  ["Next change", "nextTransition", (server) => nextBoot(server)],
 ];
 const KEYS = { by };
 
@@ -60,6 +56,11 @@ function installs(server) {
   if (!server.installs) return element("span", "–", "quiet");
   if (server.installs === "now") return element("span", "at its next boot", "word bad");
   return instant(server.installs);
+}
+
+// The API alone does not show whether a transition changes the boot.
+function nextBoot(server) {
+  return "installs" in server ? instant(server.nextTransition) : element("span", "not published", "quiet");
 }
 
 // The counters above the table: label, predicate of the servers that it counts, and colour.
@@ -187,8 +188,10 @@ function choose() {
 
 function row(server) {
   const made = element("tr");
+  made.setAttribute("role", "row");
   for (const [, , content] of COLUMNS) {
     const cell = element("td");
+    cell.setAttribute("role", "cell");
     cell.append(content(server));
     made.append(cell);
   }
@@ -203,16 +206,22 @@ function gap(place) {
   return made;
 }
 
+// The height of a row: in a narrow window, each row is a card.
+function rowHeight() {
+  return parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row"));
+}
+
 function drawRows() {
   const { chosen, printing } = fleet;
-  const seen = Math.ceil($("window").clientHeight / ROW);
-  const top = Math.max(0, Math.floor($("window").scrollTop / ROW) - MARGIN);
+  const height = rowHeight();
+  const seen = Math.ceil($("window").clientHeight / height);
+  const top = Math.max(0, Math.floor($("window").scrollTop / height) - MARGIN);
   const first = printing ? 0 : Math.min(top, Math.max(0, chosen.length - seen - MARGIN));
   const end = printing ? chosen.length : Math.min(chosen.length, first + seen + 2 * MARGIN);
   put(chosen.slice(first, end), first);
   const [above, below] = [$("fleet").tBodies[0].firstChild, $("fleet").tBodies[0].lastChild];
-  above.firstChild.style.height = `${first * ROW}px`;
-  below.firstChild.style.height = `${(chosen.length - end) * ROW}px`;
+  above.firstChild.style.height = `${first * height}px`;
+  below.firstChild.style.height = `${(chosen.length - end) * height}px`;
   $("fleet").setAttribute("aria-rowcount", chosen.length + 1);
 }
 

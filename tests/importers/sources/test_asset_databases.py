@@ -171,5 +171,6 @@ def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac
         {f"{at}.json": json.dumps(each) for at, each in enumerate((devices, interfaces, addresses))}
     )
     (found,) = inventory.machines
-    assert [(each.name, each.addresses) for each in found.nics] == [("eno1", ("10.0.0.13/24",)), ("eno2", ("10.0.0.13/24",))]
+    shared = ("10.0.0.13/24",)
+    assert [(each.name, each.addresses) for each in found.nics] == [("eno1", shared), ("eno2", shared)]
     assert texts_of(inventory)[0] == "device Dell, which has no name"
