@@ -583,6 +583,15 @@ class Code(StrEnum):
         "Correct the template, or leave it out; only CloudInit and Autoinstall have such files.",
     )
 
+    NO_FIRST_BOOT = (
+        "GB4012",
+        "Ignition user data without an argument for the first boot",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Without the argument, the system "
+        "starts and ignores its user data.",
+        "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
+        "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
+    )
+
     # The source, GB5…
 
     SUBMODULE = (
