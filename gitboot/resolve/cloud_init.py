@@ -288,24 +288,6 @@ def _parse_template(part: _Part, source: str) -> str | None:
 _DIFFERS: Final = re.compile(r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE)
 _INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
 _MAX_DEPTH: Final = 100  # of lists and mappings; Python's own limit ends PyYAML at about 300
-_MAX_MERGED: Final = 10_000  # keys of a mapping, with those that `<<` adds
-
-
-class _Bounded:
-    """A limit on mappings that grow by merge keys."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)  # type: ignore[misc]
-        if len(node.value) > _MAX_MERGED:
-            raise yaml.constructor.ConstructorError(None, None, "a mapping with too many merged keys", node.start_mark)
-
-
-class _FastLoader(_Bounded, yaml.CSafeLoader):
-    pass
-
-
-class _ExactLoader(_Bounded, yaml.SafeLoader):
-    pass
 
 
 def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
@@ -318,7 +300,7 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
         if exceeds_depth(text):
             raise make_fault(f"{what} is nested too deeply", "nest it less", first_line)
         has_questions = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
-        loader: Any = _ExactLoader(text) if has_questions or _DIFFERS.search(text) else _FastLoader(text)
+        loader: Any = yaml.SafeLoader(text) if has_questions or _DIFFERS.search(text) else yaml.CSafeLoader(text)
         try:
             return loader.get_single_data()
         finally:

@@ -39,7 +39,7 @@ _SECTIONS: Final[dict[str, str | None]] = {
 
 def check_kickstart(text: str) -> None:
     """Raise `Malformed` if the installer would stop at the text."""
-    lines = iter(enumerate(text.splitlines(), 1))
+    lines = iter(enumerate(text.splitlines(keepends=True), 1))
     for number, line in lines:
         if (fault := _find_line_fault(line)) is not None:
             raise _make_fault(number, *fault)

@@ -2,8 +2,8 @@
 
     python cloud_init_verdicts.py FOLDER < DOCUMENTS
 
-It reads a JSON list of documents, and writes a list of the warnings that cloud-init has about each. Scripts and boothooks
-are written and not run. Nothing is fetched.
+It reads a JSON list of documents, and writes the warnings of cloud-init about each. No script is run, and no URL is
+fetched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def judge(folder: str, text: str) -> list[str]:
     Path(folder, "instance-data.json").write_text(json.dumps({"v1": {"local_hostname": "web01"}}))
     options: dict[str, Any] = {"paths": paths, "datasource": None}
     paths.get_ipath = lambda name=None: str(Path(folder, name or ""))
-    config, script, hook = (each(**options) for each in (CloudConfigPartHandler, ShellScriptPartHandler, BootHookPartHandler))
+    config, script, hook = (
+        each(**options) for each in (CloudConfigPartHandler, ShellScriptPartHandler, BootHookPartHandler)
+    )
     known = [config, script, hook, JinjaTemplatePartHandler(**options, sub_handlers=[config, script, hook])]
     known += [ShellScriptByFreqPartHandler(each, **options) for each in ("always", "once-per-instance", "once")]
     by_type = helpers.ContentHandlers()
@@ -67,7 +69,7 @@ def main() -> None:
     for text in json.load(sys.stdin):
         try:
             verdicts.append(judge(sys.argv[1], text))
-        except Exception as error:
+        except (AttributeError, TypeError, ValueError) as error:  # which stop cloud-init
             verdicts.append([repr(error)])
     sys.stdout.write(json.dumps(verdicts))
 
