@@ -540,9 +540,9 @@ class Code(StrEnum):
     )
     USER_DATA_DOCUMENT = (
         "GB4005",
-        "Rendered user data that is not what its format says",
-        "The first boot would stop at it.",
-        "Correct the template; the message names what is wrong with its output.",
+        "Rendered user data that breaks the rules of its format",
+        "The first boot would stop at the document, or ignore it.",
+        "Correct the template. The message names the fault and, if it is known, the line of the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",

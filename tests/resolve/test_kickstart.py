@@ -25,7 +25,7 @@ ACCEPTED = (
     "%packages\n%include /tmp/packages\n@core\n-dracut # large\n%end # packages\n",
     "%packages --ignoremissing --excludeWeakdeps --inst-langs=de --timeout=3\n@^minimal\n# c\n\n%end\n",
     "%packages\n%nothing\n%end\n",
-    "%post --interpreter=/usr/bin/python3 --log=/root/post.log --erroronfail --nochroot\nprint('%s')\n%end\n",
+    "%post --interpreter=/usr/bin/python3 --log=/var/log/post.log --erroronfail --nochroot\nprint('%s')\n%end\n",
     "%post --nochro\n%end\n",
     "%pre --log /tmp/a\r\n  echo %post\r\n  %end\r\n",
     "%post\n#%end\n%endless\n%include http://192.0.2.1/b\necho $(date +%end)\n%end\n",
