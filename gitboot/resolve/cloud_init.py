@@ -266,7 +266,8 @@ def _parse_template(part: _Part, source: str) -> str | None:
             "correct the template, and write it between {% raw %} and {% endraw %}",
             part.first_line and part.first_line + line,
         ) from None
-    if (other := tree.find((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))) is not None:
+    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    if (other := tree.find(kinds)) is not None:
         raise make_fault(
             f"the Jinja template of {part.name} uses another template, which cloud-init does not support",
             "write the text of the other template into this one",

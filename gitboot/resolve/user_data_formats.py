@@ -198,7 +198,7 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
 }
-_TYPE_NAMES: Final = {list: "a list", str: "a text", dict: "a mapping"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
 
 
 def _check_autoinstall(format: str, text: str) -> None:
@@ -341,7 +341,7 @@ def _make_talos_fault(message: str, line: int) -> Malformed:
 def _compose_all(text: str) -> list[yaml.Node]:
     if cloud_init.exceeds_depth(text):
         raise RecursionError("it is nested too deeply")
-    found = [node for node in yaml.compose_all(text, Loader=yaml.CSafeLoader) if node is not None]
+    found = yaml.compose_all(text, Loader=yaml.CSafeLoader)
     return [node for node in found if not (isinstance(node, yaml.ScalarNode) and not node.value)]
 
 
