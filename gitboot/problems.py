@@ -587,8 +587,8 @@ class Code(StrEnum):
     USER_DATA_DOCUMENT = (
         "GB4005",
         "The rendered user data does not match its format",
-        "The first boot of the system would fail.",
-        "Correct the template. The message states the fault in the rendered text.",
+        "The first boot of the system would stop at the document, or ignore it.",
+        "Correct the template. The message names the fault and, if it is known, the line of the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
@@ -628,6 +628,15 @@ class Code(StrEnum):
         "The vendor-data or network-config is not valid for cloud-init",
         "A system with cloud-init would ignore the file and boot without it.",
         "Correct the template, or remove it. Only the formats CloudInit and Autoinstall have such files.",
+    )
+
+    NO_FIRST_BOOT = (
+        "GB4012",
+        "No kernel argument starts Ignition",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Without the argument, the system "
+        "starts and ignores its user data.",
+        "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
+        "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
     )
 
     # GB5…: the source

@@ -82,6 +82,20 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
         )
 
 
+def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
+    """Yield a warning if no kernel argument lets Ignition run. The arguments of a uki or an iso are built in."""
+    if boot.user_data is None or boot.direct:
+        return
+    if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
+        yield DecisionFinding(
+            Code.NO_FIRST_BOOT,
+            f"BootImage/{boot.image} boots with Ignition user data, but no kernel argument lets Ignition run",
+            Code.NO_FIRST_BOOT.hint,
+            (Id("BootProfile", inputs.profile.metadata.name), ("spec", "userData")),
+            Severity.WARNING,
+        )
+
+
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:

@@ -219,7 +219,15 @@ class Composer:
         try:
             check(text)
         except Malformed as error:
-            raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), 1) from None
+            line = next((each for each in error.at if isinstance(each, int)), None)
+            source_line = (
+                1
+                if line is None
+                else templates.find_source_line(
+                    templates.decode_template(source.files[path]), context.mapping, text, line
+                )
+            )
+            raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), source_line) from None
         return text
 
     def _render_entry(self, loader: str, path: str, context: TemplateContext, source: BootSource) -> str:

@@ -20,6 +20,7 @@ from gitboot.problems import Code, DatedProblem, Problem, Severity, select_first
 from gitboot.resolve.boot_checks import (
     check_choice,
     check_copies,
+    check_first_boot,
     check_leaks,
     check_maintenance,
     check_overlaps,
@@ -294,6 +295,7 @@ def _compose(
     except Unbootable as error:
         findings.append(DecisionFinding(error.code, error.message, error.hint, (error.resource, error.path)))
         return None
+    findings += check_first_boot(boot, inputs)
     findings += check_leaks(boot, inputs, source.server)
     return boot
 

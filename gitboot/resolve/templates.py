@@ -682,6 +682,51 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     return text
 
 
+_MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private characters, which user data does not have
+_LEADING_MARKS: Final = re.compile(r"\s*(?:\ue000[0-9]+\ue001\s*)*")
+
+
+class _LineMarkingEnvironment(_Environment):
+    """Marks each line of the output with the line of the template that it comes from."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = ImmutableSandboxedEnvironment._parse(self, source, name, filename)
+        for output in template.find_all(nodes.Output):
+            output.nodes = [each for node in output.nodes for each in _mark_lines(node)]
+        add_budget_checks(template)
+        template.set_environment(self)
+        return template
+
+
+def _mark_lines(node: nodes.Expr) -> Iterator[nodes.Expr]:
+    lines = node.data.split("\n") if isinstance(node, nodes.TemplateData) else [""]
+    marked = "\n".join(f"\ue000{node.lineno + number}\ue001{line}" for number, line in enumerate(lines))
+    yield nodes.TemplateData(marked, lineno=node.lineno)
+    if not isinstance(node, nodes.TemplateData):
+        yield node
+
+
+_LINE_MARKING: Final = _LineMarkingEnvironment()
+
+
+def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
+    """Return the line of a template that renders a line of its text. 1: the line cannot be found."""
+    template = compile_template(source)
+    if isinstance(template, str):
+        return line
+    try:
+        marked_template = _LINE_MARKING.from_string(source)
+        marked = render_compiled(marked_template, context)
+    except FAILURES:  # such as the limit on the output, which the marks lengthen
+        return 1
+    if _MARK.sub("", marked) != text:  # a filter has changed a mark
+        return 1
+    lines = marked.split("\n")
+    leading = _LEADING_MARKS.match(lines[line - 1])
+    before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
+    return int((_MARK.findall(before) or [1])[-1])
+
+
 @contextmanager
 def _convert_syntax_errors() -> Iterator[None]:
     try:

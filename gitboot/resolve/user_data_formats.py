@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
+
+import yaml
 
 from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import Malformed, quote_value
 from gitboot.problems import Code
+from gitboot.resolve import cloud_init
+from gitboot.resolve.ignition import check_ignition
+from gitboot.resolve.kickstart import check_kickstart
 from gitboot.resolve.server_decision import UserDataFiles
+from gitboot.resolve.user_data_faults import make_fault
+from gitboot.text import did_you_mean
 
 # The file name that systems expect, by format. For NoCloud formats, the main file of the folder.
 _FILE_NAME: Final = {
@@ -45,7 +52,21 @@ _ARGUMENTS: Final = {
 }
 
 
-# The label of the volume that systems look for, and the folder on the volume, by format. Sources: cloud-init,
+# The arguments that let Ignition run. Sources: `dracut/30ignition/ignition-generator` of coreos/ignition and of
+# flatcar/bootengine.
+_FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_boot")
+_FALSE: Final = frozenset({"", "0", "no", "off"})
+
+
+def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
+    """Return whether no kernel argument lets Ignition run. The last argument of a name counts."""
+    if parse_family(format) is not UserDataFormat.IGNITION:
+        return False
+    given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
+    return all(given.get(name, "") in _FALSE for name in _FIRST_BOOT)
+
+
+# The label of the volume that systems look for, and their folder on the volume, by format. Sources: cloud-init,
 # "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
 # Combustion and of ignition-dracut in openSUSE. There is no volume for Preseed and Generic.
 _VOLUMES: Final = {
@@ -108,137 +129,235 @@ def _parse_minor(format: str) -> int:
 
 
 def check(format: str, text: str) -> None:
-    """Raise `Malformed` if rendered user data does not have this format."""
-    _CHECKS[parse_family(format)](format, text)
+    """Raise `Malformed` if rendered user data is not of this format. Its path is the line, if it is known."""
+    if (fault := _find_fault(format, text)) is not None:
+        raise Malformed(fault.code, str(fault), fault.hint, fault.at)
+
+
+@lru_cache(maxsize=64)  # servers often share user data, and each text has up to 1 MiB
+def _find_fault(format: str, text: str) -> Malformed | None:
+    try:
+        _CHECKS[parse_family(format)](format, text)
+    except Malformed as fault:
+        return fault
+    return None
 
 
 def check_beside(format: str, name: str, text: str) -> None:
     """Raise `Malformed` if NoCloud does not accept an additional file with this name and content."""
     if _FILE_NAME[parse_family(format)] != "user-data":
-        raise Malformed(
-            Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", f"remove {name}"
-        )
-    if name == "network-config":
-        if not _NETWORK_CONFIG.search(text):
-            raise Malformed(
-                Code.BESIDE_USER_DATA,
-                "the rendered network-config has no version, so cloud-init cannot read it",
-                "begin it with `version: 2` (netplan) or `version: 1`",
-            )
-    elif text.strip() and not text.startswith(_CLOUD_INIT_STARTS):
-        raise Malformed(
-            Code.BESIDE_USER_DATA,
-            f"the rendered vendor-data begins with {quote_value(text.partition(chr(10))[0])}, which cloud-init ignores",
-            "begin its first line with #cloud-config, #! or ## template: jinja",
-        )
-
-
-# cloud-init, "Networking config": versions 1 and 2, with or without a top-level key `network`.
-_NETWORK_CONFIG: Final = re.compile(r"^(?:network:\s*\n\s+)?version:\s*[12]\s*(?:#.*)?$", re.MULTILINE)
-
-
-def _make_error(message: str, hint: str, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    return Malformed(code, message, hint)
-
-
-def _check_ignition(format: str, text: str) -> None:
+        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _make_error(
-            f"the rendered Ignition document is not JSON: {error}",
-            "correct the JSON; convert a Butane file with `butane` before you commit it",
-        ) from None
-    section = config.get("ignition") if isinstance(config, dict) else None
-    version = section.get("version") if isinstance(section, dict) else None
-    if not isinstance(version, str):
-        raise _make_error(
-            "the rendered Ignition document has no ignition.version",
-            f'begin it with {{"ignition": {{"version": "3.{_parse_minor(format)}.0"}}',
-        )
-    if version.startswith(("1", "2")):
-        raise _make_error(
-            f"the rendered Ignition document has version {quote_value(version)}, which Ignition 3 rejects",
-            "convert the document with ign-converter and commit the result",
-        )
-    if not re.fullmatch(rf"3\.{_parse_minor(format)}\.0", version):
-        raise _make_error(
-            f"the rendered Ignition document has version {quote_value(version)}, but the profile has {format}",
-            f"write ignition.version 3.{_parse_minor(format)}.0, or correct the profile's userData.format",
-        )
+        if name == "network-config":
+            _check_network_config(text)
+        elif text.strip():
+            cloud_init.read_user_data(text)
+    except Malformed as fault:
+        message = str(fault).replace("the rendered user data", f"the rendered {name}").replace("the user data", name)
+        raise Malformed(Code.BESIDE_USER_DATA, message, fault.hint, fault.at) from None
 
 
-_CLOUD_INIT_STARTS: Final = (
-    "#cloud-config",
-    "#!",
-    "## template: jinja",
-    "Content-Type: multipart",
-    "#include",
-)
+def _check_network_config(text: str) -> None:
+    """Check the version. Sources: cloud-init, "Networking config"; `cloudinit/net/network_state.py`."""
+    found = cloud_init.parse_yaml(text, "the rendered network-config")
+    config = found.get("network", found) if isinstance(found, dict) else None
+    if not isinstance(config, dict):
+        raise make_fault(
+            "the rendered network-config is not a mapping, so cloud-init ignores it",
+            "begin it with `version: 2` (netplan) or `version: 1`",
+        )
+    if config.get("config") == "disabled" or config.get("version") in (1, 2):
+        return
+    raise make_fault(
+        "the rendered network-config has no version, so cloud-init cannot read it",
+        "begin it with `version: 2` (netplan) or `version: 1`",
+    )
 
 
 def _check_cloud_init(format: str, text: str) -> None:
-    if not text.startswith(_CLOUD_INIT_STARTS):
-        raise _make_error(
-            f"the rendered user data begins with {quote_value(text.partition(chr(10))[0])}, which cloud-init ignores",
-            "begin its first line with #cloud-config, #! or ## template: jinja",
-        )
-
-
-def _check_autoinstall(format: str, text: str) -> None:
-    if not text.startswith("#cloud-config") or not re.search(r"^autoinstall:", text, re.MULTILINE):
-        raise _make_error(
-            "the rendered user data is not an autoinstall configuration",
-            "begin it with #cloud-config, and put everything below the key autoinstall:",
-        )
-
-
-_KICKSTART_COMMAND: Final = re.compile(r"[a-z][a-z0-9]*\b|%|#|$")
+    cloud_init.read_user_data(text)
 
 
 def _check_kickstart(format: str, text: str) -> None:
-    section = False
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if stripped.startswith("%"):
-            section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
-        elif not section and not _KICKSTART_COMMAND.match(stripped):
-            raise _make_error(
-                f"line {number} of the rendered kickstart is not a command: {quote_value(stripped)}",
+    check_kickstart(text)
+
+
+# The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
+# about other keys.
+_AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("interactive-sections", "packages", "snaps", "zdevs"), (list,)),
+    **dict.fromkeys(("early-commands", "error-commands", "late-commands"), (list,)),
+    **dict.fromkeys(("debconf-selections", "locale", "shutdown", "timezone", "updates"), (str,)),
+    **dict.fromkeys(("active-directory", "apt", "codecs", "drivers", "identity", "kernel", "keyboard"), (dict,)),
+    **dict.fromkeys(("kernel-crash-dumps", "oem", "refresh-installer", "reporting", "source", "ssh"), (dict,)),
+    **dict.fromkeys(("storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict,)),
+    "proxy": (str, type(None)),
+}
+_COMMANDS: Final = ("early-commands", "error-commands", "late-commands")
+_CHOICES: Final = {"shutdown": ("poweroff", "reboot"), "updates": ("all", "security")}
+# The keys of an autoinstall that cloud-init does not have. The installer stops if one of them is at the root.
+_ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
+    *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
+    *("ubuntu-advantage", "ubuntu-pro", "updates"),
+}
+_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "a mapping"}
+
+
+def _check_autoinstall(format: str, text: str) -> None:
+    """Check the configuration of Ubuntu's installer, which is below the key `autoinstall` of a cloud-config."""
+    configs, is_complete = cloud_init.read_user_data(text)
+    for config in configs:
+        if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
+            raise make_fault(
+                f"the rendered autoinstall has the key {misplaced[0]} outside of autoinstall:",
+                "move it below the key autoinstall:",
+            )
+    found = [config["autoinstall"] for config in configs if "autoinstall" in config]
+    if not found and is_complete:
+        raise make_fault(
+            "the rendered user data is not an autoinstall configuration",
+            "begin it with #cloud-config, and put everything below the key autoinstall:",
+        )
+    for each in found:
+        _check_autoinstall_section(each, is_alone=len(found) == 1 and is_complete)
+
+
+def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
+    if not isinstance(section, dict):
+        raise make_fault(
+            f"autoinstall of the rendered user data is {quote_value(section)}, not a mapping",
+            "indent the keys below autoinstall:",
+        )
+    version = section.get("version")
+    if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
+        raise make_fault(
+            "autoinstall of the rendered user data has no version: 1", "write version: 1 below the key autoinstall:"
+        )
+    for key, value in section.items():
+        types = _AUTOINSTALL_TYPES.get(key)
+        if types is not None and not isinstance(value, types):
+            needed = _TYPE_NAMES[types[0]]
+            raise make_fault(
+                f"autoinstall.{key} of the rendered user data must be {needed}, found {_describe(value)}",
                 "correct the template",
             )
-    if section:
-        raise _make_error("the rendered kickstart leaves a section open", "close the section with %end")
+        if key in _CHOICES and value not in _CHOICES[key]:
+            choices = " or ".join(_CHOICES[key])
+            message = f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}"
+            raise make_fault(message, "correct the template")
+        for command in value if key in _COMMANDS else ():
+            words = command if isinstance(command, list) else [command]
+            if not all(isinstance(word, str) for word in words):
+                raise make_fault(
+                    f"autoinstall.{key} of the rendered user data has a command that is not a text or a list of texts",
+                    "quote the command if it contains a colon and a space",
+                )
+
+
+def _describe(value: object) -> str:
+    return quote_value(value) if isinstance(value, str | list | dict) or value is None else quote_value(str(value))
+
+
+# The types that an answer may have. Source: debconf-set-selections(1); `seen` sets a flag. Other lines are skipped.
+_PRESEED_TYPES: Final = ("boolean", "multiselect", "note", "password", "seen", "select", "string", "text", "title")
 
 
 def _check_preseed(format: str, text: str) -> None:
-    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
-        if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
-            raise _make_error(
-                f"line {number} of the rendered preseed is not an answer: {quote_value(line.strip())}",
-                "write OWNER QUESTION TYPE VALUE, for example d-i clock-setup/utc boolean true",
+    number, lines = 0, iter(text.split("\n"))
+    for line in lines:
+        number += 1
+        begin, answer = number, line.removesuffix("\r")
+        while answer.endswith("\\") and (more := next(lines, None)) is not None:
+            number += 1
+            answer = answer[:-1] + more.removesuffix("\r")
+        words = answer.split(maxsplit=3)
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 3:
+            raise make_fault(
+                f"line {begin} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
+                "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
+                begin,
+            )
+        if words[2] not in _PRESEED_TYPES:
+            raise make_fault(
+                f"line {begin} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
+                did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
+                begin,
             )
 
 
-# Talos: the machine document has `version: v1alpha1`. Other documents have `apiVersion: v1alpha1`.
-_TALOS_DOCUMENT: Final = re.compile(r"^(?:version:\s*[\"']?v1alpha1|apiVersion:\s*[\"']?v1alpha1)\b", re.MULTILINE)
-_TALOS_MACHINE: Final = re.compile(r"^machine:", re.MULTILINE)
-_TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)\b", re.MULTILINE)
+_TALOS_TYPES: Final = ("controlplane", "init", "worker")
 
 
 def _check_talos(format: str, text: str) -> None:
-    if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
-        raise _make_error(
-            "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`",
-            "commit the output of `talosctl gen config` or `talosctl machineconfig patch`",
-            Code.TALOS_DOCUMENT,
-        )
-    if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
-        raise _make_error(
-            "the rendered Talos configuration has no machine.type",
-            "write type: controlplane or type: worker below machine:",
-            Code.TALOS_DOCUMENT,
-        )
+    """Check each document: the machine document has `version`, others have `apiVersion` and `kind`."""
+    try:
+        documents = [(node, _read_node(node)) for node in _compose_all(text)]
+    except (yaml.YAMLError, RecursionError) as error:
+        message, line = cloud_init.describe_yaml_error(error)
+        where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
+        hint = "correct the template, and check its indentation and brackets"
+        raise make_fault(f"{where} is not YAML: {message}", hint, line, Code.TALOS_DOCUMENT) from None
+    if text.startswith("#cloud-config"):
+        raise _make_talos_fault("the rendered text begins with #cloud-config, which is not for Talos", 1)
+    if not documents:
+        raise _make_talos_fault("the rendered Talos configuration has no document", 0)
+    machines = 0
+    for node, document in documents:
+        line = node.start_mark.line + 1
+        if not isinstance(document, dict):
+            raise _make_talos_fault(f"line {line} of the rendered text begins a document that is not a mapping", line)
+        if "apiVersion" in document or "kind" in document:
+            if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
+                message = f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind"
+                raise make_fault(message, "write apiVersion: v1alpha1 and its kind", line, Code.TALOS_DOCUMENT)
+            continue
+        if document.get("version") != "v1alpha1":
+            raise _make_talos_fault(
+                "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`", line
+            )
+        machines += 1
+        if machines > 1:
+            raise make_fault(
+                f"line {line} of the rendered Talos configuration begins a second machine document",
+                "merge the documents with `version: v1alpha1` into one",
+                line,
+                Code.TALOS_DOCUMENT,
+            )
+        machine = document.get("machine")
+        if "machine" in document and (not isinstance(machine, dict) or machine.get("type") not in _TALOS_TYPES):
+            raise make_fault(
+                "the rendered Talos configuration has no machine.type",
+                "write type: controlplane or type: worker below machine:",
+                0,
+                Code.TALOS_DOCUMENT,
+            )
+
+
+def _make_talos_fault(message: str, line: int) -> Malformed:
+    hint = "commit what `talosctl gen config` or `talosctl machineconfig patch` writes"
+    return make_fault(message, hint, line, Code.TALOS_DOCUMENT)
+
+
+def _compose_all(text: str) -> list[yaml.Node]:
+    if cloud_init.exceeds_depth(text):
+        raise RecursionError("it is nested too deeply")
+    found = yaml.compose_all(text, Loader=yaml.CSafeLoader)
+    return [node for node in found if not (isinstance(node, yaml.ScalarNode) and not node.value)]
+
+
+def _read_node(node: yaml.Node, levels: int = 3) -> object:
+    """Return the first levels of a document, with the text of scalars. Raises `yaml.YAMLError` for a repeated key."""
+    if not isinstance(node, yaml.MappingNode):
+        return node.value if isinstance(node, yaml.ScalarNode) else []
+    found: dict[str, object] = {}
+    for key, value in node.value if levels else ():
+        name = key.value if isinstance(key, yaml.ScalarNode) else ""
+        if name in found:
+            raise yaml.MarkedYAMLError(None, None, f"the key {quote_value(name)} is there twice", key.start_mark)
+        found[name] = _read_node(value, levels - 1)
+    return found
 
 
 _YAST: Final = "http://www.suse.com/1.0/yast2ns"
@@ -253,33 +372,34 @@ def _check_autoyast(format: str, text: str) -> None:
     try:
         parser.Parse(text.encode(), True)
     except ExpatError as error:
-        raise _make_error(
+        raise make_fault(
             f"the rendered AutoYaST profile is not well-formed XML: {error}",
             "correct the template",
+            error.lineno,
             Code.AUTOYAST_DOCUMENT,
         ) from None
     if roots[:1] != [f"{_YAST} profile"]:
-        raise _make_error(
+        raise make_fault(
             f"the rendered XML begins with <{quote_value(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
             f'begin it with <profile xmlns="{_YAST}">',
-            Code.AUTOYAST_DOCUMENT,
+            code=Code.AUTOYAST_DOCUMENT,
         )
 
 
 def _reject_entity(name: str, *_: object) -> None:
-    raise _make_error(
+    raise make_fault(
         f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
-        "replace the entity with its text",
-        Code.AUTOYAST_DOCUMENT,
+        "write the text in place of the entity",
+        code=Code.AUTOYAST_DOCUMENT,
     )
 
 
 def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
-        raise _make_error(
-            f"Combustion does not run the rendered script, which begins with {quote_value(text.partition(chr(10))[0])}",
+        raise make_fault(
+            f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
             "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
-            Code.COMBUSTION_SCRIPT,
+            code=Code.COMBUSTION_SCRIPT,
         )
 
 
@@ -288,7 +408,7 @@ def _check_generic(format: str, text: str) -> None:
 
 
 _CHECKS: Final[Mapping[UserDataFormat, Callable[[str, str], None]]] = {
-    UserDataFormat.IGNITION: _check_ignition,
+    UserDataFormat.IGNITION: check_ignition,
     UserDataFormat.CLOUD_INIT: _check_cloud_init,
     UserDataFormat.AUTOINSTALL: _check_autoinstall,
     UserDataFormat.KICKSTART: _check_kickstart,

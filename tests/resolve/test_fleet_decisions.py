@@ -434,7 +434,10 @@ UKI = "httpBoot: uki"
             "arguments to a uki that requests, and no user data",
             *("uki", "UefiHttp", f"{UKI}, kernelArguments: [a]", "UEFI", "configFrom: SystemUUID", ["GB4003"]),
         ),
-        ("user data that the image understands", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.5", []),
+        (
+            "user data that the image understands",
+            *("kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.5, kernelArguments: [ignition.firstboot]", []),
+        ),
         ("user data that is too new", "kernel", "Pxe", "@", "UEFI", "userData: Ignition/3.3", ["GB4004"]),
         ("user data of another kind", "kernel", "Pxe", "@", "UEFI", "userData: CloudInit", ["GB4004"]),
         ("user data for an image without", "kernel", "Pxe", "@", "UEFI", "", ["GB4004"]),
@@ -455,7 +458,7 @@ def test_r6_image_and_method_must_match(
 @for_each(
     ("format", "beside", "expected"),
     [
-        ("Ignition/3.4", {"t": IGNITION}, []),
+        ("Ignition/3.4", {"t": IGNITION}, ["GB4012"]),
         ("Ignition/3.4", {"t": "{"}, ["GB4005"]),
         ("Ignition/3.4", {"t": "{}"}, ["GB4005"]),
         ("Ignition/3.4", {"t": '{"ignition": {"version": "2.3.0"}}'}, ["GB4005"]),

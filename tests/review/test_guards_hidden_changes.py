@@ -181,7 +181,7 @@ def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> 
 )
 def test_a_server_with_its_own_line_is_in_no_other_group(what: str, condition: str, line: str) -> None:
     other = "# {{ server.name }}"
-    found = alike(web(f"{{% if {condition} %}}{line}\n{{% else %}}{other}\n{{% endif %}}"))
+    found = alike(web(f"a: |\n{{% if {condition} %}}  {line}\n{{% else %}}  {other}\n{{% endif %}}"))
     assert ["fra1-web07"] in found
     assert sorted(map(len, found)) == [1, 17]
 

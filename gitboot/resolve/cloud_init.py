@@ -1,0 +1,464 @@
+"""cloud-init user data: find what cloud-init would ignore, and what YAML it would read.
+
+The rules are those of cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules of
+`cloudinit/handlers` take them. The check never fetches what a part includes.
+"""
+
+from __future__ import annotations
+
+import email
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from email.message import Message
+from typing import Any, Final, NamedTuple
+
+import yaml
+from jinja2 import Environment, nodes, pass_context
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.runtime import Context
+
+from gitboot.model.scalars import Malformed, quote_value
+from gitboot.resolve.user_data_faults import make_fault
+
+
+class CloudConfigs(NamedTuple):
+    """What cloud-init reads from user data."""
+
+    configs: tuple[dict[Any, Any], ...]  # of the parts that gitboot can read, in order
+    is_complete: bool  # False: the machine adds what gitboot does not see (an include, a part handler, a template)
+
+
+def read_user_data(text: str) -> CloudConfigs:
+    """Return the cloud-configs of user data. Raises `Malformed` if cloud-init would ignore a part of it."""
+    reader = _Reader(text)
+    for part in _split_parts(text):
+        reader.read(part)
+    return CloudConfigs(tuple(reader.configs), reader.is_complete)
+
+
+# The types of parts by the text with which the part begins. Source: cloudinit/handlers/__init__.py.
+_CONFIG: Final = "text/cloud-config"
+_JSON_PATCH: Final = "text/cloud-config-jsonp"
+_ARCHIVE: Final = "text/cloud-config-archive"
+_SCRIPT: Final = "text/x-shellscript"
+_BOOTHOOK: Final = "text/cloud-boothook"
+_JINJA: Final = "text/jinja2"
+_PART_HANDLER: Final = "text/part-handler"
+_TYPE_BY_HEADER: Final = {
+    "#include-once": "text/x-include-once-url",
+    "#include": "text/x-include-url",
+    "#cloud-config-archive": _ARCHIVE,
+    "#cloud-config-jsonp": _JSON_PATCH,
+    "#cloud-config": _CONFIG,
+    "#cloud-boothook": _BOOTHOOK,
+    "#part-handler": _PART_HANDLER,
+    "## template: jinja": _JINJA,
+    "#!": _SCRIPT,
+    **{f"{_SCRIPT}-per-{each}": f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once")},
+}
+_INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
+_UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
+_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})  # what a Jinja part may become
+_DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})  # types that the content overrides
+_GZIP: Final = frozenset(
+    f"application/{name}"
+    for name in (
+        *("gzip", "gzip-compressed", "gzipped", "x-compress", "x-compressed"),
+        *("x-gunzip", "x-gzip", "x-gzip-compressed"),
+    )
+)
+_NOT_MULTIPART: Final = "text/x-not-multipart"
+_HEADER_HINT: Final = (
+    "begin it with #cloud-config, #!, #cloud-boothook, #include, #part-handler, #cloud-config-archive or "
+    "## template: jinja"
+)
+
+
+class _Part(NamedTuple):
+    """A part of user data."""
+
+    name: str  # for messages
+    type: str
+    payload: str | bytes
+    first_line: int  # of the payload in the user data; 1-based. 0: the payload is encoded
+    headers: Mapping[str, str]
+
+
+def _detect_type(payload: str | bytes, default: str) -> str:
+    try:
+        text = payload if isinstance(payload, str) else payload.decode()
+    except UnicodeDecodeError:
+        return default
+    start = text.lstrip()[:64].lower()
+    return next((kind for header, kind in _TYPE_BY_HEADER.items() if start.startswith(header)), default)
+
+
+def _split_parts(text: str) -> Iterator[_Part]:
+    """Yield the parts with their types. The parts of an archive are not split yet."""
+    if b"mime-version:" not in text[:4096].encode("utf-8", "replace")[:4096].lower():
+        yield _Part("the user data", _detect_type(text, _NOT_MULTIPART), text, 1, {})
+        return
+    message = email.message_from_string(text)
+    leaves = [each for each in message.walk() if each.get_content_maintype().lower() != "multipart"]
+    for number, leaf in enumerate(leaves, 1):
+        name, kind, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
+        if kind in _GZIP:
+            kind, payload = "text/plain", _decompress(payload, name)
+        if kind in _DETECTED:
+            kind = _detect_type(payload, kind)
+        yield _Part(
+            name, kind, payload, _find_line(text, payload), {key.lower(): str(value) for key, value in leaf.items()}
+        )
+
+
+def _decode_payload(part: Message) -> str | bytes:
+    payload: Any = part.get_payload(decode=True)
+    if isinstance(payload, bytes) and part.get_content_maintype() == "text":
+        return payload.decode("utf-8", "surrogateescape")
+    return b"" if payload is None else payload
+
+
+def _find_line(text: str, payload: str | bytes) -> int:
+    at = text.find(payload) if isinstance(payload, str) and payload else -1
+    return text.count("\n", 0, at) + 1 if at >= 0 else 0
+
+
+_MAX_BYTES: Final = 1024 * 1024  # of a decompressed part, as of a rendered template
+
+
+def _decompress(payload: str | bytes, name: str) -> str:
+    data = payload.encode("utf-8", "surrogateescape") if isinstance(payload, str) else payload
+    text = b""
+    try:
+        while data.strip(b"\0"):
+            member = zlib.decompressobj(wbits=31)
+            text += member.decompress(data, _MAX_BYTES + 1 - len(text))
+            if len(text) > _MAX_BYTES:
+                raise make_fault(
+                    f"{name} of the rendered user data unpacks to more than {_MAX_BYTES:,} bytes", "shorten it"
+                )
+            if not member.eof:
+                raise zlib.error("it ends too early")
+            data = member.unused_data
+        return text.decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        message = f"{name} of the rendered user data is not gzip that contains text: {error}"
+        raise make_fault(message, "encode the part as base64 of a gzip file, or do not compress it") from None
+
+
+class _Reader:
+    """Reads parts in order."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.configs: list[dict[Any, Any]] = []
+        self.is_complete = True
+        self._has_handlers = False  # a part handler may take every type after it
+
+    def read(self, part: _Part) -> None:
+        if part.type in _INCLUDES:
+            self.is_complete, self._has_handlers = False, True
+        elif part.type == _ARCHIVE:
+            for each in _split_archive(part):
+                self._take(each)
+        else:
+            self._take(part)
+
+    def _take(self, part: _Part) -> None:
+        if part.type == _PART_HANDLER:
+            self.is_complete, self._has_handlers = False, True
+        elif part.type == _CONFIG:
+            self._read_config(part)
+        elif part.type == _JSON_PATCH:
+            _check_patch(part)
+            self.is_complete = False
+        elif part.type == _JINJA:
+            self._read_template(part)
+        elif part.type not in _UNCHECKED and part.payload and not self._has_handlers:
+            raise _make_unhandled(part)
+
+    def _read_config(self, part: _Part) -> None:
+        config = parse_yaml(part.payload, f"the cloud-config of {part.name}", part.first_line)
+        if config is None:
+            return  # cloud-init reports an empty part, but there is nothing in it to lose
+        if not isinstance(config, dict):
+            raise make_fault(
+                f"the cloud-config of {part.name} is {quote_value(config)}, not a mapping, so cloud-init ignores it",
+                "write keys and values below #cloud-config",
+                part.first_line,
+            )
+        _check_merging(part, config)
+        self.configs.append(config)
+
+    def _read_template(self, part: _Part) -> None:
+        text = part.payload if isinstance(part.payload, str) else part.payload.decode("utf-8", "replace")
+        first, _, rest = text.partition("\n")
+        named = re.match(r"##\s*template:(.*)", first, re.IGNORECASE)
+        if named is None or named[1].lower().strip() != "jinja":
+            raise make_fault(
+                f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
+                "write ## template: jinja, and nothing else, in the first line",
+                part.first_line,
+            )
+        body = _parse_template(part, rest)
+        if body is None:
+            self.is_complete = False
+            return
+        kind = _detect_type(body, "")
+        if kind not in _FROM_TEMPLATES:
+            raise make_fault(
+                f"the template of {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
+                "begin the second line with #cloud-config, #! or #cloud-boothook",
+                part.first_line and part.first_line + 1,
+            )
+        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # without expressions: what the machine reads is known
+            self._read_config(part._replace(payload=body, first_line=part.first_line and part.first_line + 1))
+        elif kind in (_CONFIG, _JSON_PATCH):
+            self.is_complete = False
+
+
+def _make_unhandled(part: _Part) -> Malformed:
+    if part.type in ("text/plain", _NOT_MULTIPART):
+        begins = quote_value(_first_line(part.payload))
+        whose = "the rendered user data" if part.type == _NOT_MULTIPART else f"{part.name} of the rendered user data"
+        return make_fault(f"{whose} begins with {begins}, which cloud-init ignores", _HEADER_HINT, part.first_line)
+    return make_fault(
+        f"{part.name} of the rendered user data has the type {quote_value(part.type)}, which cloud-init ignores",
+        f"give it a type that cloud-init reads, such as {_CONFIG} or {_SCRIPT}",
+        part.first_line,
+    )
+
+
+def _first_line(payload: str | bytes) -> str:
+    text = payload if isinstance(payload, str) else payload.decode("utf-8", "replace")
+    return text.partition("\n")[0]
+
+
+# Jinja parts. Source: cloudinit/templater.py.
+
+
+@pass_context
+def _keep(_: Context, value: object) -> object:
+    return value
+
+
+class _JinjaOfCloudInit(Environment):
+    """Parses templates, and renders none. It computes no constants, which could take any time."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
+
+
+_JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
+
+
+def _parse_template(part: _Part, source: str) -> str | None:
+    """Return the text before the first expression of a Jinja part. None: the template begins with an expression."""
+    try:
+        tree = _JINJA_OF_CLOUD_INIT.parse(source)
+        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # finds unknown filters and tests
+    except (TemplateError, RecursionError, ValueError) as error:
+        line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
+        raise make_fault(
+            f"the Jinja template of {part.name} cannot be read, so cloud-init ignores it: {error}",
+            "correct the template, and write it between {% raw %} and {% endraw %}",
+            part.first_line and part.first_line + line,
+        ) from None
+    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    if (other := tree.find(kinds)) is not None:
+        raise make_fault(
+            f"the Jinja template of {part.name} uses another template, which cloud-init does not support",
+            "write the text of the other template into this one",
+            part.first_line and part.first_line + other.lineno,
+        )
+    begins = ""
+    for node in tree.body:
+        for each in node.nodes if isinstance(node, nodes.Output) else ():
+            if not isinstance(each, nodes.TemplateData):
+                return begins if begins.strip() else None
+            begins += each.data
+        if not isinstance(node, nodes.Output):
+            return begins if begins.strip() else None
+    return begins if "{" in source else source
+
+
+# cloud-init reads YAML with PyYAML's own parser. libyaml takes a tenth of the time. Its verdict differs only for texts
+# with tabs, directives, unusual characters, or indicators beside others. A search with random texts found these.
+_DIFFERS: Final = re.compile(r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE)
+_INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
+_MAX_DEPTH: Final = 100  # of lists and mappings; Python's own limit ends PyYAML at about 300
+
+
+def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
+    """Return the value of a YAML document as cloud-init reads it. Raises `Malformed`.
+
+    ``what`` names the document in messages. ``first_line`` is its place in the user data. 0: the place is not known.
+    """
+    try:
+        text = payload if isinstance(payload, str) else payload.decode()
+        if exceeds_depth(text):
+            raise make_fault(f"{what} is nested too deeply", "nest it less", first_line)
+        has_questions = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
+        loader: Any = yaml.SafeLoader(text) if has_questions or _DIFFERS.search(text) else yaml.CSafeLoader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, Malformed):
+            raise
+        message, line = describe_yaml_error(error)
+        where = f"line {first_line + line - 1} of {what}" if first_line and line else what
+        raise make_fault(
+            f"{where} is not YAML that cloud-init can read: {message}",
+            "correct the template, and check its indentation and brackets",
+            first_line + line - 1 if first_line and line else 0,
+        ) from None
+
+
+def describe_yaml_error(error: Exception) -> tuple[str, int]:
+    """Return the message of a YAML error, and its 1-based line. 0: the line is not known."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        reason = getattr(error, "reason", None)
+        return str(reason or error).partition("\n")[0], 0
+    mark, began = error.problem_mark, error.context_mark
+    # An open bracket or quote is found at the end of the text. Its beginning is the place to correct.
+    if began is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
+        mark = began
+    problem = (error.problem or error.context or "").replace("\t", "\\t")
+    return problem, mark.line + 1 if mark is not None else 0
+
+
+def exceeds_depth(text: str) -> bool:
+    """Return whether lists and mappings are nested too deeply. libyaml composes them by recursion in C."""
+    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # of a line; each may begin a list or mapping
+    if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:
+        return False
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            return True
+    return False
+
+
+# Merging. Sources: cloudinit/mergers/__init__.py; cloud-init, "Merging user data sections".
+_MERGER: Final = re.compile(r"[a-z_][a-z0-9_]*\(.*?\)")
+_MERGERS: Final = frozenset({"dict", "list", "str"})
+
+
+def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
+    how = config.get("merge_how")
+    if how is None:
+        how = config.get("merge_type")
+    header = part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""
+    for wanted in (how, header):
+        if wanted is None:
+            continue
+        names = _parse_merger_names(wanted)
+        wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
+        if names is None or wrong is not None:
+            what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
+            raise make_fault(
+                f"the merge type of {part.name} names {what} so cloud-init ignores the part",
+                "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
+                part.first_line,
+            )
+
+
+def _parse_merger_names(wanted: object) -> list[str] | None:
+    """Return the names of the mergers, without prefix. None: cloud-init cannot read them."""
+    if isinstance(wanted, str):
+        given = [each for each in (name.lower().strip().replace("-", "_") for name in wanted.split("+")) if each]
+        if not all(re.fullmatch(_MERGER, each) for each in given):
+            return None
+        names = [each.partition("(")[0] for each in given]
+    elif isinstance(wanted, Iterable):
+        names = []
+        for each in wanted:
+            if isinstance(each, dict):
+                name = each.get("name") if "settings" in each else None
+                name = name.replace("-", "_").strip() if isinstance(name, str) else None
+            else:
+                name = each[0] if isinstance(each, list | str) and each else None
+            if not isinstance(name, str):
+                return None
+            names.append(name)
+    else:
+        return None
+    return [each.removeprefix("m_") for each in names if each]
+
+
+# JSON patches (RFC 6902).
+_OPERATIONS: Final = {
+    "add": "value",
+    "replace": "value",
+    "test": "value",
+    "move": "from",
+    "copy": "from",
+    "remove": "op",
+}
+
+
+def _check_patch(part: _Part) -> None:
+    text = part.payload if isinstance(part.payload, str) else part.payload.decode("utf-8", "replace")
+    body = text.lstrip().removeprefix("#cloud-config-jsonp")
+    try:
+        patch = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise make_fault(
+            f"the JSON patch of {part.name} is not JSON, so cloud-init ignores it: {error}",
+            "write a list of operations (RFC 6902) below #cloud-config-jsonp",
+            part.first_line,
+        ) from None
+    for operation in patch if isinstance(patch, list) else [patch]:
+        known = isinstance(operation, dict) and isinstance(operation.get("path"), str)
+        needed = _OPERATIONS.get(str(operation.get("op"))) if known else None
+        if needed is None or needed not in operation or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL):
+            raise make_fault(
+                f"the JSON patch of {part.name} has an element that is not an operation, so cloud-init ignores it",
+                'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
+                part.first_line,
+            )
+
+
+# Archives. Source: cloudinit/user_data.py, `_explode_archive`.
+_ARCHIVE_FIELDS: Final = frozenset(
+    {"content", "filename", "type", "launch-index", "content-disposition", "number-attachments", "content-type"}
+)  # of an entry; other fields are headers of its part
+
+
+def _split_archive(part: _Part) -> Iterator[_Part]:
+    entries = parse_yaml(part.payload, f"the archive of {part.name}", part.first_line)
+    if entries is not None and not isinstance(entries, list):
+        raise make_fault(
+            f"the archive of {part.name} is {quote_value(entries)}, not a list, so cloud-init ignores it",
+            "write a list of entries below #cloud-config-archive",
+            part.first_line,
+        )
+    for number, entry in enumerate(entries or (), 1):
+        name = f"entry {number} of the archive of {part.name}"
+        found: Any = {"content": entry} if isinstance(entry, str) else entry
+        if not isinstance(found, dict):
+            raise make_fault(
+                f"{name} is {quote_value(entry)}, which cloud-init ignores",
+                "write a text or a mapping",
+                part.first_line,
+            )
+        content = found.get("content", "")
+        kind = found.get("type")
+        headers = {str(key): value for key, value in found.items() if str(key).lower() not in _ARCHIVE_FIELDS}
+        is_read = isinstance(content, str | bytes) and all(isinstance(key, str) for key in found)
+        is_read = is_read and all(value is None or isinstance(value, str) for value in headers.values())
+        if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
+            raise make_fault(
+                f"{name} stops cloud-init: its content or a header is not a text, or its type has no slash",
+                "write content: with a text, and type: such as text/cloud-config",
+                part.first_line,
+            )
+        if not kind:
+            kind = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
+        lower = {str(key).lower(): str(value) for key, value in headers.items()}
+        yield _Part(name, kind.lower(), content, 0, lower)

@@ -1,0 +1,286 @@
+"""Ignition user data: check the types of all fields, and the values without which Ignition stops.
+
+Source: Ignition's configuration specifications 3.0 to 3.6, and their JSON schemas. Ignition ignores fields that it does
+not know. `ignition-validate` also checks partitions, RAID and encrypted volumes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gitboot.model.scalars import quote_value
+from gitboot.resolve.user_data_faults import make_fault
+
+# A field is a type, a list with one type, or a mapping of fields. The number is the first version 3.x with the field.
+_HEADERS: Final = [{"name": str, "value": str}]
+_RESOURCE: Final = {
+    "source": str,
+    "verification": {"hash": str},
+    "compression": (str, 1),
+    "httpHeaders": (_HEADERS, 1),
+}
+_FILE_CONTENTS: Final = _RESOURCE | {"compression": str}
+_OWNER: Final = {"id": int, "name": str}
+_NODE: Final = {"path": str, "overwrite": bool, "user": _OWNER, "group": _OWNER}
+_FIELDS: Final[Mapping[str, Any]] = {
+    "ignition": {
+        "version": str,
+        "config": {"merge": [_RESOURCE], "replace": _RESOURCE},
+        "timeouts": {"httpResponseHeaders": int, "httpTotal": int},
+        "security": {"tls": {"certificateAuthorities": [_RESOURCE]}},
+        "proxy": ({"httpProxy": str, "httpsProxy": str, "noProxy": [str]}, 1),
+    },
+    "storage": {
+        "disks": [
+            {
+                "device": str,
+                "wipeTable": bool,
+                "partitions": [
+                    {
+                        **dict.fromkeys(("label", "typeGuid", "guid"), str),
+                        **dict.fromkeys(("number", "sizeMiB", "startMiB"), int),
+                        **dict.fromkeys(("wipePartitionEntry", "shouldExist"), bool),
+                        "resize": (bool, 2),
+                    }
+                ],
+            }
+        ],
+        "raid": [{"name": str, "level": str, "spares": int, "devices": [str], "options": [str]}],
+        "filesystems": [
+            {
+                **dict.fromkeys(("path", "device", "format", "label", "uuid"), str),
+                "options": [str],
+                "wipeFilesystem": bool,
+                "mountOptions": ([str], 1),
+            }
+        ],
+        "files": [{**_NODE, "mode": int, "contents": _FILE_CONTENTS, "append": [_FILE_CONTENTS]}],
+        "directories": [{**_NODE, "mode": int}],
+        "links": [{**_NODE, "target": str, "hard": bool}],
+        "luks": (
+            [
+                {
+                    **dict.fromkeys(("name", "label", "uuid", "device"), str),
+                    "keyFile": _RESOURCE,
+                    "wipeVolume": bool,
+                    "options": [str],
+                    "clevis": {
+                        "custom": {"pin": str, "config": str, "needsNetwork": bool},
+                        "tpm2": bool,
+                        "tang": [{"url": str, "thumbprint": str, "advertisement": (str, 4)}],
+                        "threshold": int,
+                    },
+                    "discard": (bool, 4),
+                    "openOptions": ([str], 4),
+                    "cex": ({"enabled": bool}, 5),
+                }
+            ],
+            2,
+        ),
+    },
+    "systemd": {
+        "units": [
+            {
+                **dict.fromkeys(("name", "contents"), str),
+                **dict.fromkeys(("enabled", "mask"), bool),
+                "dropins": [{"name": str, "contents": str}],
+            }
+        ]
+    },
+    "passwd": {
+        "users": [
+            {
+                **dict.fromkeys(("name", "passwordHash", "gecos", "homeDir", "primaryGroup", "shell"), str),
+                "sshAuthorizedKeys": [str],
+                "groups": [str],
+                **dict.fromkeys(("noCreateHome", "noUserGroup", "system", "noLogInit"), bool),
+                "uid": int,
+                "shouldExist": (bool, 2),
+            }
+        ],
+        "groups": [{"name": str, "gid": int, "passwordHash": str, "system": bool, "shouldExist": (bool, 2)}],
+    },
+    "kernelArguments": ({"shouldExist": [str], "shouldNotExist": [str]}, 3),
+}
+_KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false"}
+_MAX_INTEGER: Final = 2**63
+
+
+def check_ignition(format: str, text: str) -> None:
+    """Raise `Malformed` if Ignition would not apply the document."""
+    minor = int(format.partition("/3.")[2])
+    try:
+        config = json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
+        raise make_fault(
+            f"the rendered Ignition document is not JSON: {error}",
+            "Ignition is JSON; convert a Butane file with `butane` before it is committed",
+            line,
+        ) from None
+    _check_version(config, format, minor)
+    for problem in _find_wrong_types(config, _FIELDS, minor, ""):
+        raise make_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+    for problem in _find_wrong_values(config, minor):
+        raise make_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _check_version(config: Any, format: str, minor: int) -> None:
+    section = config.get("ignition") if isinstance(config, dict) else None
+    version = section.get("version") if isinstance(section, dict) else None
+    if not isinstance(version, str):
+        raise make_fault(
+            "the rendered Ignition document has no ignition.version",
+            f'begin it with {{"ignition": {{"version": "3.{minor}.0"}}',
+        )
+    if version.startswith(("1", "2")):
+        raise make_fault(
+            f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
+            "convert it once with ign-converter and commit the result",
+        )
+    if version != f"3.{minor}.0":
+        raise make_fault(
+            f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
+            f"write ignition.version 3.{minor}.0, or correct the profile's userData.format",
+        )
+
+
+def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
+    """Yield each value that Ignition cannot read. `null` is the same as no value."""
+    if isinstance(wanted, tuple):
+        wanted, since = wanted
+        if minor < since:
+            return
+    if value is None:
+        return
+    if isinstance(wanted, Mapping):
+        if not isinstance(value, dict):
+            yield f"{path or 'the document'} must be an object, found {_describe(value)}"
+            return
+        for key, each in value.items():
+            if key in wanted:
+                yield from _find_wrong_types(each, wanted[key], minor, f"{path}.{key}".removeprefix("."))
+    elif isinstance(wanted, list):
+        if not isinstance(value, list):
+            yield f"{path} must be a list, found {_describe(value)}"
+            return
+        for index, each in enumerate(value):
+            yield from _find_wrong_types(each, wanted[0], minor, f"{path}[{index}]")
+    elif type(value) is not wanted or (wanted is int and not -_MAX_INTEGER <= value < _MAX_INTEGER):
+        yield f"{path} must be {_KINDS[wanted]}, found {_describe(value)}"
+
+
+def _describe(value: Any) -> str:
+    return quote_value(value) if isinstance(value, str | list | dict) or value is None else json.dumps(value)
+
+
+# The field by which the elements of a list differ. Source: `config/v3_4/types/*.go`, the methods Key and Validate.
+_KEYS: Final = (
+    *(("passwd", "users", "name"), ("passwd", "groups", "name"), ("systemd", "units", "name")),
+    *(("storage", "disks", "device"), ("storage", "filesystems", "device"), ("storage", "raid", "name")),
+    *(("storage", "files", "path"), ("storage", "directories", "path"), ("storage", "links", "path")),
+    ("storage", "luks", "name"),
+)
+_LUKS_SINCE: Final = 2  # version 3.2
+_UNIT_SUFFIXES: Final = (
+    *(".service", ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer"),
+    *(".snapshot", ".slice", ".scope"),
+)
+_NEEDS_FORMAT: Final = ("path", "label", "uuid", "wipeFilesystem", "options", "mountOptions")
+_MAX_MODE: Final = 0o7777
+_FORMATS: Final = frozenset({None, "", "ext4", "btrfs", "xfs", "vfat", "swap", "none", "virtiofs"})
+_SOURCE: Final = re.compile(r"(?:https?|tftp|s3|gs|data|arn):", re.IGNORECASE)
+_DATA_URL: Final = re.compile(
+    r"data:(?:[^,;/]+/[^,;/]+)?(?:;[^,;]+)*,[^%]*+(?:%[0-9a-f]{2}[^%]*+)*+", re.IGNORECASE | re.DOTALL
+)
+_HASH: Final = re.compile(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}")
+
+
+def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
+    """Yield each value that Ignition rejects. The types of all values are correct."""
+    nodes: Counter[str] = Counter()
+    for section, name, key in _KEYS:
+        elements = ((config.get(section) or {}).get(name) or []) if name != "luks" or minor >= _LUKS_SINCE else []
+        found: Counter[str] = Counter()
+        for index, element in enumerate(elements):
+            path = f"{section}.{name}[{index}]"
+            value = (element or {}).get(key) or ""
+            if not value and section != "passwd":
+                yield f"{path} has no {key}"
+            yield from _find_wrong_paths(path, element or {})
+            found[value] += 1
+            nodes[value] += key == "path"
+            yield from _find_wrong_element(name, path, element or {})
+        yield from (f"{section}.{name} has {_describe(value)} twice" for value, count in found.items() if count > 1)
+    yield from (f"storage has {_describe(value)} twice" for value, count in nodes.items() if count > 1)
+    settings = config["ignition"]
+    merged = settings.get("config") or {}
+    authorities = ((settings.get("security") or {}).get("tls") or {}).get("certificateAuthorities") or []
+    for each in (*(merged.get("merge") or []), *authorities):
+        yield from _find_wrong_source("ignition", each, is_needed=True)
+    yield from _find_wrong_source("ignition.config.replace", merged.get("replace"))
+
+
+def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
+    for field in ("path", "device"):
+        value = element.get(field) or ""
+        if value and not value.startswith("/"):
+            yield f"{path}.{field} must begin with /, found {_describe(value)}"
+        elif field == "path" and value != "/" and any(each in ("", ".", "..") for each in value.split("/")[1:]):
+            yield f"{path}.{field} must be without //, . and .., found {_describe(value)}"
+
+
+def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Iterator[str]:
+    if name in ("files", "directories") and not 0 <= (element.get("mode") or 0) <= _MAX_MODE:
+        yield f"{path}.mode must be at most {_MAX_MODE} (octal 7777), found {element['mode']}"
+    if name == "links" and not element.get("target"):
+        yield f"{path} has no target"
+    if name == "units" and not (element.get("name") or "").endswith(_UNIT_SUFFIXES):
+        yield f"{path}.name must end with the type of a unit, such as .service, found {_describe(element.get('name'))}"
+    if name == "raid" and not (element.get("level") and element.get("devices")):
+        yield f"{path} needs a level and devices"
+    if name == "luks" and not element.get("device"):
+        yield f"{path} has no device"
+    if name == "filesystems" and not element.get("format") and any(element.get(each) for each in _NEEDS_FORMAT):
+        yield f"{path} has no format"
+    for dropin in (element.get("dropins") or []) if name == "units" else ():
+        if not ((dropin or {}).get("name") or "").endswith(".conf"):
+            yield f"{path}.dropins has a name that does not end with .conf"
+    for owner in ("user", "group") if name in ("files", "directories", "links") else ():
+        given = element.get(owner) or {}
+        if given.get("id") is not None and given.get("name"):
+            yield f"{path}.{owner} has both an id and a name"
+    if name == "filesystems" and element.get("format") not in _FORMATS:
+        yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot make"
+    if name == "files":
+        contents = element.get("contents")
+        if element.get("overwrite") and (contents or {}).get("source") is None:
+            yield f"{path} has overwrite and no contents.source"
+        for each in (contents, *(element.get("append") or [])):
+            yield from _find_wrong_source(path, each)
+
+
+def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_needed: bool = False) -> Iterator[str]:
+    if resource is None and not is_needed:
+        return
+    given = resource or {}
+    source, compression = given.get("source") or "", given.get("compression")
+    checksum = (given.get("verification") or {}).get("hash")
+    if not source and is_needed:
+        yield f"{path} has no source"
+    if source and not _SOURCE.match(source):
+        yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition fetches"
+    elif source.lower().startswith("data:") and not _DATA_URL.fullmatch(source):
+        yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
+    if compression not in (None, "", "gzip"):
+        yield f"{path} has the compression {_describe(compression)}, not gzip"
+    if checksum is not None and not _HASH.fullmatch(checksum):
+        yield f"{path} has the hash {_describe(checksum)}, not sha256- or sha512- and hexadecimal digits"

@@ -1,0 +1,196 @@
+"""Kickstart user data: check sections, commands and their options, without reading what it includes.
+
+Source: pykickstart's "Kickstart Documentation". gitboot does not depend on pykickstart, which follows `%include`. The
+values of options are not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final, NoReturn
+
+from gitboot.model.scalars import Malformed, quote_value
+from gitboot.resolve.kickstart_commands import COMMANDS
+from gitboot.resolve.user_data_faults import make_fault
+from gitboot.text import find_similar
+
+_SCRIPT: Final = "0..0 --erroronfail --interpreter= --log= --logfile="
+_PACKAGES: Final = (
+    "0..0 --default --excludedocs --excludeWeakdeps --exclude-weakdeps --ignorebroken --ignoremissing --inst-langs= "
+    "--instLangs= --multilib --nobase --nocore --retries= --timeout="
+)
+# The arguments of each section, in the form of `COMMANDS`.
+_SECTIONS: Final[dict[str, str | None]] = {
+    "%addon": None,
+    "%anaconda": None,
+    "%certificate": "0..0 --dir= --filename=! --type=",
+    "%onerror": _SCRIPT,
+    "%packages": _PACKAGES,
+    "%post": f"{_SCRIPT} --nochroot",
+    "%pre": _SCRIPT,
+    "%pre-install": _SCRIPT,
+    "%traceback": _SCRIPT,
+}
+
+
+def check_kickstart(text: str) -> None:
+    """Raise `Malformed` if the installer would stop at the text."""
+    lines = iter(enumerate(text.splitlines(keepends=True), 1))
+    for number, line in lines:
+        if (fault := _find_line_fault(line)) is not None:
+            raise _make_fault(number, *fault)
+        word = _find_first_word(line)
+        if word in _SECTIONS:
+            _check_section(word, number, lines)
+
+
+def _make_fault(number: int, message: str, hint: str) -> Malformed:
+    return make_fault(f"line {number} of the rendered kickstart {message}", hint, number)
+
+
+def _find_first_word(line: str) -> str:
+    return line.split(maxsplit=1)[0] if line.strip() else ""
+
+
+def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
+    """Read the lines of a section, with its `%end`."""
+    has_appended, has_body = False, False
+    for number, line in lines:
+        word = _find_first_word(line)
+        if word.startswith("%ksappend"):
+            if (fault := _find_line_fault(line)) is not None:
+                raise _make_fault(number, *fault)
+            has_appended = True  # the appended text may close the section
+        elif word in ("%end", "%include") or word in _SECTIONS:
+            words = _split(line, comments=False)
+            if words is None:
+                raise _make_fault(number, *_UNCLOSED_QUOTE)
+            if word == "%end":
+                if name == "%certificate" and not has_body:
+                    raise _make_fault(begin, "has an empty section %certificate", "write the certificate below it")
+                return
+            if word == "%include":
+                if not any(words[1:2]):
+                    raise _make_fault(number, *_NO_FILE)
+                has_body = True
+            else:
+                raise _make_fault(
+                    number, f"begins {word} inside {name} of line {begin}", f"close {name} with %end before it"
+                )
+        elif name == "%packages" and (fault := _find_package_fault(line)) is not None:
+            raise _make_fault(number, *fault)
+        else:
+            has_body = has_body or bool(line.strip())
+    if not has_appended:
+        raise _make_fault(begin, f"begins {name}, which is not closed", "close it with %end on a line of its own")
+
+
+_NO_FILE: Final = ("includes nothing", "write the file or the URL in the same line")
+_UNCLOSED_QUOTE: Final = (
+    "has a quote that is not closed, or ends with a backslash",
+    "close the quote, or write the character between other quotes",
+)
+
+
+@lru_cache(maxsize=4096)  # servers share most lines
+def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
+    """Return the words of a line as a shell splits them. None: a quote is not closed."""
+    try:
+        return tuple(shlex.split(line, comments=comments))
+    except ValueError:
+        return None
+
+
+def _find_package_fault(line: str) -> tuple[str, str] | None:
+    """Return the message and the hint for a line of %packages. None: the line is correct."""
+    package = line.partition("#")[0].strip()
+    if package == "-":
+        return "excludes no package", "write the name of the package after the dash"
+    options = set(package.split()[1:]) if package.startswith("@") else set()
+    if {"--nodefaults", "--optional"} <= options:
+        return "has both --nodefaults and --optional", "remove one of them"
+    return None
+
+
+@lru_cache(maxsize=4096)  # servers share most lines
+def _find_line_fault(line: str) -> tuple[str, str] | None:
+    """Return the message and the hint for a line outside of sections. None: the line is correct."""
+    stripped = line.strip()
+    if not stripped or stripped.startswith("#"):
+        return None
+    if stripped.startswith("%ksappend"):
+        return None if " " in stripped else _NO_FILE
+    words = _split(line, comments=True)
+    if words is None:
+        return _UNCLOSED_QUOTE
+    name = words[0]
+    if name == "%include":
+        return None if any(words[1:2]) else _NO_FILE
+    if name == "%end":
+        return "has an %end without a section", "remove it, or begin the section"
+    known = _SECTIONS if name.startswith("%") else COMMANDS
+    if name not in known:
+        kind = "section" if name.startswith("%") else "command"
+        meant = find_similar(name, known)
+        hint = f"did you mean {meant}?" if meant is not None else "correct the template"
+        return f"begins with {quote_value(name)}, which is not a {kind} of kickstart", hint
+    if (options := known[name]) is None:
+        return None
+    message = _find_option_fault(name, options, words[1:])
+    return None if message is None else (f"cannot be read as {name}: {message}", "correct the options")
+
+
+def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | None:
+    try:
+        found, others = _make_parser(options).parse_known_args(words)
+        _check_section_options(name, found)
+    except _OptionFault as fault:
+        return str(fault)
+    unknown = next((each for each in others if each.startswith("-") and each.strip("-")), None)
+    if unknown is not None:
+        return f"it has no option {unknown.partition('=')[0]}"
+    number = re.match(r"([0-9]+)\.\.([0-9]*)", options)
+    least, most = number.groups() if number is not None else ("0", "")
+    if most and len(others) > int(most):
+        return f"{quote_value(others[int(most)])} is one argument too many"
+    return "an argument is missing" if len(others) < int(least) else None
+
+
+def _check_section_options(name: str, found: argparse.Namespace) -> None:
+    if name == "%certificate" and not (found.dir or found.type):
+        raise _OptionFault("it needs --dir or --type")
+    if name == "%packages":
+        if found.default and found.nocore:
+            raise _OptionFault("--default and --nocore exclude each other")
+        for option, value in (("timeout", found.timeout), ("retries", found.retries)):
+            if value is not None and not value.strip().lstrip("+-").isdecimal():
+                raise _OptionFault(f"--{option} needs a number")
+
+
+class _OptionFault(Exception):
+    """An option that a command does not accept."""
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """A parser that reads options as pykickstart does. It accepts the beginning of a name if only one name has it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _OptionFault(message)
+
+
+@lru_cache(maxsize=256)  # more than there are commands
+def _make_parser(options: str) -> _OptionParser:
+    parser = _OptionParser(add_help=False)
+    for option in options.split():
+        if ".." in option:
+            continue
+        name, _, form = option.rstrip("!").partition("=")
+        if "=" not in option:
+            parser.add_argument(name, action="store_true", required=option.endswith("!"))
+        else:
+            parser.add_argument(name, nargs="?" if form else None, required=option.endswith("!"))
+    return parser

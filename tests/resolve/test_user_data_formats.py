@@ -1,0 +1,151 @@
+"""Each format of user data is checked by its own rules, at the line of the template."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from gitboot.errors import InvalidRepository
+from gitboot.model.scalars import Malformed
+from gitboot.resolve.user_data_formats import check, check_beside
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import decided, fleet, image, policy, profile, server
+
+HEAD = "#cloud-config\nautoinstall:\n  version: 1\n"
+MACHINE = "version: v1alpha1\nmachine:\n  type: worker\n"
+HOSTNAME = "apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n"
+
+
+def fault(format: str, text: str) -> str | None:
+    try:
+        check(format, text)
+    except Malformed as error:
+        return str(error)
+    return None
+
+
+@for_each(
+    ("text", "message"),
+    [
+        (HEAD, None),
+        (f"{HEAD}  late-commands: [reboot, [curl, x]]\n  unknown: 1\n", None),
+        (f"{HEAD}  proxy: null\n  shutdown: poweroff\n  updates: all\n", None),
+        (f"{HEAD}  packages: [a\n", "is not YAML"),
+        (f"{HEAD}\tpackages: []\n", "is not YAML"),
+        (f"{HEAD}hostname: a\npackages: [b]\n", None),
+        ("#cloud-config\nhostname: a\n", "is not an autoinstall configuration"),
+        ("#cloud-config\nversion: 1\nidentity: {}\n", "identity outside of autoinstall:"),
+        (f"{HEAD}late-commands: [reboot]\n", "late-commands outside of autoinstall:"),
+        ("#cloud-config\nx:\n  autoinstall: {version: 1}\n", "is not an autoinstall configuration"),
+        ("#cloud-config\nautoinstall: yes\n", "not a mapping"),
+        ("#cloud-config\nautoinstall:\nversion: 1\n", "not a mapping"),
+        ("#cloud-config\nautoinstall: {}\n", "no version: 1"),
+        ("#cloud-config\nautoinstall: {version: 2}\n", "no version: 1"),
+        ("#cloud-config\nautoinstall: {version: '1'}\n", "no version: 1"),
+        ("#cloud-config\nautoinstall: {version: true}\n", "no version: 1"),
+        (f"{HEAD}  late-commands: reboot\n", "autoinstall.late-commands of the rendered user data must be a list"),
+        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is not a text"),
+        (f"{HEAD}  shutdown: halt\n", "must be poweroff or reboot"),
+        (f"{HEAD}  storage: lvm\n", "must be a mapping"),
+        ("#!/bin/sh\n", "is not an autoinstall configuration"),
+        ("#include\nhttp://192.0.2.1/a\n", None),
+        ("## template: jinja\n#cloud-config\nautoinstall: {version: {{ 1 }}}\n", None),
+    ],
+)
+def test_finding_p10_autoinstall_is_a_cloud_config_with_its_root_key(text: str, message: str | None) -> None:
+    found = fault("Autoinstall", text)
+    assert (found is None) if message is None else message in str(found)
+
+
+@for_each(
+    ("text", "message"),
+    [
+        (MACHINE, None),
+        (f"{MACHINE}---\n{HOSTNAME}---\n", None),
+        (f"---\n{HOSTNAME}", None),
+        (f"{MACHINE}---\n{MACHINE}", "a second machine document"),
+        (f"{MACHINE}  install: [a\n", "is not YAML"),
+        (f"{MACHINE}version: v1alpha1\n", "is there twice"),
+        (f"{MACHINE}---\n- a\n", "not a mapping"),
+        (f"{MACHINE}---\nkind: HostnameConfig\n", "needs apiVersion and kind"),
+        (f"{MACHINE}---\nhostname: a\n", "is not a Talos configuration"),
+        ("version: v1alpha1\nmachine:\n  type: node\n", "no machine.type"),
+        ("", "has no document"),
+        ("# a\n---\n", "has no document"),
+    ],
+)
+def test_finding_p10_each_document_of_talos_is_checked(text: str, message: str | None) -> None:
+    found = fault("Talos", text)
+    assert (found is None) if message is None else message in str(found)
+
+
+PRESEED = {
+    "d-i clock-setup/utc boolean true\n": True,
+    "# a\n\n  d-i  a/b\tselect\n": True,
+    "d-i a/b string c \\\n  d\n": True,
+    "d-i a/b boolean true\r\n": True,
+    "d-i a/b\n": False,
+    "d-i a/b strng c\n": False,
+    "d-i a/b \\\n": False,
+    "boolean\n": False,
+}
+
+
+def test_finding_p10_debconf_agrees_about_preseed() -> None:
+    assert {text: fault("Preseed", text) is None for text in PRESEED} == PRESEED
+    program = shutil.which("debconf-set-selections")
+    if program is None:
+        assert not os.environ.get("CI")
+        pytest.skip("debconf-set-selections is in Debian's package debconf")
+    for text, valid in PRESEED.items():
+        done = subprocess.run([program, "--checkonly"], input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0 and done.stderr == "") == valid, (text, done.stderr)
+
+
+@for_each(
+    ("name", "text", "message"),
+    [
+        ("vendor-data", "", None),
+        ("vendor-data", "\n", None),
+        ("vendor-data", "#cloud-boothook\n", None),
+        ("vendor-data", "#cloud-config\na: [\n", "is not YAML"),
+        ("vendor-data", "a: b\n", "the rendered vendor-data begins with"),
+        ("network-config", "version: 2\nethernets: {}\n", None),
+        ("network-config", "{network: {version: 1, config: []}}\n", None),
+        ("network-config", "network: {config: disabled}\n", None),
+        ("network-config", "version: '2'\n", "has no version"),
+        ("network-config", "version: 2\nethernets: [\n", "is not YAML"),
+        ("network-config", "network:\n  ethernets: {}\nversion: 2\n", "has no version"),
+        ("network-config", "# version: 2\n", "is not a mapping"),
+    ],
+)
+def test_finding_p10_files_beside_user_data_are_checked(name: str, text: str, message: str | None) -> None:
+    if message is None:
+        check_beside("CloudInit", name, text)
+        return
+    with pytest.raises(Malformed, match=message):
+        check_beside("CloudInit", name, text)
+
+
+@for_each(
+    ("template", "line"),
+    [
+        ("#cloud-config\na: b\nc:\td\n", 3),
+        ("{#- a -#}\n#cloud-config\na: {{ server.name }}\n{% for i in [1, 2] %}\nb{{ i }}:\tx\n{% endfor %}\n", 5),
+        ("#cloud-config\n{% if true %}\na: b\n{%- endif %}\nc:\td\n", 5),
+        ("#cloud-config\na: {{ 'b\n  c: d\n  e: f' | indent(2) }}\n", 4),
+        ("#cloud-config\n{%- set a %}\na: [\n{% endset %}\n{{ a | b64encode }}\n", 1),
+    ],
+)
+def test_finding_p10_a_fault_is_at_the_line_of_the_template(template: str, line: int) -> None:
+    documents = (
+        *(fleet(), server("web01"), image("a-1", "userData: CloudInit"), policy("web")),
+        profile("web", "a-1", "userData: {format: CloudInit, template: t}"),
+    )
+    with pytest.raises(InvalidRepository) as error:
+        decided(*documents, files={"t": template})
+    (problem,) = error.value.problems
+    assert (problem.path, problem.line, problem.code) == ("t", line, "GB4005")
