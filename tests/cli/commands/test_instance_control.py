@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -169,7 +171,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
         "gitboot: no guard holds a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
-    for other_digest in ("0" * 64, digest[:12]):
+    for other_digest in ("0" * 64, "0" * 12):
         stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
@@ -191,9 +193,66 @@ def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
     line = next(line for line in lines if line.endswith("--reason '…'")).strip()
-    assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
+    assert line == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
+
+
+def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -> None:
+    digest = hold(rack)
+    for prefix, code, said in (
+        (digest[:7], Exit.USAGE, "is not a digest: type at least 8 of the hexadecimal digits"),
+        ("maxReinstalls", Exit.USAGE, "is not a digest"),
+        (digest + "0", Exit.USAGE, "is not a digest"),
+        ("0" * 8, Exit.STALE, f"have the digest {digest}, not 00000000"),
+    ):
+        done = rack.typed("approve", prefix, "--all-guards", *REASON)
+        assert (done.code, said in done.err) == (code, True), done
+    for guards in ((), ("--all-guards", *REINSTALL)):
+        done = rack.typed("approve", digest[:8], *guards, *REASON)
+        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
+    said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
+    assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
+    assert rack.once(*rack.spooling).code == Exit.FINE
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_finding_r10_status_prints_one_command_on_one_line(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    digest = hold(rack)
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = [line.strip() for line in rack.said("status").splitlines()]
+    assert [line for line in lines if "approve" in line or "--reason" in line] == [
+        f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
+    ]
+    assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]
+    command = next(line for line in lines if line.startswith("gitboot approve"))
+    pasted = typed(*shlex.split(command)[1:])
+    assert (pasted.code, "is the placeholder of an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
+
+
+def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) -> None:
+    assert rack.typed("status").code == Exit.FINE
+    rack.typed("stop-installs", *REASON)
+    assert rack.typed("status", "-o", "json").code == Exit.PARTIAL
+    rack.said("allow-installs")
+    hold(rack)
+    assert rack.typed("status").code == Exit.HELD
+    rack.said("suspend", *REASON, "--until", "1d12h")
+    rack.once()
+    assert rack.typed("status").code == Exit.SUSPENDED
+
+
+def test_finding_r13_a_suspension_ends_after_a_duration(rack: Rack) -> None:
+    before = datetime.now(UTC)
+    rack.said("suspend", *REASON, "--until", "1h30m")
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger:
+        ((message,),) = ledger.execute("SELECT message FROM events ORDER BY id DESC LIMIT 1")
+    until = datetime.fromisoformat(re.search(r"until (\S+Z)", message)[1])  # type: ignore[index]
+    assert timedelta(minutes=89, seconds=58) < until - before < timedelta(minutes=90, seconds=30)
+    past = rack.typed("suspend", *REASON, "--until", "-5m")
+    assert (past.code, "is past: use a later time" in past.err) == (Exit.USAGE, True)
 
 
 # stop and start
@@ -319,7 +378,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is past; name an instant to come"),
+        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is past: use a later time, or a duration from now such as 2h"),
         ("--until tomorrow --reason x", "Invalid value for '--until'"),
         ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
         ("--reason x", "Missing option '--until'"),
