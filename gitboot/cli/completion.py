@@ -15,10 +15,11 @@ import click
 
 _MAX_SECONDS: Final = 1.0  # a person waits for the names
 _KIND: Final = re.compile(r"^(?:\{\s*)?kind:\s*[\"']?(\w+)", re.MULTILINE)
-_NAME: Final = re.compile(
-    r"^[^\n#]*?\bmetadata:\s*(?:\{[^{}]*?|(?:\n[ \t]+[^\n]*)*?\n[ \t]+)\bname:\s*[\"']?([A-Za-z0-9][\w.-]*)",
-    re.MULTILINE,
+_METADATA: Final = re.compile(
+    r"^(?:\{.*?\b)?metadata:[ \t]*(?:(?P<flow>\{.*)|(?:#.*)?\n(?P<block>(?:[ \t]+.*\n?|\n)+))", re.MULTILINE
 )
+_NAME: Final = re.compile(r"(?:^|[{,\s])name:\s*[\"']?([A-Za-z0-9][\w.-]*)")
+_INNER: Final = re.compile(r"\{[^{}]*\}")
 _DOCUMENT_START: Final = re.compile(r"^---.*$", re.MULTILINE)
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -78,9 +79,16 @@ def read_document_names(folder: Path, kind: str) -> Iterator[str]:
 
 def _find_names(text: str, kind: str) -> Iterator[str]:
     for document in _DOCUMENT_START.split(text):
-        found = _KIND.search(document)
-        if found is not None and found[1] == kind and (name := _NAME.search(document)) is not None:
-            yield name[1]
+        found, metadata = _KIND.search(document), _METADATA.search(document)
+        if found is None or found[1] != kind or metadata is None:
+            continue
+        if metadata["flow"]:
+            fields = [metadata["flow"][0] + _INNER.sub("", metadata["flow"][1:].partition("}, spec:")[0])]
+        else:
+            lines = [line for line in metadata["block"].splitlines() if line.strip()]
+            depth = len(lines[0]) - len(lines[0].lstrip())
+            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # without the labels
+        yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
 
 
 def _find_subjects(context: click.Context) -> Iterator[str]:

@@ -100,8 +100,8 @@ def test_a_commit_that_would_reinstall_servers_is_held_and_the_last_one_goes_on(
     assert (held(parts).commit, held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
     assert accepted(parts) == (False, "GuardTripped")
     (event,) = (event for event in parts.events if event.type == "Held")
-    assert f"Gitboot-Ack: {held(parts).digest} maxReinstalls" in event.message
-    assert f"gitboot approve {held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
+    assert f"Gitboot-Ack: {held(parts).digest} maxReinstalls maxUpdatePercent" in event.message
+    assert f"gitboot approve {held(parts).digest[:16]} --all-guards --reason '…' --state DIRECTORY" in event.message
     assert "servers that may be reinstalled: 12; the limit is 0" in event.message
 
 
@@ -411,10 +411,9 @@ def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, 
     turn(parts, 1)
     assert applied(parts) == before
     (event,) = (event for event in parts.events if event.type == "Held")
-    each = [line.partition(" with ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
+    each = [line.partition(": ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
     assert len(each) == 2
-    message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
-    last = repository.push({}, f"Acknowledge\n\n{message}")
+    last = repository.push({}, "\n".join(["Acknowledge", "", *each]))
     turn(parts, 2)
     assert applied(parts) == last
 

@@ -288,7 +288,7 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         assert applied(parts) == before
         assert held is not None and held.guards == ("maxReinstalls",)
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
-        assert "Acknowledge it with: gitboot approve" in event.message
+        assert "To let it through, run gitboot approve" in event.message
         given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
         instance_tables.add_request(parts.ledger, NOON, "grace", "approve", given)
         turn(parts, 3)

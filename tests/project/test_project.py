@@ -129,7 +129,7 @@ FAULTS = {
     "c": ("finding_", {1, 2, 3, 4, 5, 6}),  # correctness under faults
     "m": ("finding_", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}),  # mirrors and CDNs
     "p": ("finding_", {1, 2, 5, 6}),  # what public reports of other tools led to
-    "r": ("finding_", {1, 2, 3, 4, 5, 6, 11, 14, 15, 16}),  # rollback, rollout, daily operation
+    "r": ("finding_", {1, 2, 3, 4, 5, 6, 10, 11, 13, 14, 15, 16, 17}),  # rollback, rollout, daily operation
     "s": ("finding_", set(range(1, 18))),  # security
 }
 

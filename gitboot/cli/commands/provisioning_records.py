@@ -204,7 +204,7 @@ def _format_beginning(
         [(name, _format_record(record), "will be installed") for name, record in known if name in installed],
         unknown,
         [(uuid, _format_record(record), "no Server document yet") for uuid, record in others.items()],
-        [(name, _format_record(record), "is not installed again") for name, record in known if name not in installed],
+        [(name, _format_record(record), "stays as it is") for name, record in known if name not in installed],
     ]
     rows: list[tuple[str, str, str]] = []
     for group in groups:
