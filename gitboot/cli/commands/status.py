@@ -253,9 +253,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
 )
 @state_option
 @click.option("--server", metavar="NAME", help="Only events of this server.", shell_complete=complete_servers)
-@click.option(
-    "-n", "--tail", "number", metavar="N", type=click.IntRange(min=0), help="Only the last N events. Default: all."
-)
+@click.option("-n", "--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N events. Default: all.")
 @click.option(
     "--since",
     type=InstantType(is_past=True),
@@ -268,7 +266,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
 def events_command(
     state: Path,
     server: str | None,
-    number: int | None,
+    tail: int | None,
     since: datetime | None,
     follow: bool,
     outputs: tuple[OutputOption, ...],
@@ -292,8 +290,8 @@ def events_command(
             raise UsageError(f"the ledger has no events of a server {server!r}; {hint}")
         last = max((at for at, _ in events), default=0)
         chosen = [each for _, each in events if _is_chosen(each, server, since)]
-        if number is not None:
-            chosen = chosen[max(len(chosen) - number, 0) :]
+        if tail is not None:
+            chosen = chosen[max(len(chosen) - tail, 0) :]
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in chosen)
         while follow:
