@@ -411,7 +411,7 @@ def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, 
     turn(parts, 1)
     assert applied(parts) == before
     (event,) = (event for event in parts.events if event.type == "Held")
-    each = [line.partition(": ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
+    each = [line.partition(": ")[2] for line in event.message.rpartition("each merge on its own: ")[2].split("; ")]
     assert len(each) == 2
     last = repository.push({}, "\n".join(["Acknowledge", "", *each]))
     turn(parts, 2)
