@@ -156,11 +156,11 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
         if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
             return code
         _hook(fleet, scratch / "state")
-        digest, guards = _rehearse(stack, fleet, scratch)
+        digest = _rehearse(stack, fleet, scratch)
         lines.wait_for("OverrideConfirmed", INSTALLED)
         lines.wait_until_quiet()
         threading.Thread(target=_show_phases, args=(base,), daemon=True).start()
-        print(_banner(scratch, base, digest, guards), flush=True)
+        print(_banner(scratch, base, digest), flush=True)
     os.waitid(os.P_PID, gitboot.pid, os.WEXITED | os.WNOWAIT)
     _end_group(gitboot)
     return gitboot.returncode
@@ -384,19 +384,18 @@ def _wait_until_judged(state: str, commit: str) -> None:
         time.sleep(0.1)
 
 
-def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> tuple[str, list[str]]:
-    """Make the change of act 3 in a copy of the fleet; return its digest, and the guards that will hold it."""
+def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> str:
+    """Make the change of act 3 in a copy of the fleet; return its digest."""
     copy = scratch / "rehearsal"
     shutil.copytree(fleet, copy)
     subprocess.run(["sh", "-c", NEXT_IMAGE], cwd=copy, check=True)
     command = [PYTHON, "-m", "gitboot", "diff", "HEAD", str(copy), "-o", "json"]
     review, _ = _start(stack, command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)}).communicate()
     shutil.rmtree(copy)
-    found = json.loads(review)
-    return found["digest"], sorted({each["guard"] for each in found["trips"]})
+    return str(json.loads(review)["digest"])
 
 
-def _banner(scratch: Path, base: str, digest: str, guards: list[str]) -> str:
+def _banner(scratch: Path, base: str, digest: str) -> str:
     """Return what a visitor can do. A line that begins with two spaces is a command; a test types all of them."""
     fleet, state, credentials, log = (
         shlex.quote(str(scratch / name)) for name in ("fleet", "state", "credentials", "gitboot.log")
@@ -404,7 +403,6 @@ def _banner(scratch: Path, base: str, digest: str, guards: list[str]) -> str:
     batch = _get(f"{base}/api/v1/servers/{BATCH}")
     script = f"{base}/v1/boot/{batch['macs'][0]}/boot.ipxe"
     in_seconds = "$(date -u -d @$(($(date +%s) + {})) +%FT%TZ)".format
-    named = " \\\n    ".join(f"--guard {each}" for each in guards)
     return f"""
 gitboot runs on the example fleet: 30 servers in a Git repository, with
 simulated machines and BMCs. This terminal shows what happens. Operators also
@@ -450,9 +448,7 @@ a person. The last command names the commit and the reasons:
 
 Let the commit through:
 
-  gitboot approve --reason 'The canaries work' \\
-    {named} \\
-    {digest}
+  gitboot approve {digest[:16]} --all-guards --reason 'The canaries work'
 
 After OverrideConfirmed for {INSTALLED}, let the machine install the next image:
 

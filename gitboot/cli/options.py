@@ -6,8 +6,9 @@ import getpass
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,7 +22,7 @@ from gitboot.files import write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.standard_streams import escape_lines, strip_style, write_verbatim
-from gitboot.text import did_you_mean, format_names
+from gitboot.text import did_you_mean, format_names, printable
 
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
@@ -276,10 +277,40 @@ def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Pa
     return path
 
 
+# Texts that stand for a reason in examples, without the quotes and brackets around them.
+_PLACEHOLDER_REASONS: Final = frozenset(
+    {
+        *("comment", "explanation", "fixme", "lorem ipsum", "message", "placeholder", "reason", "reason here"),
+        *("some reason", "string", "tbd", "text", "the reason", "todo", "why", "why you do this", "xxx"),
+        *("write the reason here", "your reason", "your reason here"),
+    }
+)
+_QUOTES: Final = " \t\r\n'\"`\u00b4\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a"
+_BRACKETS: Final = re.compile(r"<[^<>]*>|\{[^{}]*\}")
+
+
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not text.strip():
+    """Return a reason. Raises `click.BadParameter` for an empty text and for the placeholder of an example."""
+    if text is None:
+        return None
+    if not text.strip():
         raise click.BadParameter("the reason is empty: write why you do this", param=parameter)
+    if is_placeholder_reason(text):
+        raise click.BadParameter(
+            f"{printable(text)} is the placeholder of an example: write why you do this, for example 'INC-4711: disk "
+            "replaced'",
+            param=parameter,
+        )
     return text
+
+
+def is_placeholder_reason(text: str) -> bool:
+    """Return whether a reason is the placeholder of an example, such as ``…``, ``TODO`` or ``<reason>``."""
+    text = text.strip(_QUOTES)
+    if _BRACKETS.fullmatch(text):
+        return True
+    words = text.strip(f"{_QUOTES}()[]$…?!.:_*-").casefold()
+    return not any(map(str.isalnum, words)) or " ".join(re.split(r"[\s_-]+", words)) in _PLACEHOLDER_REASONS
 
 
 reason_option = click.option(
@@ -340,26 +371,60 @@ class FiniteRange(click.FloatRange):
         return found
 
 
+_DURATION: Final = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<weeks>\d+)w)?(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?"
+    r"(?:(?P<seconds>\d+)s)?",
+    re.ASCII,
+)
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """Read a duration such as 2h, 30m, 1d12h or -15m, or return None for another text.
+
+    Raises `OverflowError` for a duration that is too long.
+    """
+    found = _DURATION.fullmatch("".join(text.split()))
+    if found is None or not any(char.isdigit() for char in text):
+        return None
+    sign, *_ = found.groups()
+    numbers = {unit: int(number) for unit, number in found.groupdict().items() if unit != "sign" and number is not None}
+    return timedelta(**numbers) * (-1 if sign == "-" else 1)
+
+
 class InstantType(click.ParamType[datetime]):
-    """An RFC 3339 time with a UTC offset."""
+    """An RFC 3339 time with a UTC offset, or a duration from now.
+
+    A duration without a sign is in the future, or in the past if ``is_past``.
+    """
 
     name = "instant"
+
+    def __init__(self, *, is_past: bool = False) -> None:
+        self.is_past = is_past
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
         try:
+            duration = parse_duration(value)
+            if duration is not None:
+                is_signed = value.strip()[0] in "+-"
+                return current_second() + (-duration if self.is_past and not is_signed else duration)
+        except OverflowError:
+            self.fail(f"{value!r} is too long: use a shorter duration, or a time", param, context)
+        try:
             return parse_instant(value)
         except Malformed as error:
-            self.fail(f"{error.message}; {error.hint}", param, context)
+            relative = f"as a duration {'before' if self.is_past else 'from'} now: 2h, 30m, 1d12h"
+            self.fail(f"{error.message}; {error.hint}, or {relative}", param, context)
 
 
 at_option = click.option(
     "--at",
     type=InstantType(),
     metavar="TIME",
-    help="The time to use instead of the current time, with a UTC offset. Example: 2026-01-31T08:00:00+01:00. "
-    "Default: now.",
+    help="The time to use instead of the current time: a time with a UTC offset, for example "
+    "2026-01-31T08:00:00+01:00, or a duration from now, for example 2h, 1d12h or -30m. Default: now.",
 )
 
 

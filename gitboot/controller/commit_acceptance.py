@@ -35,7 +35,16 @@ from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.stop_orders import StopScope
 from gitboot.review.formats import phrases
-from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, format_ack_lines, has_ack_line
+from gitboot.review.guards import (
+    ONLY_APPROVED,
+    Guard,
+    Limits,
+    Verdict,
+    format_ack_lines,
+    format_approval,
+    has_ack_line,
+    list_ack_guards,
+)
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
 from gitboot.text import format_count, format_names, format_rest
@@ -617,36 +626,33 @@ _MAX_INHERITED: Final = 3  # identities in one message
 
 
 def format_held(candidate: Candidate) -> str:
-    """Return a message with the guards that hold the commit, their numbers, and the way to acknowledge the commit."""
+    """Return a message with the guards that hold the commit and their numbers.
+
+    The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
+    """
     verdict = candidate.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
-    guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
-    approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
     if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
         trips = f"{trips} ({format_names(candidate.reinstalls)})"
     if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
         gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
         rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
         trips = f"{trips} ({gets}{rest and f' {rest}'})"
-    message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    message = f"{candidate.commit.revision[:12]} is held: {trips}"
     if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
-    if lines := _quote_lines(verdict, candidate.need):
-        needs_key = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
-        where = "in the message of a signed commit" if needs_key else "in a commit message"
-        commit = candidate.commit.revision[:12]
-        message = f"{commit} is held: {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
+    if not _acknowledging_lines(verdict, candidate.need):
+        message = f"{message}. A commit message cannot acknowledge it"
+    elif candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding:
+        message = f"{message}. A line in the message of a signed commit can acknowledge it"
     if candidate.released:
         message = (
             f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "
             f"network at once: {format_names(candidate.released)}"
         )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
-        each = "; ".join(
-            f"{revision[:12]} with {_quote_lines(step, candidate.need) or 'gitboot approve'}"
-            for revision, step in candidate.steps
-        )
-        message = f"{message}. Or acknowledge each merge on its own: {each}"
+        names = format_names([revision[:12] for revision, _ in candidate.steps])
+        message = f"{message}. You can also acknowledge each merge on its own: {names}"
     unheeded = tuple(
         f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
         for each in candidate.unheeded
@@ -654,11 +660,21 @@ def format_held(candidate: Candidate) -> str:
     return f"{message} ({format_names(unheeded)})" if unheeded else message
 
 
+def format_acknowledgement(candidate: Candidate) -> str:
+    """Return how to acknowledge a held commit: the lines for commit messages, and the command."""
+    verdict = candidate.verdict
+    ways = [f"run {format_approval(verdict.digest)}"]
+    if candidate.heeds_lines and (lines := _acknowledging_lines(verdict, candidate.need)):
+        ways.insert(0, f"add to a commit message: {' '.join(lines)}")
+    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
+        steps = "; ".join(
+            f"{revision[:12]}: {' '.join(_acknowledging_lines(step, candidate.need)) or 'gitboot approve'}"
+            for revision, step in candidate.steps
+        )
+        ways.append(f"acknowledge each merge on its own: {steps}")
+    return f"To let it through, {'. Or '.join(ways)}"
+
+
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
     """Return the lines that acknowledge a commit for all guards that hold it, or () if lines cannot do that."""
-    found = tuple(text for _, text in format_ack_lines(verdict, need))
-    return found if len(found) == len(verdict.holding) else ()
-
-
-def _quote_lines(verdict: Verdict, need: ReinstallsNeed | None) -> str:
-    return " and ".join(map(repr, _acknowledging_lines(verdict, need)))
+    return format_ack_lines(verdict, need) if len(list_ack_guards(verdict, need)) == len(verdict.holding) else ()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, is_withheld
-from gitboot.controller.commit_acceptance import format_accepted, format_held, format_rejected
+from gitboot.controller.commit_acceptance import format_accepted, format_acknowledgement, format_held, format_rejected
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import find_fleet_stop
@@ -28,6 +28,7 @@ from gitboot.resolve.server_plan import (
     InstallState,
 )
 from gitboot.resolve.stop_orders import StopScope
+from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, format_rest
@@ -109,7 +110,7 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     if (output := state.knowledge.facts.output) is not None:
         values["OUTPUT"] = output
     if (held := state.attempt.held) is not None:
-        values |= {"DIGEST": held.digest, "GUARDS": [word for guard in held.guards for word in ("--guard", guard)]}
+        values["DIGEST"] = held.digest[:SHOWN_DIGITS]
     if claims := state.knowledge.claims:
         values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
     if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):
@@ -597,6 +598,8 @@ def announcements(
         if (type := declared.find_event_type(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")
             message = each.message if server == each.type else f"{server}: {each.message}"
+            if type == "Held" and state.attempt.candidate is not None:  # an event has no remedy
+                message = f"{message}. {format_acknowledgement(state.attempt.candidate)}"
             yield Event(at=at, type=type, message=message, facts=_facts(each, state, at), warning=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -29,7 +30,7 @@ from gitboot.resolve.provisioning_record import last_provisioning_facts, parse_r
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.stop_orders import StopOrder, StopScope
 from gitboot.status.instance_status import Held
-from gitboot.text import format_count
+from gitboot.text import format_count, printable
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}. "unknown": reject the request if a server
 # has a record by then. "commit": reject it if another commit is accepted.
@@ -83,6 +84,27 @@ def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.facts = structs.replace(update.facts, stoppage=stoppage)
+
+
+_MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
+_DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
+
+
+def find_held_change(held: Held | None, prefix: str) -> Held:
+    """Return the held change whose digest begins with ``prefix``. Raises `UsageError` and `StaleDigest`."""
+    digits = prefix.strip().lower()
+    if not _DIGITS.fullmatch(digits) or len(digits) < _MIN_DIGITS:
+        raise UsageError(
+            f"{printable(prefix)} is not a digest: type at least {_MIN_DIGITS} of the hexadecimal digits that `gitboot "
+            "status` shows"
+        )
+    if held is None:
+        raise StaleDigest("no guard holds a commit, so there is no commit to approve")
+    if not held.digest.startswith(digits):
+        raise StaleDigest(
+            f"the changes of the held commit have the digest {held.digest}, not {digits}: review them again"
+        )
+    return held
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:

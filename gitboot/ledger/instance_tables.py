@@ -366,9 +366,16 @@ def write_events(tx: Transaction, events: Iterable[Event]) -> None:
 
 
 def read_events(store: Store) -> Iterator[dict[str, Any]]:
-    for at, type, message, text in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
+    """Yield the events, oldest first."""
+    return (event for _, event in read_numbered_events(store))
+
+
+def read_numbered_events(store: Store, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the events after event ``after``, each with its number, oldest first."""
+    query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id"
+    for number, at, type, message, text in store.rows(query, after):
         with store.reading():
-            yield {"at": at, "type": type, "message": message, **parse_object(text)}
+            yield int(number), {"at": at, "type": type, "message": message, **parse_object(text)}
 
 
 def read_accepted_commits(store: Store) -> tuple[str, ...]:

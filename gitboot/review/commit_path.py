@@ -220,7 +220,7 @@ class _Search:
             accepted_steps=path.steps,
             held_step=held,
             unacknowledged_steps=steps,
-            ignored_lines=(*self.malformed_lines, *stale),
+            ignored_lines=tuple(dict.fromkeys((*self.malformed_lines, *stale))),
             used_line_ids=used,
             waits=self.waits,
         )
@@ -309,9 +309,7 @@ def judge_by_steps(
     # The commits may be harmless together although one of them is not harmless. An instance may see that commit alone.
     holding = verdict if verdict.held else found.held_step.verdict
     steps = (
-        HeldStep(
-            commit=line[hop.new - 1].revision, lines=tuple(text for _, text in format_ack_lines(hop.verdict, need))
-        )
+        HeldStep(commit=line[hop.new - 1].revision, lines=format_ack_lines(hop.verdict, need))
         for hop in found.unacknowledged_steps
     )
     return holding, tuple(steps), found.ignored_lines

@@ -221,7 +221,7 @@ def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
             )
 
 
-# Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
+# Acknowledgements: `Gitboot-Ack: DIGEST GUARD…`, a line of a commit's message
 
 
 class IgnoredLine(Struct, frozen=True, kw_only=True):
@@ -233,26 +233,37 @@ class IgnoredLine(Struct, frozen=True, kw_only=True):
 
 
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
-_WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)[ \t]+(\S+)[ \t\r]*")
+_WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+SHOWN_DIGITS: Final = 16  # digits of a digest in a command; `gitboot approve` accepts 8
 
 
-def format_ack_line(digest: Digest, guard: Guard) -> str:
-    """Return the line that acknowledges a guard."""
-    return f"Gitboot-Ack: {digest} {guard}"
+def format_ack_line(digest: Digest, *guards: Guard) -> str:
+    """Return the line that acknowledges guards."""
+    return " ".join(["Gitboot-Ack:", digest, *guards])
 
 
-def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
-    """Yield each guard that holds the commit with its acknowledgement line, or with `gitboot approve` if a line cannot
-    count.
+def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+    """Return the line that acknowledges the guards that hold the commit, or () if a line can acknowledge none of
+    them.
     """
-    for guard in verdict.holding:
-        if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
-            yield guard, format_ack_line(verdict.digest, guard)
+    guards = list_ack_guards(verdict, need)
+    return (format_ack_line(verdict.digest, *guards),) if guards else ()
+
+
+def list_ack_guards(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[Guard, ...]:
+    """Return the guards that hold the commit and that a line in a commit message can acknowledge."""
+    without = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if need is ReinstallsNeed.APPROVE else ())}
+    return tuple(guard for guard in verdict.holding if guard not in without)
+
+
+def format_approval(digest: Digest) -> str:
+    """Return the command that approves a held commit. Its placeholders are no valid values."""
+    return f"gitboot approve {digest[:SHOWN_DIGITS]} --all-guards --reason '…' --state DIRECTORY"
 
 
 class AckLine(Struct, frozen=True, kw_only=True):
-    """A well-formed acknowledgement line of a commit message."""
+    """The acknowledgement of one guard, in a well-formed line of a commit message."""
 
     STALE: ClassVar[str] = (
         "it acknowledges other changes. The commits changed since then, or another version of gitboot computed the "
@@ -279,38 +290,47 @@ class AckLine(Struct, frozen=True, kw_only=True):
 def parse_ack_lines(
     messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
 ) -> Iterator[AckLine | IgnoredLine]:
-    """Yield the acknowledgement lines of commit messages.
+    """Yield the acknowledgements in commit messages: one for each guard that a line names.
 
-    A line may be anywhere in a message and may be indented, as after a squash. gitboot ignores a malformed line, and a
-    line for reinstallations that does not meet ``need``.
+    A line may be anywhere in a message and may be indented, as after a squash. gitboot ignores a malformed line, and an
+    acknowledgement of reinstallations that does not meet ``need``. A line with an unknown word acknowledges nothing.
 
     ``counted_before`` has the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines
     that counted. A line that counts by a signature counts once.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
-            if (why := _find_line_fault(line, message, need)) is not None:
-                yield IgnoredLine(commit=message.commit, line=line.strip(), why=why)
+            text = line.strip()
+            if (why := _find_line_fault(line)) is not None:
+                yield IgnoredLine(commit=message.commit, line=text, why=why)
                 continue
-            _, digest, guard = line.split()
-            content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
-            found = AckLine(
-                commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by, content=content
-            )
-            if content and (content in counted_before or found.id in counted_before):
-                yield IgnoredLine(commit=found.commit, line=found.text, why=AckLine.USED)
-            else:
-                yield found
+            _, digest, *guards = line.split()
+            for guard in dict.fromkeys(guards):
+                if (why := _find_guard_fault(guard, message, need)) is not None:
+                    yield IgnoredLine(commit=message.commit, line=text, why=why)
+                    continue
+                content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
+                found = AckLine(
+                    commit=message.commit, text=text, digest=digest, guard=guard, by=message.by, content=content
+                )
+                if content and (content in counted_before or found.id in counted_before):
+                    yield IgnoredLine(commit=found.commit, line=found.text, why=AckLine.USED)
+                else:
+                    yield found
 
 
-def _find_line_fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
+def _find_line_fault(line: str) -> str | None:
     if (found := _WORDS.fullmatch(line)) is None:
         return "not of the form Gitboot-Ack: DIGEST GUARD"
-    digest, guard = found.groups()
+    digest, guards = found.groups()
     if not _DIGEST.fullmatch(digest):
         return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
-    if guard not in list(Guard):
-        return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
+    if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
+        return f"there is no guard {unknown}; {did_you_mean(unknown, Guard, 'copy the whole line')}"
+    return None
+
+
+def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None) -> str | None:
     if guard == Guard.MAX_BMC_CHANGES:
         return f"only gitboot approve acknowledges {guard}, not a line in a message"
     if guard != Guard.MAX_REINSTALLS or need is None:
@@ -346,7 +366,7 @@ def find_acknowledgements(
                 unheeded.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
             case IgnoredLine():
                 unheeded.append(line)
-    return given, tuple(unheeded)
+    return given, tuple(dict.fromkeys(unheeded))  # a line that names several guards is ignored once
 
 
 Pair = tuple[str, Digest | None, Digest | None]  # (kind, digest before, digest after)

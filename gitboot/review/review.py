@@ -22,11 +22,21 @@ from gitboot.review.document_changes import (
     compare_fields,
 )
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Guard, IgnoredLine, Limits, Verdict, find_acknowledgements, format_ack_lines, judge
+from gitboot.review.guards import (
+    Guard,
+    IgnoredLine,
+    Limits,
+    Verdict,
+    find_acknowledgements,
+    format_ack_lines,
+    format_approval,
+    judge,
+    list_ack_guards,
+)
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
 from gitboot.review.risks import DANGEROUS, Risk
-from gitboot.text import format_count
+from gitboot.text import format_count, format_names
 
 
 class ReviewOutcome(StrEnum):
@@ -202,18 +212,41 @@ class Review(Struct, frozen=True, kw_only=True):
                     risk, names, reasons, f"{format_count(len(names), 'server')}: " if names[0] in servers else ""
                 )
 
-    def list_ack_lines(self) -> Iterator[tuple[Guard, str]]:
-        """Yield each guard that holds the commit with the line that acknowledges it."""
-        if (verdict := self.verdict) is not None:
-            yield from format_ack_lines(verdict, self.need)
+    @property
+    def ack_lines(self) -> tuple[str, ...]:
+        """The line that acknowledges the commit, or () if a line cannot do that."""
+        return format_ack_lines(self.verdict, self.need) if self.verdict is not None else ()
+
+    @property
+    def by_line(self) -> tuple[Guard, ...]:
+        """The guards that hold the commit and that `ack_lines` acknowledges."""
+        return list_ack_guards(self.verdict, self.need) if self.verdict is not None else ()
+
+    @property
+    def shown_digest(self) -> str | None:
+        """The digest of the changes, if something changes and no acknowledgement line shows the digest."""
+        if self.verdict is None or self.outcome is ReviewOutcome.UNCHANGED or self.ack_lines:
+            return None
+        return self.verdict.digest
+
+    @property
+    def approval_note(self) -> str:
+        """The introduction of `approval`, which names the guards that a line cannot acknowledge."""
+        holding = self.verdict.holding if self.verdict is not None else ()
+        others = [guard for guard in holding if guard not in self.by_line]
+        if not others:
+            return "Or run this on the host of the instance"
+        return (
+            f"A commit message cannot acknowledge {format_names(others)}. After you have checked the change, run this "
+            "on the host of the instance"
+        )
 
     @property
     def approval(self) -> str | None:
         """The command that approves the commit on the host of an instance."""
         if self.verdict is None or not self.verdict.held:
             return None
-        guards = " ".join(f"--guard {guard}" for guard in self.verdict.holding)
-        return f"gitboot approve {self.verdict.digest} {guards} --reason … --state …"
+        return format_approval(self.verdict.digest)
 
 
 def review_commits(

@@ -206,7 +206,7 @@ _TYPES: Final = (
     ConditionType(
         "CommitAccepted",
         {
-            "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
+            "GuardTripped": "gitboot approve DIGEST --all-guards --state STATE --reason '…'",
             "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
             "NotEvaluated": "commit-seconds = 600  # add to the file of --config and restart gitboot",
             "Untrusted": "git log --show-signature COMMIT  # sign the commit with a trusted key, or trust its key",

@@ -1013,7 +1013,7 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:
             if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
-                spelt = [each.removeprefix("--").replace("-", "_").upper() for each in parameter.opts]
+                spelt = [each[2:].replace("-", "_").upper() for each in parameter.opts if each.startswith("--")]
                 variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
                 assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
                 found = {variables} if isinstance(variables, str) else set(variables)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +13,17 @@ import click
 import pytest
 
 from gitboot.cli.main import Exit, cli
-from gitboot.cli.options import Setting, format_key, list_keys, list_variables, read_operator_name
+from gitboot.cli.options import (
+    InstantType,
+    Setting,
+    check_reason,
+    format_key,
+    is_placeholder_reason,
+    list_keys,
+    list_variables,
+    parse_duration,
+    read_operator_name,
+)
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import configured
@@ -48,6 +60,116 @@ def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str
     done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
     assert "Invalid value for '--reason': the reason is empty: write why you do this" in " ".join(done.err.split())
+
+
+PLACEHOLDERS: Final = [
+    *(
+        "…",
+        "...",
+        "'…'",
+        "“…”",
+        '"..."',
+        "....",
+        "-",
+        "?",
+        "$",
+        "TEXT",
+        "text",
+        "REASON",
+        "<reason>",
+        "<why you do this>",
+    ),
+    *(
+        "{reason}",
+        "[reason]",
+        "TODO",
+        "todo:",
+        "FIXME",
+        "TBD",
+        "xxx",
+        "Your reason here",
+        "your_reason",
+        "$REASON",
+        "…\n",
+    ),
+]
+REASONS: Final = [
+    "INC-4711",
+    "x",
+    "[INC-4711]",
+    "network upgrade",
+    "Waiting for the vendor…",
+    "更换磁盘",
+    "TODO-17 is done",
+    "5",
+]
+
+
+@for_each("reason", PLACEHOLDERS)
+def test_finding_r10_a_placeholder_is_no_reason(reason: str) -> None:
+    for command, option in TAKES_REASON:
+        done = typed(*command.split(), "--state", "nowhere", option, reason)
+        said = " ".join(done.err.split())
+        assert (done.code, "is the placeholder of an example" in said) == (Exit.USAGE, True), done
+
+
+@for_each("reason", REASONS)
+def test_finding_r10_a_reason_is_not_taken_for_a_placeholder(reason: str) -> None:
+    assert not is_placeholder_reason(reason)
+
+
+TAKES_REASON: Final = [
+    ("stop-installs", "--reason"),
+    ("suspend --until 2h", "--reason"),
+    ("approve 01234567 --all-guards", "--reason"),
+    ("records set web01 provisioned", "--reason"),
+    ("bmc resolve web01 --not-set", "--reason"),
+    ("secret fetches web01", "--confirm"),
+]
+
+
+def test_finding_r10_each_option_for_a_reason_refuses_placeholders() -> None:
+    def find(command: click.Command) -> Iterator[click.Parameter]:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                yield from find(found)
+        yield from (each for each in command.params if each.name == "reason" or each.metavar == "REASON")
+
+    found = list(find(cli))
+    assert len(found) > 10
+    assert {each.callback for each in found} == {check_reason}
+
+
+@for_each(
+    ("text", "duration"),
+    [
+        ("2h", timedelta(hours=2)),
+        ("30m", timedelta(minutes=30)),
+        ("1d12h", timedelta(days=1, hours=12)),
+        ("1d 12h", timedelta(days=1, hours=12)),
+        ("1w2d3h4m5s", timedelta(weeks=1, days=2, hours=3, minutes=4, seconds=5)),
+        ("-15m", timedelta(minutes=-15)),
+        ("+90s", timedelta(seconds=90)),
+        *((text, None) for text in ("", "2", "h", "+", "12h1d", "2H", "2.5h", "٢h", "2h-1m", "2026-01-01T00:00:00Z")),
+    ],
+)
+def test_finding_r13_a_duration_is_read(text: str, duration: timedelta | None) -> None:
+    assert parse_duration(text) == duration
+
+
+@for_each(("is_past", "sign"), [(True, -1), (False, 1)])
+def test_finding_r13_a_duration_counts_from_now(is_past: bool, sign: int) -> None:
+    for text, hours in (("2h", 2 * sign), ("+2h", 2), ("-2h", -2)):
+        before = datetime.now(UTC).replace(microsecond=0)
+        found = InstantType(is_past=is_past).convert(text, None, None)
+        assert before <= found - timedelta(hours=hours) <= datetime.now(UTC)
+    with pytest.raises(click.BadParameter, match="is too long"):
+        InstantType(is_past=is_past).convert("99999999999d", None, None)
+    with pytest.raises(click.BadParameter, match="2h, 30m, 1d12h"):
+        InstantType(is_past=is_past).convert("tomorrow", None, None)
 
 
 MOST_OPTIONS = 45

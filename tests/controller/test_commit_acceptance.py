@@ -100,8 +100,8 @@ def test_a_commit_that_would_reinstall_servers_is_held_and_the_accepted_one_stay
     assert (get_held(parts).commit, get_held(parts).guards) == (commit, ("maxReinstalls", "maxUpdatePercent"))
     assert accepted(parts) == (False, "GuardTripped")
     (event,) = (event for event in parts.events if event.type == "Held")
-    assert f"Gitboot-Ack: {get_held(parts).digest} maxReinstalls" in event.message
-    assert f"gitboot approve {get_held(parts).digest} --guard maxReinstalls --guard maxUpdatePercent" in event.message
+    assert f"Gitboot-Ack: {get_held(parts).digest} maxReinstalls maxUpdatePercent" in event.message
+    assert f"gitboot approve {get_held(parts).digest[:16]} --all-guards --reason '…' --state DIRECTORY" in event.message
     assert "servers that may be reinstalled: 12; the limit is 0" in event.message
 
 
@@ -415,10 +415,9 @@ def test_e19_each_of_several_merges_can_be_acknowledged_separately(parts: Parts,
     reconcile_once(parts, 1)
     assert applied(parts) == before
     (event,) = (event for event in parts.events if event.type == "Held")
-    each = [line.partition(" with ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
+    each = [line.partition(": ")[2] for line in event.message.rpartition("each merge on its own: ")[2].split("; ")]
     assert len(each) == 2
-    message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
-    last = repository.push({}, f"Acknowledge\n\n{message}")
+    last = repository.push({}, "\n".join(["Acknowledge", "", *each]))
     reconcile_once(parts, 2)
     assert applied(parts) == last
 

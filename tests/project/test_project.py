@@ -130,7 +130,7 @@ FAULTS = {
     "i": ("finding_", {1, 2, 3, 4}),  # imports from other systems
     "m": ("finding_", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}),  # mirrors and CDNs
     "p": ("finding_", {1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}),  # what public reports of other tools led to
-    "r": ("finding_", {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 15, 16, 18}),  # rollback, rollout, daily operation
+    "r": ("finding_", set(range(1, 19))),  # rollback, rollout, daily operation
     "s": ("finding_", set(range(1, 18))),  # security
 }
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from gitboot.fleet.revision import Message
+from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.jsonio import Digest
 from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
@@ -223,6 +223,24 @@ def test_an_acknowledgement_counts_at_any_place_in_the_message(what: str, messag
     assert (set(given), unheeded) == ({(DIGEST, "maxReinstalls")}, ())
 
 
+def test_finding_r10_one_line_acknowledges_several_guards() -> None:
+    line = f"Gitboot-Ack: {DIGEST} maxReinstalls  maxDeletes maxReinstalls"
+    given, unheeded = find_acknowledgements([Message("c1", line)], DIGEST)
+    assert (list(given), unheeded) == ([(DIGEST, "maxReinstalls"), (DIGEST, "maxDeletes")], ())
+    given, unheeded = find_acknowledgements([Message("c1", line)], OTHER)
+    assert (given, [each.line for each in unheeded]) == ({}, [line])  # told once
+
+
+def test_finding_r10_a_guard_that_a_line_cannot_acknowledge_leaves_the_others() -> None:
+    line = f"Gitboot-Ack: {DIGEST} maxReinstalls maxBmcChanges maxDeletes"
+    given, unheeded = find_acknowledgements([Message("c1", line)], DIGEST, ReinstallsNeed.SIGNED)
+    assert list(given) == [(DIGEST, "maxDeletes")]
+    assert [each.why.partition(" (")[0] for each in unheeded] == [
+        "reinstallations need a commit that is signed with a listed key",
+        "only gitboot approve acknowledges maxBmcChanges, not a line in a message",
+    ]
+
+
 @for_each(
     ("line", "why"),
     [
@@ -234,7 +252,9 @@ def test_an_acknowledgement_counts_at_any_place_in_the_message(what: str, messag
         (f"Gitboot-Ack: {DIGEST}", "not of the form"),
         ("Gitboot-Ack: maxReinstalls", "not of the form"),
         ("Gitboot-Ack:", "not of the form"),
-        (f"Gitboot-Ack: {DIGEST} maxReinstalls maxDeletes", "not of the form"),
+        (f"Gitboot-Ack: {DIGEST} maxReinstalls please", "there is no guard please"),
+        (f"Gitboot-Ack: {DIGEST} maxReinstalls, maxDeletes", "did you mean maxReinstalls?"),
+        (f"Gitboot-Ack: {DIGEST} {DIGEST} maxReinstalls", "there is no guard"),
         (f"gitboot-ack: {DIGEST} maxReinstalls", "not of the form"),
         (f"Gitboot-Ack {DIGEST} maxReinstalls", "not of the form"),
     ],
@@ -277,8 +297,8 @@ def test_an_acknowledgement_counts_only_for_its_guard_and_its_digest() -> None:
 def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
     held = reviewed(new)
-    lines = [line for _, line in held.list_ack_lines()]
-    assert lines == [format_ack_line(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
+    lines = held.ack_lines
+    assert lines == (format_ack_line(held.verdict.digest, *held.verdict.holding),)  # type: ignore[union-attr]
     assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
     voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))

@@ -489,7 +489,7 @@ def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> Non
     assert reason.endswith(
         "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log)"
     )
-    assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.list_ack_lines()]
+    assert Guard.MAX_ACCESS_CHANGES in found.by_line
 
 
 READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"

@@ -129,15 +129,14 @@ def test_each_remedy_can_be_typed(line: str) -> None:
     known -= {option for each in command.params if isinstance(each, Setting) for option in each.opts}
     assert {word for word in given if word.startswith("--")} <= known
     required = {max(each.opts, key=len) for each in command.params if each.required and isinstance(each, click.Option)}
-    assert required <= set(given) | {"--guard"} or "…" in given  # GUARDS stands for --guard GUARD
+    assert required <= set(given) or "…" in given
 
 
 def test_words_in_capitals_in_a_remedy_are_filled_in() -> None:
-    given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
-    line = find_remedy("CommitAccepted", "GuardTripped", given)
-    assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
+    line = find_remedy("CommitAccepted", "GuardTripped", {"DIGEST": "d1"})
+    assert line == "gitboot approve d1 --all-guards --state STATE --reason '…'"
     assert fill_state(line, "/var/lib/git boot") == (
-        "gitboot approve d1 --guard maxDeletes --state '/var/lib/git boot' --reason '…'"
+        "gitboot approve d1 --all-guards --state '/var/lib/git boot' --reason '…'"
     )
     line = find_remedy("Bmc/web01", "ForeignOverride")
     assert (

@@ -18,6 +18,7 @@ from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compare, list_addresses, render_document, scan
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
@@ -99,7 +100,7 @@ def command() -> None:
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option
@@ -135,7 +136,7 @@ def get(
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option
@@ -186,7 +187,7 @@ def diff(
         Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @evaluator_command
@@ -253,7 +254,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
         Exit.USAGE: "gitboot has not read the BMC yet, or an option is wrong",
     },
 )
-@click.argument("server")
+@click.argument("server", shell_complete=complete_servers)
 @state_option
 @click.option(
     "--consumed",
@@ -491,7 +492,7 @@ def power() -> None:
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option
@@ -541,7 +542,7 @@ def power_get(
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option
@@ -568,7 +569,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option
@@ -596,7 +597,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @credentials_option

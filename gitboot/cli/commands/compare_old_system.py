@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec import structs
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
@@ -76,6 +77,7 @@ _MAX_REDIRECTS: Final = 3  # redirects from script to script
     "names",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_servers,
     help="Compare only this server. Repeat the option for several servers.",
 )
 @click.option(

@@ -443,8 +443,8 @@ def _format_verdict(review: Review) -> Iterator[str]:
     yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
     yield printable(f" {phrases.ARROW} ".join(sides))
-    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
-        yield f"digest {review.verdict.digest}"
+    if (digest := review.shown_digest) is not None:
+        yield f"digest {digest}"
     if review.changes is not None:
         yield phrases.format_counts(review.changes)
         yield from (_wrap_lines(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
@@ -578,12 +578,13 @@ def _format_problems(review: Review, prefix: str) -> Iterator[str]:
 def _format_next_steps(review: Review) -> Iterator[str]:
     yield _format_heading("Next steps")
     yield f"  to see this review again, run: {review.command}"
-    acknowledging = list(review.list_ack_lines())
-    if acknowledging:
+    if review.approval is None:
+        return
+    if lines := review.ack_lines:
         yield "  to accept it, add to the message of the last commit:"
-        yield from (f"    {line}" for _, line in acknowledging)
+        yield from (f"    {line}" for line in lines)
         if review.steps:
             yield "  or acknowledge each commit in a later message:"
             yield from (f"    {line}  # {step.commit[:12]}" for step in review.steps for line in step.lines)
-        yield "  or run on the host of the instance:"
-        yield f"    {review.approval}"
+    yield _wrap_lines(f"{review.approval_note[0].lower()}{review.approval_note[1:]}:")
+    yield f"    {review.approval}"

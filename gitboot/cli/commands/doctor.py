@@ -77,10 +77,11 @@ def command(
 
     reject_old_variables()
     given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
-    found = tuple(
+    checked = (
         structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
         for each in _run_checks(state, output, credentials)
     )
+    found = tuple(dict.fromkeys(checked))  # several sites may have the same mirror
     text = partial("\n".join, [_format_text(each) for each in found])
     write_outputs(outputs, json=partial(format_document, items=found), text=text)
     if any(each.health == "failed" for each in found):
@@ -121,6 +122,8 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
 def _format_text(results: Examined) -> str:
     from gitboot.cli.terminal import wrap_text
 
+    label = f"{results.health:<8} {results.subject:<12} "
+    message = wrap_text(results.message, " " * len(label), continuation="    ").removeprefix(" " * len(label))
     health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
-    lines = [f"{health} {results.subject:<12} {wrap_text(results.message).strip()}"]
+    lines = [f"{health} {results.subject:<12} {message}"]
     return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])

@@ -11,6 +11,7 @@ from typing import Final
 import click
 from msgspec import structs
 
+from gitboot.cli.completion import complete_subjects
 from gitboot.cli.evaluated_fleet import plan_fleet, print_unknown_instance, records_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Command
@@ -49,7 +50,7 @@ _COMMENT_COLOUR: Final = "bright_black"
         Exit.USAGE: "the server, kind, field or code does not exist",
     },
 )
-@click.argument("subject", metavar="SERVER|KIND|CODE", required=False)
+@click.argument("subject", metavar="SERVER|KIND|CODE", required=False, shell_complete=complete_subjects)
 @click.argument("field", required=False)
 @click.option(
     "--schemas",

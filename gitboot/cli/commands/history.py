@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
@@ -34,7 +35,7 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
         Exit.USAGE: "no commit has the server, or an option is wrong",
     },
 )
-@click.argument("server")
+@click.argument("server", shell_complete=complete_servers)
 @path_option
 @click.option("--rev", metavar="REVISION", help="The Git revision from which to look back. Default: HEAD.")
 @click.option(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 from msgspec import structs
 
+from gitboot.cli.completion import complete_held_digest
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Command
 from gitboot.cli.instance_client import (
@@ -45,6 +46,7 @@ from gitboot.controller.operator_requests import (
     SUSPEND,
     check_approval,
     decide_halt,
+    find_held_change,
     find_released_servers,
 )
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
@@ -170,42 +172,45 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
-    example=(
-        "gitboot approve 7c1e4f0a92bd --guard maxReinstalls \\\n"
-        "    --reason 'planned reinstall' --state /var/lib/gitboot"
-    ),
+    example=("gitboot approve 7c1e4f0a92bd --all-guards \\\n    --reason 'planned reinstall' --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "gitboot recorded the approval",
-        Exit.STALE: "DIGEST is not the digest of the held commit",
+        Exit.STALE: "no commit is held, DIGEST is not the digest of the held commit, or another guard holds the commit",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "no commit is held, or another guard holds the commit",
+        Exit.USAGE: "an option or an argument is wrong, or the reason is a placeholder",
     },
 )
-@click.argument("digest")
+@click.argument("digest", shell_complete=complete_held_digest)
 @state_option
 @click.option(
     "--guard",
     "guards",
-    required=True,
     multiple=True,
     type=click.Choice([str(guard) for guard in Guard]),
     metavar="GUARD",
     help="A guard that holds the commit, such as maxReinstalls or maxUpdatePercent. `gitboot status` names it. "
     "Repeat the option for several guards.",
 )
+@click.option("--all-guards", is_flag=True, help="All guards that hold the commit now, instead of --guard.")
 @reason_option
-def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
+def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
     """Let a commit through that a guard holds.
 
-    DIGEST identifies all changes of the newest commit. `gitboot status` shows the digest and the guards. If another
-    commit arrives, the digest changes, and you must review the commits again.
+    DIGEST identifies all changes of the newest commit. At least its first 8 hexadecimal digits are necessary. `gitboot
+    status` shows the digest and the guards, and `gitboot diff` too. If another commit arrives, the digest changes, and
+    you must review the commits again.
 
-    The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it.
+    The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it. The line may
+    name several guards, and needs all 64 digits.
     """
+    if bool(guards) is all_guards:
+        raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)
-    check_approval(read_held_change(state), digest, guards)
-    click.echo(request_change(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
+    held = find_held_change(read_held_change(state), digest)
+    named = sorted(held.guards if all_guards else set(guards))
+    check_approval(held, held.digest, named)
+    click.echo(request_change(state, APPROVE, {"digest": held.digest, "guards": named, "reason": reason}))
 
 
 @click.command(
@@ -317,9 +322,7 @@ _NOT_RUNNING: Final = (
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
-    example=(
-        "gitboot suspend --until 2026-12-24T08:00:00Z --reason 'network upgrade' \\\n    --state /var/lib/gitboot"
-    ),
+    example=("gitboot suspend --until 2h --reason 'network upgrade' \\\n    --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "the instance is suspended",
         Exit.PARTIAL: "the instance has not processed the request yet",
@@ -329,7 +332,12 @@ _NOT_RUNNING: Final = (
 @state_option
 @reason_option
 @click.option(
-    "--until", required=True, type=InstantType(), metavar="TIME", help="The time at which the suspension ends."
+    "--until",
+    required=True,
+    type=InstantType(),
+    metavar="TIME",
+    help="The time at which the suspension ends: a duration from now, for example 2h, 30m or 1d12h, or a time with a "
+    "UTC offset, for example 2026-12-24T08:00:00Z.",
 )
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
     """Accept no commits and set no BMCs for a while.
@@ -338,5 +346,7 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.
     """
     if until <= current_time():
-        raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
+        raise UsageError(
+            f"--until {format_instant(until)} is past: use a later time, or a duration from now such as 2h"
+        )
     click.echo(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

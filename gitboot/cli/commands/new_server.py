@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from msgspec import structs
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Group
 from gitboot.cli.main import Exit
@@ -56,7 +57,12 @@ def new_command() -> None:
     is_flag=True,
     help="Accept any certificate of the BMC, and write this into the document. An access.toml must allow it.",
 )
-@click.option("--like", metavar="SERVER", help="Copy labels, architecture, policy and variables from this server.")
+@click.option(
+    "--like",
+    metavar="SERVER",
+    shell_complete=complete_servers,
+    help="Copy labels, architecture, policy and variables from this server.",
+)
 @click.option(
     "--mac",
     "macs",

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluated_fleet import (
     PlannedFleet,
     parse_selector,
@@ -67,12 +68,14 @@ from gitboot.text import did_you_mean, format_names, printable_lines
     "names",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_servers,
     help="Show only this server. Repeat the option for several servers.",
 )
 @selector_option
 @click.option(
     "--timeline",
     metavar="SERVER",
+    shell_complete=complete_servers,
     help="Show instead each time at which the plan of this server changes without a commit or a report, and "
     "the plan from then on.",
 )
@@ -232,7 +235,7 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
         Exit.USAGE: "the server or the output tree does not exist",
     },
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @click.option(
     "--tree",
     required=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from gitboot.cli.completion import complete_recorded, complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
@@ -55,7 +57,7 @@ from gitboot.resolve.provisioning_record import (
     parse_record,
     record_facts,
 )
-from gitboot.text import format_count, quote_words
+from gitboot.text import format_count, format_rest, quote_words
 
 _STATE_ORDER: Final = (
     *("unknown", "consumed", "failed", "served", "started", "pending"),
@@ -81,7 +83,7 @@ def records_command() -> None:
         Exit.FINE: "gitboot printed the records",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @output_option("text", "json")
@@ -115,15 +117,17 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option(
-    "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
+    "--yes",
+    is_flag=True,
+    help="Do not ask for confirmation. Without a terminal, the command needs this option to install servers.",
 )
 @evaluator_command
 def begin(what: str, state: Path, yes: bool) -> None:
     """Record once what is installed, for a new ledger.
 
     Also use this command if a ledger was restored, belongs to another output tree, or is damaged. It changes nothing if
-    gitboot trusts the ledger. Before it writes, it shows which servers gitboot would install, and asks for
-    confirmation.
+    gitboot trusts the ledger. Before it writes, it shows the record of each server and what happens to the server. If
+    gitboot would install a server, it asks for confirmation.
 
     fresh: servers with provision 1 or more are not installed yet. Only a new ledger accepts this. adopt: every server
     is installed as Git wants it now. as-recorded: the records in the ledger are right, for example after OUTPUT moved.
@@ -159,8 +163,13 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     if instance.knowledge.is_trusted:
         return
     decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
-    installed = list_servers_to_install(after, decisions)
-    unknown = sum(after.stored_record(each.uuid) is None for each in decisions.servers.values())
+    records = {each.server: after.stored_record(each.uuid) for each in decisions.servers.values()}
+    unknown = sum(record is None for record in records.values())
+    # gitboot does not install a server without a record.
+    installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
+    described = {each.uuid for each in decisions.servers.values()}
+    others = {str(each["uuid"]): parse_record(each) for each in facts.get("items", ()) if each["uuid"] not in described}
+    click.echo(_format_beginning(records, installed, others))
     names = f": {', '.join(installed)}" if installed else ""
     click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
     if unknown:
@@ -175,6 +184,40 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         )
     if installed:
         confirm_or_abort(yes=yes)
+
+
+_MAX_ROWS: Final = 200  # rows of servers with the same result
+
+
+def _format_beginning(
+    records: Mapping[str, Record | None], installed: Collection[str], others: Mapping[str, Record]
+) -> str:
+    """Return the table of servers with their new records and with what happens to them.
+
+    ``others`` has the records of machines without a Server document, by UUID.
+    """
+    from gitboot.cli.terminal import format_table
+
+    unknown = [(name, "-", "stays unknown, is not installed") for name, record in records.items() if record is None]
+    known = [(name, record) for name, record in records.items() if record is not None]
+    groups = [
+        [(name, _format_record(record), "will be installed") for name, record in known if name in installed],
+        unknown,
+        [(uuid, _format_record(record), "no Server document yet") for uuid, record in others.items()],
+        [(name, _format_record(record), "stays as it is") for name, record in known if name not in installed],
+    ]
+    rows: list[tuple[str, str, str]] = []
+    for group in groups:
+        rows += sorted(group)[:_MAX_ROWS]
+        if left := format_rest(len(group) - _MAX_ROWS):
+            rows.append((left, "", group[0][2]))
+    return format_table(("SERVER", "RECORD", "WHAT HAPPENS"), rows)
+
+
+def _format_record(record: Record) -> str:
+    if record.provision is None:
+        return "pending"
+    return f"provision {record.provision}" + (f", {record.image}" if record.image else "")
 
 
 @records_command.command(
@@ -208,7 +251,7 @@ def confirm_clock(state: Path, reason: str) -> None:
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_recorded)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @selector_option
 @state_option
@@ -291,7 +334,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         Exit.USAGE: "the instance has not released the server, or has no record of it",
     },
 )
-@click.argument("server")
+@click.argument("server", shell_complete=complete_servers)
 @state_option
 @evaluator_command
 def hand_over(server: str, state: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import click
 from msgspec import Struct, structs
 
+from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
 from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_proof
@@ -88,7 +89,7 @@ def command() -> None:
         Exit.WAITS: "the step is not complete yet; try again later",
     },
 )
-@click.argument("stream")
+@click.argument("stream", shell_complete=complete_streams)
 @path_option
 @click.option(
     "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages of the steps: 1,10,50,100."

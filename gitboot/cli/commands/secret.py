@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import click
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import open_offline, request_change, select_names, select_servers
@@ -198,7 +199,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
         Exit.FINE: "gitboot printed the fetches, or recorded the confirmation",
     },
 )
-@click.argument("servers", nargs=-1)
+@click.argument("servers", nargs=-1, shell_complete=complete_servers)
 @selector_option
 @state_option
 @click.option(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,9 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import VARIABLES, OutputOption, output_option, state_option, write_outputs
+from gitboot.cli.options import (
+    VARIABLES,
+    InstantType,
+    OutputOption,
+    output_option,
+    state_option,
+    write_outputs,
+)
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
@@ -27,7 +37,6 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _MAX_PROBLEMS: Final = 10
+_POLL_S: Final = 0.5  # between two looks for new events
 _MAX_INSTALLATIONS: Final = 10
 _MAX_SERVERS: Final = 20
 
@@ -47,7 +57,11 @@ _MAX_SERVERS: Final = 20
     cls=Command,
     example="gitboot status --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the status, whatever the conditions are",
+        Exit.FINE: "all conditions are true, or the instance is a standby",
+        Exit.INVALID: "the instance rejected the newest commit",
+        Exit.HELD: "a guard holds the newest commit",
+        Exit.SUSPENDED: "the instance is suspended",
+        Exit.PARTIAL: "another condition is false, for example because installs are stopped",
         Exit.USAGE: "no instance has run with this state directory",
     },
 )
@@ -59,6 +73,8 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     gitboot shows the commits that the instance has accepted and applied, the number of servers by state, installations
     in progress, and the conditions of the instance. A condition has a type, a status, a reason, a message and the time
     of its last change. A condition that is false also has a remedy.
+
+    The exit code is 0 only if all conditions are true. If several codes fit, the first of 7, 4, 3 and 8 applies.
     """
     from gitboot.cli.instance_client import find_output, list_endpoint_folders
     from gitboot.publish.tree_reader import StopReader, add_stop_condition
@@ -78,6 +94,22 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     status["conditions"] = add_stop_condition(status["conditions"], StopReader(*list_endpoint_folders(state)).current)
     listed = partial(json.dumps, status, indent=2, sort_keys=True)
     write_outputs(outputs, text=partial(_format_text, status, state), json=listed)
+    sys.exit(find_status_code(status))
+
+
+def find_status_code(status: Mapping[str, Any]) -> Exit:
+    """Return the exit code for a status: `Exit.FINE` only if all conditions are true.
+
+    The condition Active of a standby is false as long as the standby waits, which is no fault.
+    """
+    false = {each["type"]: each["reason"] for each in status["conditions"] if not each["status"]}
+    if false.pop("Active", None) is not None:
+        false.pop("LedgerNamed", None)  # the Fleet names the ledger of the active instance
+    if "AcceptingCommits" in false:
+        return Exit.SUSPENDED
+    if "CommitAccepted" in false:
+        return Exit.HELD if false["CommitAccepted"] == "GuardTripped" else Exit.INVALID
+    return Exit.PARTIAL if false else Exit.FINE
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -144,6 +176,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(_format_fact("held by", ", ".join(held["guards"])))
+        lines += [f"    {line}" for line in held.get("lines", ())]
         lines += _limit_lines([wrap_text(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
     withheld = []
     for each in status["attempted"].get("withheld", ()):
@@ -210,17 +243,34 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
-    example="gitboot events --state /var/lib/gitboot --server web01 -o text",
+    example="gitboot events --state /var/lib/gitboot --server web01 --since 2h -o text",
     exit_codes={
         Exit.FINE: "gitboot printed the events",
         Exit.FAULT: "gitboot cannot read the ledger",
         Exit.USAGE: "the server is unknown, or no instance has run with this state directory",
+        Exit.INTERRUPTED: "you pressed Ctrl-C to end --follow",
     },
 )
 @state_option
-@click.option("--server", metavar="NAME", help="Only events of this server.")
+@click.option("--server", metavar="NAME", help="Only events of this server.", shell_complete=complete_servers)
+@click.option("-n", "--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N events. Default: all.")
+@click.option(
+    "--since",
+    type=InstantType(is_past=True),
+    metavar="TIME",
+    help="Only events since this time: a duration before now, for example 2h, 30m or 1d12h, or a time with a UTC "
+    "offset, for example 2026-12-24T08:00:00Z. Default: all.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events until Ctrl-C.")
 @output_option("json", "text")
-def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
+def events_command(
+    state: Path,
+    server: str | None,
+    tail: int | None,
+    since: datetime | None,
+    follow: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
     """Print what the instance did.
 
     Each event is one line: accepted commits, publications, evidence, overrides, requests of operators and so on. The
@@ -228,17 +278,34 @@ def events_command(state: Path, server: str | None, outputs: tuple[OutputOption,
     """
     if not has_ledger(state):
         raise no_instance_error(state)
+    if follow and (len(outputs) > 1 or outputs[0].file is not None):
+        raise UsageError("--follow prints events to standard output: use one -o without a file")
     with open_ledger(state / LEDGER) as ledger:
+        events = [
+            (at, each) for at, each in instance_tables.read_numbered_events(ledger) if _is_chosen(each, server, None)
+        ]
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
-        if server is not None and server not in names and not any(True for _ in _read_events(ledger, server)):
+        if server is not None and server not in names and not events:
             hint = did_you_mean(server, names, "`gitboot records show` lists the servers")
             raise UsageError(f"the ledger has no events of a server {server!r}; {hint}")
+        last = max((at for at, _ in events), default=0)
+        chosen = [each for _, each in events if _is_chosen(each, server, since)]
+        if tail is not None:
+            chosen = chosen[max(len(chosen) - tail, 0) :]
         for output in outputs:
-            output.write_lines(_format_event(event, output.format) for event in _read_events(ledger, server))
+            output.write_lines(_format_event(event, output.format) for event in chosen)
+        while follow:
+            time.sleep(_POLL_S)
+            for at, event in instance_tables.read_numbered_events(ledger, last):
+                last = at
+                if _is_chosen(event, server, since):
+                    outputs[0].write_lines([_format_event(event, outputs[0].format)])
 
 
-def _read_events(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
-    return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
+def _is_chosen(event: Mapping[str, Any], server: str | None, since: datetime | None) -> bool:
+    if server is not None and event.get("server") != server and server not in event.get("servers", ()):
+        return False
+    return since is None or datetime.fromisoformat(event["at"]) >= since
 
 
 def _format_event(event: Mapping[str, Any], format: str) -> str:

@@ -67,15 +67,14 @@ function withheld(servers) {
 function held({ commit: revision, held: { digest, guards, lines, reinstalls } }) {
   const what = element("p");
   if (reinstalls?.length) what.append(`It may reinstall ${reinstalls.join(", ")}. `);
-  what.append("gitboot waits for an approval. It withholds install boots that this commit does not offer. All other machines boot as before. Digest of the changes: ", element("code", digest));
+  what.append("gitboot waits for an approval. It withholds install boots that this commit does not offer. All other machines boot as before.");
   const review = forge("commit", { commit: revision });
   if (review) what.append(" · ", link("show the commit", review));
   const ways = lines?.length
     ? ["To acknowledge the changes, add this to the message of a new commit:", typed(lines.join("\n")), "Or approve the changes on the host of the instance:"]
     : ["A commit message cannot acknowledge these changes. To approve them, run this on the host of the instance:"];
-  const options = guards.map((each) => `--guard ${each}`).join(" ");
   return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what, ...ways,
-    typed(`gitboot approve ${digest} ${options} --reason … --state …`));
+    typed(`gitboot approve ${digest.slice(0, 16)} --all-guards --reason '…' --state DIRECTORY`));
 }
 
 // If the status is stale, all data on the page may be old. A live endpoint compares with its own clock (StatusCurrent).
@@ -100,7 +99,8 @@ function notes(status) {
   for (const each of attempted?.problems ?? []) {
     found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
   }
-  found.push(...failing(conditions ?? []));
+  // The note of a held commit shows its condition.
+  found.push(...failing((conditions ?? []).filter((each) => !(attempted?.held && each.type === "CommitAccepted"))));
   const { installations = [], installing = {} } = status;
   const count = Object.values(installing).reduce((sum, each) => sum + each, 0);
   if (count) {

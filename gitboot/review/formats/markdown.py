@@ -16,7 +16,7 @@ from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_rest, printable
 
@@ -80,9 +80,9 @@ def _render_verdict(review: Review, folder: str) -> Iterator[str]:
         for each in (review.base, review.head)
     )
     yield " → ".join(sides)
-    if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
+    if (digest := review.shown_digest) is not None:
         yield ""
-        yield f"digest {format_code(review.verdict.digest)}"
+        yield f"digest {format_code(digest)}"
     if review.changes is not None:
         yield ""
         yield phrases.format_counts(review.changes)
@@ -275,18 +275,18 @@ def _render_problems(review: Review) -> Iterator[str]:
 
 def _render_next_steps(review: Review) -> Iterator[str]:
     yield f"\n### Next steps\n\nTo see this review again, run {format_code(review.command)}"
-    acknowledging = list(review.list_ack_lines())
-    if not acknowledging:
+    if review.approval is None:
         return
-    yield "\nTo accept it after you have checked it, add to the message of the last commit:\n"
-    yield _format_code_block([line for _, line in acknowledging])
-    if review.steps:
-        yield "\nOr acknowledge each commit in a later message:\n"
-        for step in review.steps:
-            yield f"{format_code(step.commit[:12])}\n"
-            yield _format_code_block(list(step.lines))
-    yield "\nOr run this on the host of the instance:\n"
-    yield _format_code_block([str(review.approval)])
+    if lines := review.ack_lines:
+        yield "\nTo accept it after you have checked it, add to the message of the last commit:\n"
+        yield _format_code_block(list(lines))
+        if review.steps:
+            yield "\nOr acknowledge each commit in a later message:\n"
+            for step in review.steps:
+                yield f"{format_code(step.commit[:12])}\n"
+                yield _format_code_block(list(step.lines))
+    yield f"\n{review.approval_note}:\n"
+    yield _format_code_block([review.approval])
 
 
 def _format_code_block(lines: list[str]) -> str:
@@ -346,7 +346,7 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
 def _trip_problems(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
-    lines = dict(review.list_ack_lines())
+    (line, *_), by_line, first = (*review.ack_lines, ""), review.by_line, None
     shared = {Guard.MAX_UNKNOWN_CHANGES: review.unknown, Guard.MAX_ACCESS_CHANGES: review.shared}
     for trip in review.verdict.trips:
         risk = _RISK_BY_GUARD.get(trip.guard)
@@ -359,7 +359,10 @@ def _trip_problems(review: Review) -> Iterator[Problem]:
         if trip.acknowledged:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
-            hint = f"check the change, then acknowledge it: {lines.get(trip.guard, review.approval)}"
+            hint = f"check the change, then acknowledge it: {line if trip.guard in by_line else review.approval}"
+            if first is not None and (trip.guard in by_line) == (first in by_line):  # each line has a long digest
+                hint = f"check the change. The line for {first} acknowledges this limit too"
+            first = first or trip.guard
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 

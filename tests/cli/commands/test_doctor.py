@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from gitboot.cli.commands import doctor
 from gitboot.cli.main import Exit
-from gitboot.controller.instance.environment_checks import Health, of_git, of_output, of_state, of_the_clock
+from gitboot.controller.instance.environment_checks import Health, fine, of_git, of_output, of_state, of_the_clock
 from gitboot.system_clock import ClockState
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import Rack, typed
@@ -141,3 +142,15 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
         assert f"the Fleet names another ledger than {rack.ledger()}, so this instance does not act" in said
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_finding_r13_a_check_is_printed_once_and_fits_the_terminal(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    result = fine("DHCP", "a mirror of several sites can be fetched " * 3)
+    monkeypatch.setattr(doctor, "_run_checks", lambda *_: iter([result, result, result]))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = rack.said("doctor").splitlines()
+    assert sum("DHCP" in line for line in printed) == 1
+    assert max(map(len, printed)) <= columns

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import select
+import shlex
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -19,7 +24,7 @@ import pytest
 from gitboot.cli.commands.instance_control import find_outcome
 from gitboot.cli.main import Exit
 from gitboot.publish.tree_reader import STOP_FILE, read_records
-from gitboot.resolve.provisioning_record import encode_records
+from gitboot.resolve.provisioning_record import Record, encode_records, record_facts
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status
 from tests.endpoint.test_server import served
@@ -171,7 +176,7 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
         "gitboot: no guard holds a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
-    for other_digest in ("0" * 64, digest[:12]):
+    for other_digest in ("0" * 64, "0" * 12):
         stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
@@ -193,9 +198,66 @@ def test_status_prints_the_command_that_approves_the_held_commit(rack: Rack) -> 
     digest = hold(rack)
     lines = rack.said("status").splitlines()
     line = next(line for line in lines if line.endswith("--reason '…'")).strip()
-    assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
+    assert line == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
+
+
+def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -> None:
+    digest = hold(rack)
+    for prefix, code, said in (
+        (digest[:7], Exit.USAGE, "is not a digest: type at least 8 of the hexadecimal digits"),
+        ("maxReinstalls", Exit.USAGE, "is not a digest"),
+        (digest + "0", Exit.USAGE, "is not a digest"),
+        ("0" * 8, Exit.STALE, f"have the digest {digest}, not 00000000"),
+    ):
+        done = rack.typed("approve", prefix, "--all-guards", *REASON)
+        assert (done.code, said in done.err) == (code, True), done
+    for guards in ((), ("--all-guards", *REINSTALL)):
+        done = rack.typed("approve", digest[:8], *guards, *REASON)
+        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
+    said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
+    assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
+    assert rack.once(*rack.spooling).code == Exit.FINE
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_finding_r10_status_prints_one_command_on_one_line(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    digest = hold(rack)
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = [line.strip() for line in rack.said("status").splitlines()]
+    assert [line for line in lines if "approve" in line or "--reason" in line] == [
+        f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
+    ]
+    assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]
+    command = next(line for line in lines if line.startswith("gitboot approve"))
+    pasted = typed(*shlex.split(command)[1:])
+    assert (pasted.code, "is the placeholder of an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
+
+
+def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) -> None:
+    assert rack.typed("status").code == Exit.FINE
+    rack.typed("stop-installs", *REASON)
+    assert rack.typed("status", "-o", "json").code == Exit.PARTIAL
+    rack.said("allow-installs")
+    hold(rack)
+    assert rack.typed("status").code == Exit.HELD
+    rack.said("suspend", *REASON, "--until", "1d12h")
+    rack.once()
+    assert rack.typed("status").code == Exit.SUSPENDED
+
+
+def test_finding_r13_a_suspension_ends_after_a_duration(rack: Rack) -> None:
+    before = datetime.now(UTC)
+    rack.said("suspend", *REASON, "--until", "1h30m")
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger:
+        ((message,),) = ledger.execute("SELECT message FROM events ORDER BY id DESC LIMIT 1")
+    until = datetime.fromisoformat(re.search(r"until (\S+Z)", message)[1])  # type: ignore[index]
+    assert timedelta(minutes=89, seconds=58) < until - before < timedelta(minutes=90, seconds=30)
+    past = rack.typed("suspend", *REASON, "--until", "-5m")
+    assert (past.code, "is past: use a later time" in past.err) == (Exit.USAGE, True)
 
 
 # stop and start
@@ -319,7 +381,10 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is past; name an instant to come"),
+        (
+            "--until 2026-01-01T00:00:00Z --reason x",
+            "--until 2026-01-01T00:00:00Z is past: use a later time",
+        ),
         ("--until tomorrow --reason x", "Invalid value for '--until'"),
         ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
         ("--reason x", "Missing option '--until'"),
@@ -562,3 +627,80 @@ def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
 )
 def test_there_is_no_outcome_until_the_commit_of_a_new_fetch_is_evaluated(found: Mapping[str, Any]) -> None:
     assert find_outcome(found, TRIGGERED) is None
+
+
+# events and records begin
+
+
+def events(rack: Rack, *more: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in rack.said("events", *more).splitlines()]
+
+
+def test_finding_r13_events_are_chosen_by_number_and_time(rack: Rack) -> None:
+    known = events(rack)
+    assert len(known) > 3
+    assert events(rack, "-n", "2") == known[-2:]
+    assert events(rack, "--tail", "0") == []
+    assert events(rack, "-n", "1000") == known
+    rack.age(f"UPDATE events SET at = '{soon(hours=-3)}' WHERE id < (SELECT max(id) FROM events)")
+    assert events(rack, "--since", "2h") == known[-1:]
+    assert len(events(rack, "--since", "1d", "-n", "3")) == 3
+    assert events(rack, "--since", soon(hours=1)) == []
+    wrong = rack.typed("events", "--since", "yesterday")
+    assert (wrong.code, "a duration before now: 2h, 30m, 1d12h" in " ".join(wrong.err.split())) == (Exit.USAGE, True)
+
+
+def test_finding_r13_events_are_followed(rack: Rack) -> None:
+    command = [sys.executable, "-m", "gitboot", "events", "--state", str(rack.state), "-f", "-n", "0", "-o", "text"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        rack.said("records", "set", "web01", "pending", *REASON)  # perhaps before the first look, so set again
+        reader, lines = following.stdout, []
+        eventually(lambda: rack.said("records", "confirm-clock", *REASON) and select.select([reader], [], [], 1)[0])
+        lines.append(reader.readline())
+        following.send_signal(signal.SIGINT)
+        assert following.wait() == Exit.INTERRUPTED
+    assert " Requested " in lines[0] and "INC-4711" in lines[0]
+
+
+@pytest.fixture
+def unverified(tmp_path: Path) -> Iterator[Rack]:
+    """Two servers, and an instance with a new ledger."""
+    with Rack(tmp_path) as made:
+        made.named = False
+        made.add("web01", provision=1)
+        made.add("web02", provision=1)
+        made.push()
+        assert made.once(*made.spooling).code == Exit.PARTIAL
+        yield made
+
+
+def begun_with(rack: Rack, records: Mapping[str, Record]) -> tuple[Done, list[list[str]]]:
+    """The outcome of `records begin FILE` without a terminal, and the rows of its table."""
+    file = rack.folder / "records.json"
+    file.write_text(json.dumps({"items": [{"uuid": uuid, **record_facts(each)} for uuid, each in records.items()]}))
+    done = rack.typed("records", "begin", file)
+    return done, [re.split(r" {2,}", line) for line in done.out.splitlines() if "  " in line]
+
+
+def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_install(unverified: Rack) -> None:
+    installed, board = Record(provision=1, image="flatcar-1"), uuid_of("not yet described")
+    known = unverified.blades["web01"].uuid
+    asked, rows = begun_with(unverified, {known: Record()})
+    assert (asked.code, "add --yes to confirm" in asked.err) == (Exit.USAGE, True)
+    assert rows == [
+        ["SERVER", "RECORD", "WHAT HAPPENS"],
+        ["web01", "pending", "will be installed"],
+        ["web02", "-", "stays unknown, is not installed"],
+    ]
+    assert "\n1 server would be installed: web01\n1 server would stay unknown" in asked.out
+    done, rows = begun_with(unverified, {known: installed, board: installed})
+    assert (done.code, done.err) == (Exit.FINE, "")
+    assert rows == [
+        ["SERVER", "RECORD", "WHAT HAPPENS"],
+        ["web02", "-", "stays unknown, is not installed"],
+        [board, "provision 1, flatcar-1", "no Server document yet"],
+        ["web01", "provision 1, flatcar-1", "stays as it is"],
+    ]
+    steps = {name: item["step"] for name, item in show_records(unverified).items()}
+    assert steps == {"web01": "Provisioned", "web02": "Unknown"}

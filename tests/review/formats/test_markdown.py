@@ -218,11 +218,12 @@ def test_a_limit_is_reported_at_its_cause_with_the_line_to_copy() -> None:
     reinstalls, updates = found["maxReinstalls"], found["maxUpdatePercent"]
     assert (reinstalls.path, reinstalls.line, reinstalls.severity) == ("servers/fra1-db01.yaml", 4, Severity.ERROR)
     assert (updates.path, updates.line, updates.column) == ("servers/fra1-db01.yaml", 4, 143)
-    assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, review.verdict.trips[0].guard))
+    assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, *review.verdict.holding))
+    assert updates.hint == "check the change. The line for maxReinstalls acknowledges this limit too"
 
 
 def test_an_acknowledged_limit_is_a_warning() -> None:
-    lines = "\n".join(line for _, line in reviewed(BUMP).list_ack_lines())
+    lines = "\n".join(reviewed(BUMP).ack_lines)
     review = reviewed(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
     found = [problem for problem in as_problems(review) if problem.code == Code.HELD]
     assert found

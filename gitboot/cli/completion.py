@@ -1,0 +1,118 @@
+"""Shell completion: names of servers, streams and held changes. A completion reports no error."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+_MAX_SECONDS: Final = 1.0  # a person waits for the names
+_KIND: Final = re.compile(r"^(?:\{\s*)?kind:\s*[\"']?(\w+)", re.MULTILINE)
+_METADATA: Final = re.compile(
+    r"^(?:\{.*?\b)?metadata:[ \t]*(?:(?P<flow>\{.*)|(?:#.*)?\n(?P<block>(?:[ \t]+.*\n?|\n)+))", re.MULTILINE
+)
+_NAME: Final = re.compile(r"(?:^|[{,\s])name:\s*[\"']?([A-Za-z0-9][\w.-]*)")
+_INNER: Final = re.compile(r"\{[^{}]*\}")
+_DOCUMENT_START: Final = re.compile(r"^---.*$", re.MULTILINE)
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
+    """Return a completer for names that begin with the incomplete word, sorted. After an error, it has no names."""
+
+    @wraps(find)
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return sorted({name for name in find(context) if name.startswith(incomplete)})
+        except Exception:  # noqa: BLE001 - the shell would print the error between the words of the command
+            return []
+
+    return complete
+
+
+def _find_state(context: click.Context) -> Path | None:
+    found: Any = context.params.get("state") or os.environ.get("GITBOOT_STATE")
+    return Path(found) if found else None
+
+
+def _find_servers(context: click.Context) -> Iterator[str]:
+    state = _find_state(context)
+    yield from _read_ledger_names(state) if state is not None else read_document_names(_find_path(context), "Server")
+
+
+def _find_path(context: click.Context) -> Path:
+    return Path(context.params.get("path") or ".")
+
+
+def _read_ledger_names(state: Path) -> Iterator[str]:
+    from gitboot.controller.instance.state_directory import LEDGER, has_ledger
+    from gitboot.ledger.store import open_database
+
+    if has_ledger(state):
+        with closing(open_database(state / LEDGER, reads_only=True)) as database, database.reading():
+            yield from (str(name) for (name,) in database.execute("SELECT name FROM machines"))
+
+
+def read_document_names(folder: Path, kind: str) -> Iterator[str]:
+    """Yield the names of documents of a kind in the files of a folder, without parsing YAML.
+
+    Stops after `_MAX_SECONDS`.
+    """
+    until = time.monotonic() + _MAX_SECONDS
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for file in files:
+            if time.monotonic() > until:
+                return
+            if file.endswith((".yaml", ".yml")) and not file.startswith("."):
+                text = Path(parent, file).read_text(errors="replace")
+                yield from _find_names(text, kind)
+
+
+def _find_names(text: str, kind: str) -> Iterator[str]:
+    for document in _DOCUMENT_START.split(text):
+        found, metadata = _KIND.search(document), _METADATA.search(document)
+        if found is None or found[1] != kind or metadata is None:
+            continue
+        if metadata["flow"]:
+            fields = [metadata["flow"][0] + _INNER.sub("", metadata["flow"][1:].partition("}, spec:")[0])]
+        else:
+            lines = [line for line in metadata["block"].splitlines() if line.strip()]
+            depth = len(lines[0]) - len(lines[0].lstrip())
+            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # without the labels
+        yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
+
+
+def _find_subjects(context: click.Context) -> Iterator[str]:
+    from gitboot.model.json_schema import KINDS
+
+    yield from (kind.__name__ for kind in KINDS)
+    yield from _find_servers(context)
+
+
+def _find_recorded(context: click.Context) -> Iterator[str]:
+    yield from ("provisioned", "pending")
+    yield from _find_servers(context)
+
+
+def _find_held_digest(context: click.Context) -> Iterator[str]:
+    from gitboot.controller.instance.state_directory import read_status
+
+    state = _find_state(context)
+    if state is not None and (held := read_status(state)["attempted"].get("held")) is not None:
+        yield held["digest"][:16]
+
+
+complete_servers: Final = _build_completer(_find_servers)
+complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
+complete_subjects: Final = _build_completer(_find_subjects)  # of `gitboot explain`
+complete_recorded: Final = _build_completer(_find_recorded)  # of `gitboot records set`
+complete_held_digest: Final = _build_completer(_find_held_digest)
