@@ -26,8 +26,8 @@ from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import (
     Cause,
     InstallState,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState

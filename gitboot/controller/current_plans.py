@@ -28,8 +28,8 @@ from gitboot.resolve.server_plan import (
     Cause,
     InstallProgress,
     Phase,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
 from gitboot.text import format_count

@@ -29,7 +29,7 @@ from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_all_evidence
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import StopScope
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,

@@ -44,8 +44,8 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import (
     BootPlan,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 from gitboot.status.conditions import Event
 
 

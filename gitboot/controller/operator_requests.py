@@ -28,7 +28,7 @@ from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import last_provisioning_facts, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
-from gitboot.resolve.stop_orders import StopOrder, StopScope
+from gitboot.resolve.server_plan import StopOrder, StopScope
 from gitboot.status.instance_status import Held
 from gitboot.text import format_count, printable
 

@@ -42,7 +42,7 @@ from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import StopReader
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.stop_orders import SoleClaim, StopOrder
+from gitboot.resolve.server_plan import SoleClaim, StopOrder
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime, read_uptime
 

@@ -20,7 +20,7 @@ from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
-from gitboot.resolve.stop_orders import StopOrder
+from gitboot.resolve.server_plan import StopOrder
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
 

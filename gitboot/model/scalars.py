@@ -538,6 +538,11 @@ class Malformed(ValueError):
         return f"{place}: {self.message}", self.hint
 
 
+def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
+    """Return the error of a rendered document. ``line`` is 1-based. 0: the error concerns the document as a whole."""
+    return Malformed(code, message, hint, (line,) if line else ())
+
+
 def quote_value(value: object) -> str:
     """Return a value for a message: quoted, shortened, on one line."""
     if isinstance(value, str):

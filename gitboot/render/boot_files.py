@@ -15,8 +15,7 @@ from gitboot.render.boot_script_parts import ScriptLoader, find_loader
 from gitboot.render.paths import File, Files, PathKind, Role
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import BootPlan, StopScope
 
 
 def select_copy_files(

@@ -70,8 +70,8 @@ from gitboot.resolve.server_plan import (
     Cause,
     InstallProgress,
     Phase,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 
 
 class ServerDetails(Struct, frozen=True, kw_only=True):

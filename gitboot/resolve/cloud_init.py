@@ -19,8 +19,7 @@ from jinja2 import Environment, nodes, pass_context
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.runtime import Context
 
-from gitboot.model.scalars import Malformed, quote_value
-from gitboot.resolve.user_data_faults import make_fault
+from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 
 
 class CloudConfigs(NamedTuple):
@@ -136,7 +135,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
             member = zlib.decompressobj(wbits=31)
             text += member.decompress(data, _MAX_BYTES + 1 - len(text))
             if len(text) > _MAX_BYTES:
-                raise make_fault(
+                raise make_user_data_fault(
                     f"{name} of the rendered user data unpacks to more than {_MAX_BYTES:,} bytes", "shorten it"
                 )
             if not member.eof:
@@ -145,7 +144,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
         message = f"{name} of the rendered user data is not gzip that contains text: {error}"
-        raise make_fault(message, "encode the part as base64 of a gzip file, or do not compress it") from None
+        raise make_user_data_fault(message, "encode the part as base64 of a gzip file, or do not compress it") from None
 
 
 class _Reader:
@@ -184,7 +183,7 @@ class _Reader:
         if config is None:
             return  # cloud-init reports an empty part, but there is nothing in it to lose
         if not isinstance(config, dict):
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the cloud-config of {part.name} is {quote_value(config)}, not a mapping, so cloud-init ignores it",
                 "write keys and values below #cloud-config",
                 part.first_line,
@@ -197,7 +196,7 @@ class _Reader:
         first, _, rest = text.partition("\n")
         named = re.match(r"##\s*template:(.*)", first, re.IGNORECASE)
         if named is None or named[1].lower().strip() != "jinja":
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
                 "write ## template: jinja, and nothing else, in the first line",
                 part.first_line,
@@ -208,7 +207,7 @@ class _Reader:
             return
         kind = _detect_type(body, "")
         if kind not in _FROM_TEMPLATES:
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the template of {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
                 part.first_line and part.first_line + 1,
@@ -223,8 +222,10 @@ def _make_unhandled(part: _Part) -> Malformed:
     if part.type in ("text/plain", _NOT_MULTIPART):
         begins = quote_value(_first_line(part.payload))
         whose = "the rendered user data" if part.type == _NOT_MULTIPART else f"{part.name} of the rendered user data"
-        return make_fault(f"{whose} begins with {begins}, which cloud-init ignores", _HEADER_HINT, part.first_line)
-    return make_fault(
+        return make_user_data_fault(
+            f"{whose} begins with {begins}, which cloud-init ignores", _HEADER_HINT, part.first_line
+        )
+    return make_user_data_fault(
         f"{part.name} of the rendered user data has the type {quote_value(part.type)}, which cloud-init ignores",
         f"give it a type that cloud-init reads, such as {_CONFIG} or {_SCRIPT}",
         part.first_line,
@@ -261,14 +262,14 @@ def _parse_template(part: _Part, source: str) -> str | None:
         _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # finds unknown filters and tests
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
-        raise make_fault(
+        raise make_user_data_fault(
             f"the Jinja template of {part.name} cannot be read, so cloud-init ignores it: {error}",
             "correct the template, and write it between {% raw %} and {% endraw %}",
             part.first_line and part.first_line + line,
         ) from None
     kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
     if (other := tree.find(kinds)) is not None:
-        raise make_fault(
+        raise make_user_data_fault(
             f"the Jinja template of {part.name} uses another template, which cloud-init does not support",
             "write the text of the other template into this one",
             part.first_line and part.first_line + other.lineno,
@@ -299,7 +300,7 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
     try:
         text = payload if isinstance(payload, str) else payload.decode()
         if exceeds_depth(text):
-            raise make_fault(f"{what} is nested too deeply", "nest it less", first_line)
+            raise make_user_data_fault(f"{what} is nested too deeply", "nest it less", first_line)
         has_questions = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
         loader: Any = yaml.SafeLoader(text) if has_questions or _DIFFERS.search(text) else yaml.CSafeLoader(text)
         try:
@@ -311,7 +312,7 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
             raise
         message, line = describe_yaml_error(error)
         where = f"line {first_line + line - 1} of {what}" if first_line and line else what
-        raise make_fault(
+        raise make_user_data_fault(
             f"{where} is not YAML that cloud-init can read: {message}",
             "correct the template, and check its indentation and brackets",
             first_line + line - 1 if first_line and line else 0,
@@ -361,7 +362,7 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
         wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
         if names is None or wrong is not None:
             what = f"{quote_value(wrong)}, not dict, list or str," if wrong is not None else quote_value(wanted)
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the merge type of {part.name} names {what} so cloud-init ignores the part",
                 "write merge_how: dict(replace)+list(append)+str(), or a list of name and settings",
                 part.first_line,
@@ -408,7 +409,7 @@ def _check_patch(part: _Part) -> None:
     try:
         patch = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise make_fault(
+        raise make_user_data_fault(
             f"the JSON patch of {part.name} is not JSON, so cloud-init ignores it: {error}",
             "write a list of operations (RFC 6902) below #cloud-config-jsonp",
             part.first_line,
@@ -417,7 +418,7 @@ def _check_patch(part: _Part) -> None:
         known = isinstance(operation, dict) and isinstance(operation.get("path"), str)
         needed = _OPERATIONS.get(str(operation.get("op"))) if known else None
         if needed is None or needed not in operation or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL):
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the JSON patch of {part.name} has an element that is not an operation, so cloud-init ignores it",
                 'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
                 part.first_line,
@@ -433,7 +434,7 @@ _ARCHIVE_FIELDS: Final = frozenset(
 def _split_archive(part: _Part) -> Iterator[_Part]:
     entries = parse_yaml(part.payload, f"the archive of {part.name}", part.first_line)
     if entries is not None and not isinstance(entries, list):
-        raise make_fault(
+        raise make_user_data_fault(
             f"the archive of {part.name} is {quote_value(entries)}, not a list, so cloud-init ignores it",
             "write a list of entries below #cloud-config-archive",
             part.first_line,
@@ -442,7 +443,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         name = f"entry {number} of the archive of {part.name}"
         found: Any = {"content": entry} if isinstance(entry, str) else entry
         if not isinstance(found, dict):
-            raise make_fault(
+            raise make_user_data_fault(
                 f"{name} is {quote_value(entry)}, which cloud-init ignores",
                 "write a text or a mapping",
                 part.first_line,
@@ -453,7 +454,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         is_read = isinstance(content, str | bytes) and all(isinstance(key, str) for key in found)
         is_read = is_read and all(value is None or isinstance(value, str) for value in headers.values())
         if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
-            raise make_fault(
+            raise make_user_data_fault(
                 f"{name} stops cloud-init: its content or a header is not a text, or its type has no slash",
                 "write content: with a text, and type: such as text/cloud-config",
                 part.first_line,

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gitboot.model.scalars import quote_value
-from gitboot.resolve.user_data_faults import make_fault
+from gitboot.model.scalars import make_user_data_fault, quote_value
 
 # A field is a type, a list with one type, or a mapping of fields. The number is the first version 3.x with the field.
 _HEADERS: Final = [{"name": str, "value": str}]
@@ -117,16 +116,16 @@ def check_ignition(format: str, text: str) -> None:
         config = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered Ignition document is not JSON: {error}",
             "Ignition is JSON; convert a Butane file with `butane` before it is committed",
             line,
         ) from None
     _check_version(config, format, minor)
     for problem in _find_wrong_types(config, _FIELDS, minor, ""):
-        raise make_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
     for problem in _find_wrong_values(config, minor):
-        raise make_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
+        raise make_user_data_fault(f"the rendered Ignition document: {problem}", "correct the value in the template")
 
 
 def _reject_constant(name: str) -> None:
@@ -137,17 +136,17 @@ def _check_version(config: Any, format: str, minor: int) -> None:
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
-        raise make_fault(
+        raise make_user_data_fault(
             "the rendered Ignition document has no ignition.version",
             f'begin it with {{"ignition": {{"version": "3.{minor}.0"}}',
         )
     if version.startswith(("1", "2")):
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
             "convert it once with ign-converter and commit the result",
         )
     if version != f"3.{minor}.0":
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{minor}.0, or correct the profile's userData.format",
         )

@@ -14,8 +14,9 @@ from msgspec import Struct, field
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.grace_periods import FETCH_GRACE, SERVED_GRACE
 from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
+    SERVED_GRACE,
     InstallAttempt,
     InstallStep,
     Record,

@@ -11,7 +11,6 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.grace_periods import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     is_covered,
@@ -24,6 +23,9 @@ from gitboot.resolve.install_attempts import (
     unfinished_later_attempt,
 )
 from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    DATA_GRACE,
+    FETCH_GRACE,
     InstallStep,
     Record,
     Run,
@@ -46,8 +48,8 @@ from gitboot.resolve.server_plan import (
     BootPlan,
     Cause,
     Phase,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 
 
 def make_plan(

@@ -13,13 +13,12 @@ import yaml
 
 from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars import Malformed, quote_value
+from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 from gitboot.problems import Code
 from gitboot.resolve import cloud_init
 from gitboot.resolve.ignition import check_ignition
 from gitboot.resolve.kickstart import check_kickstart
 from gitboot.resolve.server_decision import UserDataFiles
-from gitboot.resolve.user_data_faults import make_fault
 from gitboot.text import did_you_mean
 
 # The file name that systems expect, by format. For NoCloud formats, the main file of the folder.
@@ -162,13 +161,13 @@ def _check_network_config(text: str) -> None:
     found = cloud_init.parse_yaml(text, "the rendered network-config")
     config = found.get("network", found) if isinstance(found, dict) else None
     if not isinstance(config, dict):
-        raise make_fault(
+        raise make_user_data_fault(
             "the rendered network-config is not a mapping, so cloud-init ignores it",
             "begin it with `version: 2` (netplan) or `version: 1`",
         )
     if config.get("config") == "disabled" or config.get("version") in (1, 2):
         return
-    raise make_fault(
+    raise make_user_data_fault(
         "the rendered network-config has no version, so cloud-init cannot read it",
         "begin it with `version: 2` (netplan) or `version: 1`",
     )
@@ -208,13 +207,13 @@ def _check_autoinstall(format: str, text: str) -> None:
     configs, is_complete = cloud_init.read_user_data(text)
     for config in configs:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
-            raise make_fault(
+            raise make_user_data_fault(
                 f"the rendered autoinstall has the key {misplaced[0]} outside of autoinstall:",
                 "move it below the key autoinstall:",
             )
     found = [config["autoinstall"] for config in configs if "autoinstall" in config]
     if not found and is_complete:
-        raise make_fault(
+        raise make_user_data_fault(
             "the rendered user data is not an autoinstall configuration",
             "begin it with #cloud-config, and put everything below the key autoinstall:",
         )
@@ -224,31 +223,31 @@ def _check_autoinstall(format: str, text: str) -> None:
 
 def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     if not isinstance(section, dict):
-        raise make_fault(
+        raise make_user_data_fault(
             f"autoinstall of the rendered user data is {quote_value(section)}, not a mapping",
             "indent the keys below autoinstall:",
         )
     version = section.get("version")
     if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
-        raise make_fault(
+        raise make_user_data_fault(
             "autoinstall of the rendered user data has no version: 1", "write version: 1 below the key autoinstall:"
         )
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
         if types is not None and not isinstance(value, types):
             needed = _TYPE_NAMES[types[0]]
-            raise make_fault(
+            raise make_user_data_fault(
                 f"autoinstall.{key} of the rendered user data must be {needed}, found {_describe(value)}",
                 "correct the template",
             )
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = " or ".join(_CHOICES[key])
             message = f"autoinstall.{key} of the rendered user data must be {choices}, found {_describe(value)}"
-            raise make_fault(message, "correct the template")
+            raise make_user_data_fault(message, "correct the template")
         for command in value if key in _COMMANDS else ():
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
-                raise make_fault(
+                raise make_user_data_fault(
                     f"autoinstall.{key} of the rendered user data has a command that is not a text or a list of texts",
                     "quote the command if it contains a colon and a space",
                 )
@@ -274,13 +273,13 @@ def _check_preseed(format: str, text: str) -> None:
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3:
-            raise make_fault(
+            raise make_user_data_fault(
                 f"line {begin} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
                 "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
                 begin,
             )
         if words[2] not in _PRESEED_TYPES:
-            raise make_fault(
+            raise make_user_data_fault(
                 f"line {begin} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
                 did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
                 begin,
@@ -298,7 +297,7 @@ def _check_talos(format: str, text: str) -> None:
         message, line = cloud_init.describe_yaml_error(error)
         where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
         hint = "correct the template, and check its indentation and brackets"
-        raise make_fault(f"{where} is not YAML: {message}", hint, line, Code.TALOS_DOCUMENT) from None
+        raise make_user_data_fault(f"{where} is not YAML: {message}", hint, line, Code.TALOS_DOCUMENT) from None
     if text.startswith("#cloud-config"):
         raise _make_talos_fault("the rendered text begins with #cloud-config, which is not for Talos", 1)
     if not documents:
@@ -311,7 +310,9 @@ def _check_talos(format: str, text: str) -> None:
         if "apiVersion" in document or "kind" in document:
             if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
                 message = f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind"
-                raise make_fault(message, "write apiVersion: v1alpha1 and its kind", line, Code.TALOS_DOCUMENT)
+                raise make_user_data_fault(
+                    message, "write apiVersion: v1alpha1 and its kind", line, Code.TALOS_DOCUMENT
+                )
             continue
         if document.get("version") != "v1alpha1":
             raise _make_talos_fault(
@@ -319,7 +320,7 @@ def _check_talos(format: str, text: str) -> None:
             )
         machines += 1
         if machines > 1:
-            raise make_fault(
+            raise make_user_data_fault(
                 f"line {line} of the rendered Talos configuration begins a second machine document",
                 "merge the documents with `version: v1alpha1` into one",
                 line,
@@ -327,7 +328,7 @@ def _check_talos(format: str, text: str) -> None:
             )
         machine = document.get("machine")
         if "machine" in document and (not isinstance(machine, dict) or machine.get("type") not in _TALOS_TYPES):
-            raise make_fault(
+            raise make_user_data_fault(
                 "the rendered Talos configuration has no machine.type",
                 "write type: controlplane or type: worker below machine:",
                 0,
@@ -337,7 +338,7 @@ def _check_talos(format: str, text: str) -> None:
 
 def _make_talos_fault(message: str, line: int) -> Malformed:
     hint = "commit what `talosctl gen config` or `talosctl machineconfig patch` writes"
-    return make_fault(message, hint, line, Code.TALOS_DOCUMENT)
+    return make_user_data_fault(message, hint, line, Code.TALOS_DOCUMENT)
 
 
 def _compose_all(text: str) -> list[yaml.Node]:
@@ -372,14 +373,14 @@ def _check_autoyast(format: str, text: str) -> None:
     try:
         parser.Parse(text.encode(), True)
     except ExpatError as error:
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered AutoYaST profile is not well-formed XML: {error}",
             "correct the template",
             error.lineno,
             Code.AUTOYAST_DOCUMENT,
         ) from None
     if roots[:1] != [f"{_YAST} profile"]:
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered XML begins with <{quote_value(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
             f'begin it with <profile xmlns="{_YAST}">',
             code=Code.AUTOYAST_DOCUMENT,
@@ -387,7 +388,7 @@ def _check_autoyast(format: str, text: str) -> None:
 
 
 def _reject_entity(name: str, *_: object) -> None:
-    raise make_fault(
+    raise make_user_data_fault(
         f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
         "write the text in place of the entity",
         code=Code.AUTOYAST_DOCUMENT,
@@ -396,7 +397,7 @@ def _reject_entity(name: str, *_: object) -> None:
 
 def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
-        raise make_fault(
+        raise make_user_data_fault(
             f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
             "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
             code=Code.COMBUSTION_SCRIPT,

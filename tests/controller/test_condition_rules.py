@@ -30,7 +30,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem
 from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.stop_orders import StopOrder
+from gitboot.resolve.server_plan import StopOrder
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Endpoints, SignedListState, Status, TargetStatus, ThreadFailure

@@ -14,7 +14,7 @@ from gitboot.fetchlog.log_entries import Observation, Outcome, drop_settled_inte
 from gitboot.fetchlog.one_time_boots import ServedBoots, find_served_boot
 from gitboot.fetchlog.spool import SpoolFile, encode_line, parse_line
 from gitboot.jsonio import Digest
-from gitboot.resolve.grace_periods import FETCH_GRACE
+from gitboot.resolve.provisioning_record import FETCH_GRACE
 from gitboot.system_clock import Uptime
 from tests.helpers.cases import for_each
 

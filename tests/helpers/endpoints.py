@@ -44,8 +44,7 @@ from gitboot.render.server_files import RenderedState, build_server_state, rende
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallStep, Record
-from gitboot.resolve.server_plan import InstallProgress, InstallState
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import InstallProgress, InstallState, StopScope
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Stage, StageTimes

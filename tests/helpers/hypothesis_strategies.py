@@ -31,9 +31,9 @@ from gitboot.model.server import Bmc, ServerSpec
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
     Record,
     Run,
 )

@@ -42,8 +42,8 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, Wit
 from gitboot.resolve.server_plan import (
     Offer,
     Phase,
+    StopOrder,
 )
-from gitboot.resolve.stop_orders import StopOrder
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
 from tests.helpers.fleets import at, uuid_of

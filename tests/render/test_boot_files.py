@@ -26,7 +26,7 @@ from gitboot.render.paths import PathKind, Role, find_path_kind
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.stop_orders import StopOrder, StopScope
+from gitboot.resolve.server_plan import StopOrder, StopScope
 from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured

@@ -24,7 +24,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_fallback_plan, make_plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, list_idle_macs
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import StopScope
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
     SEED,

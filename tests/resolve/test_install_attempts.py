@@ -37,8 +37,7 @@ from gitboot.resolve.provisioning_record import (
     parse_exported_records,
 )
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
-from gitboot.resolve.server_plan import Cause, Phase
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import Cause, Phase, StopScope
 from gitboot.review.decision_changes import UnknownCause, UnknownReason
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import find_returning_servers

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.model.scalars import Malformed
-from gitboot.resolve.kickstart import check_kickstart
-from gitboot.resolve.kickstart_commands import COMMANDS
+from gitboot.resolve.kickstart import COMMANDS, check_kickstart
 from tests.helpers.cases import for_each
 
 ACCEPTED = (

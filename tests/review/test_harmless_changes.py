@@ -25,9 +25,9 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
     Record,
     Run,
 )

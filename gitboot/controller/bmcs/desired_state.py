@@ -29,8 +29,8 @@ from gitboot.resolve.server_plan import (
     BootPlan,
     Cause,
     Phase,
+    StopScope,
 )
-from gitboot.resolve.stop_orders import StopScope
 
 SITE = "Site"  # the value of maxUnavailablePer that is not a label
 

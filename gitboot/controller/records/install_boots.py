@@ -21,7 +21,6 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
-from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     disk_boot_token,
@@ -38,6 +37,7 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import is_run_consumed
 from gitboot.resolve.provisioning_record import (
+    FETCH_GRACE,
     Failure,
     InstallAttempt,
     Record,

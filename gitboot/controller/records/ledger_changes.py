@@ -28,7 +28,7 @@ from gitboot.ledger.instance_tables import Request
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.stop_orders import StopOrder
+from gitboot.resolve.server_plan import StopOrder
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from gitboot.system_clock import ClockState, Uptime

@@ -38,8 +38,7 @@ from gitboot.render.paths import find_token
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision
-from gitboot.resolve.server_plan import Offer
-from gitboot.resolve.stop_orders import SoleClaim
+from gitboot.resolve.server_plan import Offer, SoleClaim
 from gitboot.status.conditions import Event
 
 

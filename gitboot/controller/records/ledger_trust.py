@@ -18,9 +18,10 @@ from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.grace_periods import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import make_adopted_record, make_first_records
 from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    FETCH_GRACE,
     Record,
     StepEvidence,
     find_newer_records,

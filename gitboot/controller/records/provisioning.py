@@ -36,7 +36,6 @@ from gitboot.fleet.identities import LostIdentity, Machine, Moves, find_changed_
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.grace_periods import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     HIGHEST_NEW_PROVISION,
     UnrecordedState,
@@ -50,6 +49,8 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import extend_moved_runs, has_run
 from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    FETCH_GRACE,
     Failure,
     InstallStep,
     Record,

@@ -40,8 +40,7 @@ from gitboot.resolve.provisioning_record import (
     record_facts,
 )
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from gitboot.resolve.stop_orders import StopScope
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase, StopScope
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.cases import examples, present
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
