@@ -282,8 +282,8 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert (condition.status, condition.reason) == (False, "Suspended")
     assert condition.message == (
-        f"op suspended the acceptance of commits until 2026-11-20T12:05:00Z: datacentre move; "
-        f"commit {commit[:12]} waits"
+        f"op suspended the acceptance of commits until 2026-11-20T12:05:00Z. Reason: datacentre move. "
+        f"Commit {commit[:12]} waits"
     )
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
     turn(parts, 300)
@@ -293,7 +293,7 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     )
     turn(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
-    assert condition.message == "op suspended the acceptance of commits until 2026-11-20T13:00:00Z: again"
+    assert condition.message == "op suspended the acceptance of commits until 2026-11-20T13:00:00Z. Reason: again"
     newest = repository.push(documents(servers=14))
     turn(parts, 302)
     assert applied(parts) == commit

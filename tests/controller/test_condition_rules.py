@@ -80,12 +80,30 @@ FINE = InstanceState(
 )
 TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
 LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
-STOPPED = Knowledge(facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "fire", everything=False)))
+STOPPED = Knowledge(
+    facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
+)
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
-TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
-PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
+UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
+RENAMED = (
+    "DefaultBranchChanged",
+    "git@forge.example.net:fleet.git names trunk as its default branch now, and gitboot continues to follow main",
+)
+TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="the field spec.power is not supported yet")
+PIN = OptOut(
+    what="the pin of web01",
+    image="i",
+    reason="r",
+    until=NOON,
+    resource=Id("Server", "web01"),
+    path=(),
+)
 FAILING = Schedule(
-    bmcs={WEB01: BmcState(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)},
+    bmcs={
+        WEB01: BmcState(
+            name="web01", due=NOON, outcome=Outcome.WAITING, message="the machine is in POST", late_since=NOON
+        )
+    },
     failing=frozenset({WEB01}),
 )
 
@@ -139,33 +157,37 @@ def same(state: InstanceState) -> InstanceState:
         ("never fetched", with_(fetched=None), "SourceReady", None),
         (
             "a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", message="gone", failed=True)),
+            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True)),
             "SourceReady",
             (False, "SourceError"),
         ),
         (
             "the clone cannot be read",
-            with_(attempt=structs.replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
+            with_(
+                attempt=structs.replace(
+                    accepted(COMMIT), trouble=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
+                )
+            ),
             "SourceReady",
             (False, "CorruptClone"),
         ),
         ("HEAD names the branch that is followed", same, "BranchFollowed", None),
         (
             "HEAD names another branch",
-            with_(fetched=Fetched(elsewhere=("DefaultBranchChanged", "trunk"))),
+            with_(fetched=Fetched(elsewhere=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         (
             "HEAD named another branch before a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("DefaultBranchChanged", "trunk"))),
+            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True, elsewhere=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         ("no thread that died", same, "ThreadsRunning", None),
         (
             "a thread that died",
-            with_(thread_failures=(ThreadFailure("fetch", "ValueError: a", 2),)),
+            with_(thread_failures=(ThreadFailure("fetch", "ValueError: invalid literal for int()", 2),)),
             "ThreadsRunning",
             (False, "Died"),
         ),
@@ -200,7 +222,14 @@ def same(state: InstanceState) -> InstanceState:
         (
             "a target that cannot be reached",
             with_(
-                following=(TARGET, structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))
+                following=(
+                    TARGET,
+                    structs.replace(
+                        TARGET,
+                        behind_since=NOON,
+                        failure=("HostUnreachable", "s3://boots: no route to host s3.example.net"),
+                    ),
+                )
             ),
             "TargetsCurrent",
             (False, "HostUnreachable"),
@@ -215,7 +244,11 @@ def same(state: InstanceState) -> InstanceState:
             "a target that does not hold a transition",
             with_(
                 following=(
-                    structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
+                    structs.replace(
+                        TARGET,
+                        behind_since=NOON,
+                        failure=("HostUnreachable", "s3://boots: no route to host s3.example.net"),
+                    ),
                     structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
                 )
             ),
@@ -256,13 +289,23 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a list that cannot be signed",
-            with_(signed_list=structs.replace(LIST, failure=("KeyUnreadable", "no such file"))),
+            with_(
+                signed_list=structs.replace(
+                    LIST, failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file")
+                )
+            ),
             "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
             "keys that could not be read since the start",
-            with_(signed_list=structs.replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
+            with_(
+                signed_list=structs.replace(
+                    LIST,
+                    expires=None,
+                    failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file"),
+                )
+            ),
             "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
@@ -283,13 +326,18 @@ def same(state: InstanceState) -> InstanceState:
         ("no suspension", same, "AcceptingCommits", (True, "Accepting")),
         (
             "suspended",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
+            known(
+                facts=Facts(
+                    identity="mine",
+                    suspension=Suspension("ada", "the network moves tonight", NOON + timedelta(seconds=1)),
+                )
+            ),
             "AcceptingCommits",
             (False, "Suspended"),
         ),
         (
             "a suspension that is over, its end exclusive",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            known(facts=Facts(identity="mine", suspension=Suspension("ada", "the network moves tonight", NOON))),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
@@ -316,7 +364,12 @@ def same(state: InstanceState) -> InstanceState:
         ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
         ("one is there", looked({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
-        ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
+        (
+            "it does not",
+            with_(unwritable="/var/lib/gitboot/ledger.sqlite: database or disk is full"),
+            "LedgerWritable",
+            (False, "Failed"),
+        ),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
         ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
         (
@@ -328,7 +381,7 @@ def same(state: InstanceState) -> InstanceState:
         ("an operator has stopped boots", with_(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("fire", None))),
+            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("wrong image, INC-4711", None))),
             "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
@@ -370,7 +423,7 @@ def same(state: InstanceState) -> InstanceState:
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",
-            with_(publication=TargetState(failure=("PublishError", "full"))),
+            with_(publication=TargetState(failure=("PublishError", "/srv/boot/boot/v1: no space left on device"))),
             "Published",
             (False, "PublishError"),
         ),
@@ -393,7 +446,11 @@ def same(state: InstanceState) -> InstanceState:
         ("BMCs answer", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
         (
             "too many in a row do not",
-            with_(schedule=Schedule(has_results=True, failures=3, most_failures=3)),
+            with_(
+                schedule=Schedule(
+                    has_results=True, failures=3, most_failures=3, last_failure="web01: 10.0.0.7 does not respond"
+                )
+            ),
             "BmcsReachable",
             (False, "FailuresInARow"),
         ),

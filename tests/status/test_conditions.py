@@ -133,16 +133,18 @@ def test_each_line_can_be_typed(line: str) -> None:
 
 
 def test_words_in_capitals_are_filled_in() -> None:
-    given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
+    given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"], "OUTPUT": "/srv/boot", "COMMIT": "c0ffee"}
     line = find_remedy("CommitAccepted", "GuardTripped", given)
-    assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
-    assert fill_state(line, "/var/lib/git boot") == (
+    assert line is not None
+    command, _, comment = line.partition("  # ")
+    assert command == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
+    assert comment.endswith(": gitboot diff --accepted /srv/boot ..c0ffee STATE/repository.git")
+    assert fill_state(command, "/var/lib/git boot") == (
         "gitboot approve d1 --guard maxDeletes --state '/var/lib/git boot' --reason '…'"
     )
     line = find_remedy("Bmc/web01", "ForeignOverride")
-    assert (
-        line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'  # if gitboot may replace the override"
-    )
+    assert line is not None
+    assert line.startswith("gitboot bmc resolve web01 --replace --state STATE --reason '…'  # ")
 
 
 def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:

@@ -89,7 +89,8 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
         "    consumed",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # if the machine did not use the override, use --not-set instead of --consumed",
+        "  # first look at the console. --consumed: the machine did it, and gitboot does not repeat it. --not-set: it "
+        "did not, and gitboot does it now",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",
@@ -105,10 +106,7 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"] == (
-            "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use "
-            "adopt instead of fresh"
-        )
+        assert item["hint"].startswith("gitboot records begin adopt --state STATE  # if all servers are installed. ")
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
