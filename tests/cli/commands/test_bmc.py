@@ -306,7 +306,10 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
         "below",
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
-    line += "  # check the servers first. If not installed, use pending instead of provisioned"
+    line += (
+        "  # first check the servers. If they are not installed, use pending: gitboot then installs them and erases "
+        "their disks"
+    )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"
 
