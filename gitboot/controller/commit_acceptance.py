@@ -619,7 +619,9 @@ _MAX_INHERITED: Final = 3  # identities in one message
 def format_held(candidate: Candidate) -> str:
     """Return a message with the guards that hold the commit, their numbers, and the way to acknowledge the commit."""
     verdict = candidate.verdict
-    trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    trips = " and ".join(
+        f"{trip.guard} ({phrases.format_trip(trip)})" for trip in verdict.trips if not trip.acknowledged
+    )
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
     if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
@@ -628,14 +630,14 @@ def format_held(candidate: Candidate) -> str:
         gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
         rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
         trips = f"{trips} ({gets}{rest and f' {rest}'})"
-    message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    message = f"{candidate.commit.revision[:12]} is held by {trips}. Acknowledge it with: {approve}"
     if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
     if lines := _quote_lines(verdict, candidate.need):
         needs_key = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
         where = "in the message of a signed commit" if needs_key else "in a commit message"
         commit = candidate.commit.revision[:12]
-        message = f"{commit} is held: {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
+        message = f"{commit} is held by {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
     if candidate.released:
         message = (
             f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "

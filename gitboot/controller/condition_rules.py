@@ -163,7 +163,11 @@ def _remedy(
 
 def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
-    stays = f". gitboot stays with commit {attempt.accepted.revision[:12]}" if attempt.accepted is not None else ""
+    stays = (
+        f". gitboot still serves the boots of commit {attempt.accepted.revision[:12]}"
+        if attempt.accepted is not None
+        else ""
+    )
     if attempt.trouble is not None:
         reason, message = attempt.trouble
         yield "SourceReady", False, reason, f"gitboot cannot read new commits: {message.rstrip('.')}{stays}"
@@ -228,7 +232,7 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
             f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance does not publish "
-            "boot files and does not change BMCs"
+            "boot files and does not change BMCs. This is normal if the other instance should act"
         )
         if orders is not None and orders.ledger == identity:
             message += ". The newest Fleet names this ledger: this instance acts as soon as that commit is accepted"
@@ -275,7 +279,7 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
-    new = f"the ledger is new, and {servers} provision 1 or more, so gitboot cannot tell what is installed"
+    new = f"the ledger is new and does not record what is installed, and in Git, {servers} provision 1 or more"
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
@@ -368,8 +372,8 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
 
 def _describe_publish_failure(reason: str, error: str, applied: str | None) -> str:
     message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}"
-    if applied is not None:
-        message += f". Servers still get the boot files of commit {applied[:12]}"
+    files = f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
+    message += f". Machines still get {files}"
     return message if reason in _NO_RETRY else f"{message}. gitboot tries again by itself"
 
 
@@ -544,7 +548,12 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "TargetsCurrent", False, reason, message
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield "TargetsCurrent", False, "Behind", f"these targets do not have the newest boot files: {message}"
+        yield (
+            "TargetsCurrent",
+            False,
+            "Behind",
+            f"these targets do not have the newest boot files, so their machines get older ones: {message}",
+        )
     else:
         message = f"{format_count(len(following), 'target')} up to date, or being updated now"
         yield "TargetsCurrent", True, "Current", message

@@ -132,7 +132,8 @@ _ADOPT: Final = (
     "use adopt instead of the file"
 )
 _BRANCH: Final = (
-    "gitboot run … --rev BRANCH  # add --rev with the branch to follow, and restart once. The ledger stores the branch"
+    "gitboot run … --rev BRANCH  # restart gitboot run once, with --rev and the name of the branch to follow. The "
+    "ledger stores the branch"
 )
 _KEYGEN: Final = (
     "gitboot secret keygen --signed-list FOLDER  # on the host with the root key: renews the metadata and the "
@@ -151,7 +152,12 @@ _TYPES: Final = (
     ),
     ConditionType(
         "ArtifactsPresent",
-        {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
+        {
+            "Missing": (
+                "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted  # lists the missing files. "
+                "Put them at their URLs"
+            )
+        },
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
         announces_on=Announcement.STATUS,  # each file has its own event
@@ -190,8 +196,7 @@ _TYPES: Final = (
                 "then start"
             ),
             "StoppedByFleet": (
-                "git grep -n stopped:  # first ask the author of the line. To end the stop, remove the line from the "
-                "Fleet"
+                "git grep -n stopped:  # in a clone of the fleet. First ask the author of the line, then remove it"
             ),
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
@@ -252,7 +257,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "EvidenceAvailable",
-        {"NoEvidence": "gitboot run … --listen HOST:PORT  # or --spool DIRECTORY"},
+        {"NoEvidence": "gitboot run … --listen HOST:PORT  # restart with this option or with --spool DIRECTORY"},
         (Alert("GitbootNoEvidence", "warning", "30m"),),
     ),
     ConditionType(
@@ -288,7 +293,7 @@ _TYPES: Final = (
             "Expired": "gitboot reconcile --state STATE  # renews the list. First check that the clock is right",
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l FOLDER  # the folder of list-keys. The user of gitboot must have access to the key, and other "
+                "ls -l FOLDER  # the folder in the message. The user of gitboot must have access to the key, and other "
                 "users must not. If a file is missing, copy it from the host with the root key"
             ),
             "RootExpires": _KEYGEN,
@@ -438,8 +443,8 @@ _TYPES: Final = (
         "ThreadsRunning",
         {
             "Died": (
-                "gitboot events --state STATE | tail  # gitboot restarts the thread by itself. Report the traceback "
-                "from its log as a bug"
+                "gitboot events --state STATE | tail  # shows the last errors. The traceback is in the log of "
+                "gitboot run: report it as a bug"
             )
         },
         (Alert("GitbootThreadDied", "warning", "0m"),),
@@ -479,8 +484,8 @@ _TYPES: Final = (
                 "does it now"
             ),
             "Overdue": (
-                f"{_ASK}  # tries now. If this BMC is gone for good, let gitboot forget its override: gitboot bmc "
-                "resolve SERVER --consumed --state STATE --reason '…'"
+                f"{_ASK}  # tries now. If this BMC was removed for good, end the wait: gitboot bmc resolve "
+                "SERVER --consumed --state STATE --reason '…'"
             ),
             "Stalled": f"{_ASK}  # first remove the cause in the message",
             "Unsupported": (

@@ -40,6 +40,7 @@ from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))
+MINE = uuid_of("this ledger")
 
 
 def commit_of(*documents: str) -> Commit:
@@ -72,7 +73,7 @@ def accepted(commit: Commit) -> Attempt:
 
 
 FINE = InstanceState(
-    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), recorded_commit=COMMIT.revision),
+    knowledge=Knowledge(facts=Facts(identity=MINE, initialised="adopt"), recorded_commit=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
@@ -83,7 +84,7 @@ LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_exp
 STOPPED = Knowledge(
     facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
 )
-DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
+DOUBTED = Facts(identity=MINE, initialised="adopt", doubt="RestoredLedger")
 UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
 RENAMED = (
     "DefaultBranchChanged",
@@ -137,7 +138,7 @@ def held() -> Attempt:
     """What becomes of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
-    initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
+    initial = Knowledge(facts=Facts(identity=MINE, initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
@@ -319,7 +320,7 @@ def same(state: InstanceState) -> InstanceState:
         ("no target that could lack a boot", same, "OneTimeBootsServed", None),
         (
             "a server whose boot an upgrade took out of OUTPUT",
-            known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            known(facts=Facts(identity=MINE, left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
@@ -328,7 +329,7 @@ def same(state: InstanceState) -> InstanceState:
             "suspended",
             known(
                 facts=Facts(
-                    identity="mine",
+                    identity=MINE,
                     suspension=Suspension("ada", "the network moves tonight", NOON + timedelta(seconds=1)),
                 )
             ),
@@ -337,7 +338,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a suspension that is over, its end exclusive",
-            known(facts=Facts(identity="mine", suspension=Suspension("ada", "the network moves tonight", NOON))),
+            known(facts=Facts(identity=MINE, suspension=Suspension("ada", "the network moves tonight", NOON))),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
@@ -374,7 +375,7 @@ def same(state: InstanceState) -> InstanceState:
         ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
         (
             "it names another, and this one never acted",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
@@ -387,7 +388,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "another ledger acts",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
             "Published",
             None,
         ),
@@ -401,19 +402,19 @@ def same(state: InstanceState) -> InstanceState:
         ("an older copy", known(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
             "another's tree",
-            known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
+            known(facts=Facts(identity=MINE, initialised="adopt", foreign="theirs")),
             "RecordsVerified",
             (False, "ForeignLedger"),
         ),
         (
             "a new ledger where nothing is wanted",
-            known(facts=Facts(identity="mine")),
+            known(facts=Facts(identity=MINE)),
             "RecordsVerified",
             (True, "Verified"),
         ),
         (
             "a new ledger where something is",
-            lambda each: structs.replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            lambda each: structs.replace(known(facts=Facts(identity=MINE))(each), attempt=accepted(WANTING)),
             "RecordsVerified",
             (False, "NewLedger"),
         ),

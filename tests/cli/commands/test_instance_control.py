@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -190,8 +191,10 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
 def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
-    line = next(line for line in lines if line.endswith("--reason '…'")).strip()
-    assert line == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
+    line = next(line for line in lines if line.startswith("    gitboot approve ")).strip()
+    command, _, review = line.partition("  # first review the changes: ")
+    assert command == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
+    assert "maxReinstalls" in rack.typed(*shlex.split(review)[1:]).out
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
 
