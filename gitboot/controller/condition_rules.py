@@ -81,7 +81,8 @@ _BMC_TEXTS: Final = {
     "ForeignMedium": "the virtual drives of NAME hold images that gitboot did not insert, so gitboot does not set its "
     "boot override",
     "ForeignOverride": "NAME has a boot override that gitboot did not set, and gitboot leaves it as it is",
-    "NeedsOperator": "gitboot cannot tell what happened at NAME, and changes nothing there until you resolve this",
+    "NeedsOperator": "gitboot cannot tell whether NAME booted or was reset, and changes nothing there until you "
+    "resolve this",
     "Overdue": "gitboot has tried in vain to set or clear the boot override of NAME since TIME. It keeps trying",
     "Stalled": "gitboot could not set or clear the boot override of NAME. It tries again every 10 minutes",
     "Unsupported": "the BMC of NAME does not support what its plan needs, so gitboot does not change it",

@@ -480,8 +480,8 @@ _TYPES: Final = (
             ),
             "NeedsOperator": (
                 "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # first look at the console. "
-                "--consumed: the machine did it, and gitboot does not repeat it. --not-set: it did not, and gitboot "
-                "does it now"
+                "--consumed: the machine booted or was reset, and gitboot does not repeat it. If it did not, use "
+                "--not-set: gitboot then sets it now"
             ),
             "Overdue": (
                 f"{_ASK}  # tries now. If this BMC was removed for good, end the wait: gitboot bmc resolve "

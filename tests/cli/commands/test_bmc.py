@@ -89,8 +89,8 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
         "    consumed",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # first look at the console. --consumed: the machine did it, and gitboot does not repeat it. --not-set: it "
-        "did not, and gitboot does it now",
+        "  # first look at the console. --consumed: the machine booted or was reset, and gitboot does not repeat it. "
+        "If it did not, use --not-set: gitboot then sets it now",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",

@@ -194,7 +194,7 @@ def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     line = next(line for line in lines if line.startswith("    gitboot approve ")).strip()
     command, _, review = line.partition("  # first review the changes: ")
     assert command == f"gitboot approve {digest} --guard maxReinstalls --state {rack.state} --reason '…'"
-    assert "maxReinstalls" in rack.typed(*shlex.split(review)[1:]).out
+    assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
 
