@@ -279,8 +279,10 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
-    servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
-    new = f"the ledger is new and does not record what is installed, and in Git, {servers} provision 1 or more"
+    new = (
+        "the ledger is new and does not record what is installed, and Git requires the installation of "
+        f"{format_count(provisioned, 'server')} (provision 1 or more)"
+    )
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
@@ -609,7 +611,8 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     elif lacking:
         message = (
             f"the target {lacking[0].name} lacks the one-time boots of {format_count(lacking[0].withheld, 'server')}, "
-            f"because it does not record fetches and the Fleet names no endpoint. {_NEW_LOGS}"
+            f"because a target does not record fetches and the Fleet names no endpoint. These servers boot their "
+            f"disks. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:

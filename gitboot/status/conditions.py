@@ -135,9 +135,13 @@ _BRANCH: Final = (
     "gitboot run … --rev BRANCH  # restart gitboot run once, with --rev and the name of the branch to follow. The "
     "ledger stores the branch"
 )
+_OTHER_BRANCH: Final = (
+    "gitboot run … --rev BRANCH  # only if gitboot should follow another branch: restart it once with --rev and the "
+    "name of that branch. The ledger stores the branch"
+)
 _KEYGEN: Final = (
     "gitboot secret keygen --signed-list FOLDER  # on the host with the root key: renews the metadata and the "
-    "publication key. Then copy FOLDER without root.key to the folder of list-keys here"
+    "publication key. Then copy FOLDER without root.key to the folder of list-keys on this host"
 )
 _ENDPOINT: Final = (
     "endpoint: http://…  # the URL of gitboot run --listen or gitboot serve; add it to spec of the Fleet. To let "
@@ -210,7 +214,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BranchFollowed",
-        {ANY: _BRANCH},
+        {ANY: _OTHER_BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
         announces_on=Announcement.STATUS,  # not for each branch that is checked out

@@ -68,7 +68,8 @@ def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Pa
         assert shown(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
-        assert message.startswith("the ledger is new, and 1 server has provision 1 or more")
+        assert message.startswith("the ledger is new and does not record what is installed, ")
+        assert "the installation of 1 server (provision 1 or more)" in message
         assert "gitboot records begin" in message and "fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at every pass
