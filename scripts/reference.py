@@ -28,12 +28,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE_FILES = ROOT / "gitboot" / "render" / "page_files"
 
 
+_GLOSSARY = "The [glossary](../glossary.md) defines the terms."
+
+
 def fields_page() -> str:
     lines = [
         "# Every field of every kind",
         "",
-        "Made from the models by `scripts/reference.py`. A field without *required* may be left out; its default is",
-        "in its description. `[]` is a list, `{}` a mapping whose keys are free.",
+        "`scripts/reference.py` generates this page from the models. You may omit a field that is not *required*. Its",
+        "description has the default. `[]` is a list, and `{}` is a mapping with arbitrary keys.",
+        _GLOSSARY,
         "",
     ]
     for kind in KINDS:
@@ -48,7 +52,13 @@ def fields_page() -> str:
 
 
 def codes_page() -> str:
-    lines = ["# Every problem code", "", "Also from `gitboot explain CODE`. Codes are stable.", ""]
+    lines = [
+        "# Every problem code",
+        "",
+        "`gitboot explain CODE` prints the same text. Codes are stable.",
+        _GLOSSARY,
+        "",
+    ]
     for code in sorted(Code, key=lambda each: each.value):
         lines += [f"## {code.value}: {code.headline}", "", f"{code.why} **Fix:** {code.fix}", ""]
     return "\n".join(lines)
@@ -56,7 +66,7 @@ def codes_page() -> str:
 
 def commands_page() -> str:
     context = click.Context(cli, info_name="gitboot", max_content_width=100, terminal_width=100)
-    return "\n".join(["# Every command", "", *_commands(cli, context)])
+    return "\n".join(["# Every command", "", _GLOSSARY, "", *_commands(cli, context)])
 
 
 def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
@@ -87,6 +97,7 @@ def configuration_page() -> str:
         "operators rarely change them. An option wins over its variable, and a variable wins over the file. gitboot",
         "rejects a key that it does not know. Restart gitboot after a change. `gitboot doctor --config` reads the file",
         "of `gitboot run`.",
+        _GLOSSARY,
         "",
         "In a variable, write `true` or `false` for a flag, and separate the items of a list by spaces. Separate two",
         "paths by a colon.",
@@ -159,8 +170,9 @@ def metrics_page() -> str:
     lines = [
         "# Every metric",
         "",
-        "What `/metrics` shows, made from the code by `scripts/reference.py`. What to do with it:",
-        "[Monitoring](../monitoring.md).",
+        "`/metrics` returns these metrics. `scripts/reference.py` generates this page from the code. For alerts and a",
+        "dashboard, see [Monitoring](../monitoring.md).",
+        _GLOSSARY,
         "",
         "| metric | type | labels | |",
         "|---|---|---|---|",
@@ -176,11 +188,11 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
-        "Made from the table in `gitboot/bmc/redfish/quirks.py` by `scripts/reference.py`. What a BMC says of itself "
-        "counts",
-        "first: [BMCs](../bmcs.md).",
+        "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
+        "what a BMC itself reports: see [BMCs](../bmcs.md).",
+        _GLOSSARY,
         "",
-        "| BMC | known by | what is different | who says so |",
+        "| BMC | recognized by | difference | source |",
         "|---|---|---|---|",
     ]
     for row in QUIRKS:
@@ -193,10 +205,11 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
-        "Made from the table in `gitboot/cli/main.py` by `scripts/reference.py`. A script may rely on them; the help",
-        "of [each command](commands.md) says what is special to it.",
+        "`scripts/reference.py` generates this page from the table in `gitboot/cli/main.py`. Scripts may rely on these",
+        "codes. The help of [each command](commands.md) lists its own meanings.",
+        _GLOSSARY,
         "",
-        "| code | what it means |",
+        "| code | meaning |",
         "|---|---|",
         *(f"| {each.value} | {each.meaning} |" for each in Exit),
     ]

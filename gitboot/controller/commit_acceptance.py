@@ -631,14 +631,16 @@ def format_held(candidate: Candidate) -> str:
     The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
     """
     verdict = candidate.verdict
-    trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    trips = " and ".join(
+        f"{trip.guard} ({phrases.format_trip(trip)})" for trip in verdict.trips if not trip.acknowledged
+    )
     if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
         trips = f"{trips} ({format_names(candidate.reinstalls)})"
     if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
         gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
         rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
         trips = f"{trips} ({gets}{rest and f' {rest}'})"
-    message = f"{candidate.commit.revision[:12]} is held: {trips}"
+    message = f"{candidate.commit.revision[:12]} is held by {trips}"
     if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
     if not _acknowledging_lines(verdict, candidate.need):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, is_withheld
+from gitboot.controller.bmcs.schedule import BmcState
 from gitboot.controller.commit_acceptance import format_accepted, format_acknowledgement, format_held, format_rejected
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
@@ -35,8 +36,8 @@ from gitboot.text import format_count, format_names, format_rest
 
 _ADOPT: Final = "adopt (all servers are installed as Git wants)"
 _BEGIN_HINTS: Final = {
-    "NewLedger": f"Run gitboot records begin with one of: fresh (no server is installed), {_ADOPT}, or a file of "
-    "exported records",
+    "NewLedger": f"gitboot installs no server until you run gitboot records begin with one of: {_ADOPT}, a file of "
+    "exported records, or fresh (no server is installed, so gitboot installs all of them and erases their disks)",
     "RestoredLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
     f"{_ADOPT}, or as-recorded (the ledger is right)",
     "ForeignLedger": "Choose another --out, or run gitboot records begin with one of: OUTPUT/ops/records (the records "
@@ -56,11 +57,12 @@ _CLOCK_STATES: Final = {
     ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
 }
 _UNFINISHED_BOOTS: Final = {  # the worst first
-    "OutcomeUnknown": "the endpoint may have served a one-time boot, and the outcome is unknown",
-    "NeedsOperator": "a boot override is gone or was set by another instance, and gitboot cannot tell whether the "
-    "server booted by it",
-    "Failed": "an installation failed",
-    "Overdue": "an installation has made no progress for too long",
+    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer, because the endpoint may have "
+    "served the boot and recorded no outcome",
+    "NeedsOperator": "gitboot cannot tell whether these servers were installed, because their boot override is gone or "
+    "another instance set it",
+    "Failed": "the installation of these servers failed",
+    "Overdue": "the installation of these servers has made no progress for too long",
 }
 # A log without the User-Agent does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
@@ -73,6 +75,21 @@ _ROOT_WARNING: Final = timedelta(days=60)  # an operator has to fetch the root k
 # Servers that one remedy names; after the operator has handled these, the next remedy names further servers.
 _MAX_NAMED: Final = 20
 _MAX_SECRETS: Final = 3  # secrets that one message names
+# What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
+_BMC_TEXTS: Final = {
+    "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change its boot override",
+    "Contended": "something other than gitboot keeps changing the boot override of NAME, so gitboot no longer sets it",
+    "ForeignMedium": "the virtual drives of NAME hold images that gitboot did not insert, so gitboot does not set its "
+    "boot override",
+    "ForeignOverride": "NAME has a boot override that gitboot did not set, and gitboot leaves it as it is",
+    "NeedsOperator": "gitboot cannot tell whether NAME booted or was reset, and changes nothing there until you "
+    "resolve this",
+    "Overdue": "gitboot has tried in vain to set or clear the boot override of NAME since TIME. It keeps trying",
+    "Stalled": "gitboot could not set or clear the boot override of NAME. It tries again every 10 minutes",
+    "Unsupported": "the BMC of NAME does not support what its plan needs, so gitboot does not change it",
+    "Waiting": "gitboot could not set or clear the boot override of NAME yet. It tries again by itself",
+}
+_NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
 
 
 _Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
@@ -134,7 +151,10 @@ def _remedy(
         case "SecretsPrivate":
             named = _check_unexpected_fetches(state)
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
-            return f"ledger: {values['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
+            return (
+                f"ledger: {values['LEDGER']}  # only if this instance should take over: first stop the other instance, "
+                f"then set this for the site {accepted.site} in the spec of the Fleet"
+            )
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
@@ -145,18 +165,27 @@ def _remedy(
 
 def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
+    stays = (
+        f". gitboot still serves the boots of commit {attempt.accepted.revision[:12]}"
+        if attempt.accepted is not None
+        else ""
+    )
     if attempt.trouble is not None:
-        yield "SourceReady", False, *attempt.trouble
+        reason, message = attempt.trouble
+        yield "SourceReady", False, reason, f"gitboot cannot read new commits: {message.rstrip('.')}{stays}"
+    elif fetched is not None and fetched.failed:
+        message = f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. It tries again by itself"
+        yield "SourceReady", False, fetched.reason, message
     elif fetched is not None:
-        yield "SourceReady", not fetched.failed, fetched.reason, fetched.message
+        yield "SourceReady", True, fetched.reason, fetched.message
     if fetched is not None and fetched.elsewhere is not None:
         yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
         message = (
-            f"{suspension.who} suspended the acceptance of commits until {format_instant(suspension.until)}: "
+            f"{suspension.who} suspended the acceptance of commits until {format_instant(suspension.until)}. Reason: "
             f"{suspension.reason}"
         )
-        message += f"; commit {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
+        message += f". Commit {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
         yield "AcceptingCommits", False, "Suspended", message
     else:
         yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
@@ -175,7 +204,7 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            format_rejected(attempt),
+            f"{format_rejected(attempt)}{stays}",
         )
     if (gone := attempt.gone) is not None and gone.servers:
         servers = format_count(gone.servers, "server")
@@ -192,7 +221,11 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
-        yield "LedgerWritable", False, "Failed", state.unwritable
+        message = (
+            f"gitboot cannot write to the ledger: {state.unwritable}. It tries again every 5 s. Until then, it records "
+            "no installation and sets no boot override"
+        )
+        yield "LedgerWritable", False, "Failed", message
     else:
         yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
     if accepted is None:
@@ -201,7 +234,7 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
             f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance does not publish "
-            "boot files and does not change BMCs"
+            "boot files and does not change BMCs. This is normal if the other instance should act"
         )
         if orders is not None and orders.ledger == identity:
             message += ". The newest Fleet names this ledger: this instance acts as soon as that commit is accepted"
@@ -210,11 +243,15 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if not state.may_act:
         acts_next = orders is not None and orders.ledger in (None, identity)
         is_orphaned = accepted.ledger == NO_LEDGER if acts_next else state.is_orphaned
-        who = f"no ledger for {accepted.site}" if is_orphaned else "another ledger"
+        named = (None if orders is None or acts_next else orders.ledger, accepted.ledger)
+        other = next(
+            (f"the ledger {each}" for each in named if each not in (None, identity, NO_LEDGER)), "another ledger"
+        )
+        who = f"no ledger for {accepted.site}" if is_orphaned else other
         message = (
-            f"the Fleet names {who}, and this instance has the ledger {identity}. This instance sets no boot overrides "
-            "any more, and withholds install boots. It still ends maintenance windows and clears the overrides that it "
-            "set"
+            f"the Fleet names {who}, and this instance has the ledger {identity}, so this instance is a standby now. "
+            "It sets no boot overrides and withholds install boots. It still ends maintenance windows and clears the "
+            "overrides that it set"
         )
         if acts_next:
             message += (
@@ -243,8 +280,10 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
-    servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
-    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell what is installed"
+    new = (
+        "the ledger is new and does not record what is installed, and Git requires the installation of "
+        f"{format_count(provisioned, 'server')} (provision 1 or more)"
+    )
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
@@ -266,9 +305,11 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
-        yield "InstallsAllowed", False, "Stopped", str(facts.stoppage)
+        scope = StopScope.ALL if facts.stoppage.everything else f"all {StopScope.WRITING}"
+        message = f"{facts.stoppage.who} stopped {scope}. Reason: {facts.stoppage.reason}"
+        yield "InstallsAllowed", False, "Stopped", message
     elif by_fleet is not None:
-        yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops {StopScope.WRITING}: {by_fleet}"
+        yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops all {StopScope.WRITING}. Reason: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
@@ -302,7 +343,8 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     if commit is None:
         return
     if publication.failure is not None:
-        yield "Published", False, *publication.failure
+        reason, message = publication.failure
+        yield "Published", False, reason, _describe_publish_failure(reason, message, publication.applied)
     elif publication.holds_plans_of(commit):
         yield (
             "Published",
@@ -316,19 +358,27 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         message = (
             "the endpoint may have served the boot of a maintenance, and the outcome is unknown: "
-            f"{_each(unknown)}; look at these servers first"
+            f"{_each(unknown)}. Look at these servers first"
         )
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
     elif overdue:
         message = (
             "the endpoint served the boot of a maintenance, and the run has not started: "
-            f"{_each(overdue)}; look at these servers first"
+            f"{_each(overdue)}. Look at these servers first"
         )
         yield "MaintenanceRunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        yield "OptOutsInTime", False, "Overdue", f"these pins or holds are past their deadlines: {', '.join(late)}"
+        message = f"these pins or holds are past their deadlines and stay in force: {', '.join(late)}"
+        yield "OptOutsInTime", False, "Overdue", message
     else:
         yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
+
+
+def _describe_publish_failure(reason: str, error: str, applied: str | None) -> str:
+    message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}"
+    files = f"the boot files of commit {applied[:12]}" if applied is not None else "the files that OUTPUT already has"
+    message += f". Machines still get {files}"
+    return message if reason in _NO_RETRY else f"{message}. gitboot tries again by itself"
 
 
 def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
@@ -397,8 +447,8 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
-            f"the last {schedule.failures} BMC tasks failed, {schedule.last_failure}. gitboot changes no BMC until a "
-            "BMC responds"
+            f"the last {schedule.failures} BMC tasks failed, most recently {schedule.last_failure.rstrip('.')}. "
+            "gitboot sets no boot override until a BMC responds. It tries one BMC each minute"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
@@ -412,7 +462,7 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "HttpBoot", True, "HttpBootByDhcp", message
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
-        yield f"Bmc/{each.name}", False, each.reason(at), each.message
+        yield f"Bmc/{each.name}", False, each.reason(at), _describe_bmc(each, at)
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
             "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
@@ -432,12 +482,20 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "PowerWavesRunning", True, "Running", message
 
 
+def _describe_bmc(bmc: BmcState, at: datetime) -> str:
+    since = format_instant(bmc.late_since) if bmc.late_since is not None else ""
+    error = bmc.message.removeprefix(f"{bmc.operator_condition}: ")
+    text = _BMC_TEXTS[bmc.reason(at)].replace("TIME", since).replace("NAME", bmc.name)
+    return f"{text}. Cause: {error}" if error else text
+
+
 def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.expected
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         hung = f", {serving.hung} not responding" if serving.hung else ""
-        message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}"
+        replaces = "" if is_whole else ". gitboot replaces the process by itself"
+        message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}{replaces}"
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
@@ -459,10 +517,10 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
         threads, them = (f"thread {names}", "it") if len(failures) == 1 else (f"threads {names}", "them")
-        deaths = f", {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
+        deaths = f" {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
         message = (
-            f"the {threads} of gitboot failed{deaths}, and gitboot starts {them} again: "
-            f"{failures[0].message}. This is a bug in gitboot: report it with the traceback from the log"
+            f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: {failures[0].message}"
+            ". This is a bug in gitboot: report it with the traceback from the log"
         )
         yield "ThreadsRunning", False, "Died", message
 
@@ -476,24 +534,37 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
     late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
     if overdue:
         first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
-        why = f": {first.failure[1]}" if first.failure is not None else ""
-        others = f"; and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
+        why = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
+        others = f" and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
+        due = format_instant(first.overdue_since or at)
         message = (
-            f"the target {first.name} lacks a change that was due at {format_instant(first.overdue_since or at)}, so "
-            f"machines that boot from it may get the boots of a window that has ended{why}{others}"
+            f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
+            f"end of a maintenance window. Machines that boot from it may still get the boots of that window{why}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
         reason, message = failing[0].failure or ("", "")
-        since = f"; behind since {format_instant(failing[0].behind_since)}" if failing[0].behind_since else ""
-        others = f"; and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
-        yield "TargetsCurrent", False, reason, f"{message}{since}{others}"
+        name, behind = failing[0].name, failing[0].behind_since
+        others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
+        since = f". Its boot files are out of date since {format_instant(behind)}" if behind is not None else ""
+        retry = "" if reason in _NO_RETRY else ". gitboot tries again by itself"
+        message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
+        yield "TargetsCurrent", False, reason, message
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield "TargetsCurrent", False, "Behind", f"these targets lack published files: {message}"
+        yield (
+            "TargetsCurrent",
+            False,
+            "Behind",
+            f"these targets do not have the newest boot files, so their machines get older ones: {message}",
+        )
     else:
         message = f"{format_count(len(following), 'target')} up to date, or being updated now"
         yield "TargetsCurrent", True, "Current", message
+
+
+def _strip_target(error: str, name: str) -> str:
+    return error.removeprefix(f"{name}: ").rstrip(".")
 
 
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
@@ -508,12 +579,20 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            yield "SignedListCurrent", False, reason, f"gitboot could not write the signed list: {message}{expires}"
+            valid = f". The earlier list is valid until {format_instant(found.expires)}" if found.expires else ""
+            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. Machines boot as before"
+            yield "SignedListCurrent", False, reason, message
         elif found.expires is not None and found.expires <= at:
-            yield "SignedListCurrent", False, "Expired", f"the signed list expired at {format_instant(found.expires)}"
+            message = (
+                f"the signed list expired at {format_instant(found.expires)}, so readers such as gitboot verify-mirror "
+                "reject it. Machines boot as before"
+            )
+            yield "SignedListCurrent", False, "Expired", message
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
-            message = f"the root metadata expires at {ends}. From then on, readers reject the signed list"
+            message = (
+                f"the root metadata of the signed list expires at {ends}. From then on, readers reject the signed list"
+            )
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
             yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
@@ -525,14 +604,16 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if names:
         message = (
             f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
-            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the "
-            f"Fleet, or let copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Until you name an endpoint in "
+            "the Fleet, these servers boot their disks. You can also let copies serve these boots with "
+            f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
             f"the target {lacking[0].name} lacks the one-time boots of {format_count(lacking[0].withheld, 'server')}, "
-            f"because it does not record fetches and the Fleet names no endpoint. {_NEW_LOGS}"
+            f"because a target does not record fetches and the Fleet names no endpoint. These servers boot their "
+            f"disks. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
@@ -590,6 +671,8 @@ def announcements(
 ) -> Iterator[Event]:
     """Yield an event for each false condition that has changed, if the type of the condition declares an event."""
     known = {each.type: each for each in before}
+    # Without the name and the time that the condition contains, the events of several servers can be merged.
+    tasks = {bmc.name: bmc.message for bmc in (state.schedule.bmcs[uuid] for uuid in state.schedule.failing)}
     for each in now:
         if each.status or each == known.get(each.type):
             continue
@@ -597,7 +680,7 @@ def announcements(
             continue
         if (type := declared.find_event_type(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")
-            message = each.message if server == each.type else f"{server}: {each.message}"
+            message = each.message if server == each.type else f"{server}: {tasks.get(server, each.message)}"
             if type == "Held" and state.attempt.candidate is not None:  # an event has no remedy
                 message = f"{message}. {format_acknowledgement(state.attempt.candidate)}"
             yield Event(at=at, type=type, message=message, facts=_facts(each, state, at), warning=True)

@@ -108,42 +108,71 @@ class ConditionType(Struct, frozen=True):
         return None if is_same else self.events.get(now.reason, self.event)
 
 
-_RETRY: Final = "gitboot reconcile --state STATE"
+_RETRY: Final = "gitboot reconcile --state STATE  # tries now. First remove the cause in the message"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
-_CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'  # if the clock is right"
-_RECORD: Final = (
-    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check the servers first. If not installed, "
-    "use pending instead of provisioned"
+_CLOCK: Final = (
+    "gitboot records confirm-clock --state STATE --reason '…'  # only if the clock is right. If not, correct it"
 )
-_RUN: Final = "git grep -n 'kind: Maintenance'  # check the servers first. Increase run to boot them again"
-_FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # if all fetches are legitimate, add --confirm '…'"
-_ACT: Final = "ledger: LEDGER  # add to the Fleet (its site or spec.provisioning) if this instance should act"
+_RECORD: Final = (
+    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # first check the servers. If they are not "
+    "installed, use pending: gitboot then installs them and erases their disks"
+)
+_RUN: Final = (
+    "git grep -n 'kind: Maintenance'  # first check the servers. To boot them again, increase run in the Maintenance"
+)
+_FETCHES: Final = (
+    "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, add --confirm '…'"
+)
+_ACT: Final = (
+    "ledger: LEDGER  # only if this instance should take over: first stop the other instance, then set this in the "
+    "Fleet (its site or spec.provisioning)"
+)
 _ADOPT: Final = (
     "gitboot records begin OUTPUT/ops/records --state STATE  # if there is no such file and all servers are installed, "
     "use adopt instead of the file"
 )
-_BRANCH: Final = "gitboot run … --rev BRANCH  # restart once with the branch to follow. The ledger stores the branch"
-_KEYGEN: Final = "gitboot secret keygen --signed-list FOLDER  # on the host with the root key. Then copy FOLDER here"
+_BRANCH: Final = (
+    "gitboot run … --rev BRANCH  # restart gitboot run once, with --rev and the name of the branch to follow. The "
+    "ledger stores the branch"
+)
+_OTHER_BRANCH: Final = (
+    "gitboot run … --rev BRANCH  # only if gitboot should follow another branch: restart it once with --rev and the "
+    "name of that branch. The ledger stores the branch"
+)
+_KEYGEN: Final = (
+    "gitboot secret keygen --signed-list FOLDER  # on the host with the root key: renews the metadata and the "
+    "publication key. Then copy FOLDER without root.key to the folder of list-keys on this host"
+)
 _ENDPOINT: Final = (
-    "endpoint: http://…  # add to spec of the Fleet. To let copies serve them despite the risk, install the new "
-    "ops/serve/nginx.conf or Caddyfile on each mirror, then add serving: {oneTimeBoots: Copies}"
+    "endpoint: http://…  # the URL of gitboot run --listen or gitboot serve; add it to spec of the Fleet. To let "
+    "copies serve these boots instead, first install the new ops/serve/nginx.conf or Caddyfile on each mirror, then "
+    "add serving: {oneTimeBoots: Copies}"
 )
 _TYPES: Final = (
     ConditionType(
         "AcceptingCommits",
-        {"Suspended": "gitboot resume --state STATE"},
+        {"Suspended": "gitboot resume --state STATE  # first ask the person in the message"},
         (Alert("GitbootSuspended", "warning", "6h"),),
     ),
     ConditionType(
         "ArtifactsPresent",
-        {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
+        {
+            "Missing": (
+                "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted  # lists the missing files. "
+                "Put them at their URLs"
+            )
+        },
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
         announces_on=Announcement.STATUS,  # each file has its own event
     ),
     ConditionType(
         "BmcsReachable",
-        {"FailuresInARow": "gitboot bmc apply --state STATE"},
+        {
+            "FailuresInARow": (
+                "gitboot bmc apply --state STATE  # contacts all BMCs now. First check the network and the passwords"
+            )
+        },
         (Alert("GitbootBmcsUnreachable", "critical", "10m"),),
         event="BmcsFailing",
         announces_on=Announcement.STATUS,
@@ -157,7 +186,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BootsServed",
-        {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
+        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows what the boot of SERVER needs"},
         (Alert("GitbootBootWithheld", "warning", "5m"),),
         event="BootWithheld",
         announces_on=Announcement.REASON,
@@ -166,8 +195,13 @@ _TYPES: Final = (
         "InstallsAllowed",
         {
             "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # first stop gitboot serve on HOST",
-            "Stopped": "gitboot allow-installs --state STATE",
-            "StoppedByFleet": "git grep -n stopped:  # remove this line from the Fleet",
+            "Stopped": (
+                "gitboot allow-installs --state STATE  # first ask the person in the message. Pending installations "
+                "then start"
+            ),
+            "StoppedByFleet": (
+                "git grep -n stopped:  # in a clone of the fleet. First ask the author of the line, then remove it"
+            ),
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
         event="InstallsStopped",
@@ -180,7 +214,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BranchFollowed",
-        {ANY: _BRANCH},
+        {ANY: _OTHER_BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
         announces_on=Announcement.STATUS,  # not for each branch that is checked out
@@ -206,8 +240,11 @@ _TYPES: Final = (
     ConditionType(
         "CommitAccepted",
         {
-            "GuardTripped": "gitboot approve DIGEST --all-guards --state STATE --reason '…'",
-            "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
+            "GuardTripped": (
+                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # first review the changes: "
+                "gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git"
+            ),
+            "Invalid": "gitboot validate STATE/repository.git --rev COMMIT  # correct the problems in a new commit",
             "NotEvaluated": "commit-seconds = 600  # add to the file of --config and restart gitboot",
             "Untrusted": "git log --show-signature COMMIT  # sign the commit with a trusted key, or trust its key",
         },
@@ -224,7 +261,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "EvidenceAvailable",
-        {"NoEvidence": "gitboot run … --listen HOST:PORT  # or --spool DIRECTORY"},
+        {"NoEvidence": "gitboot run … --listen HOST:PORT  # restart with this option or with --spool DIRECTORY"},
         (Alert("GitbootNoEvidence", "warning", "30m"),),
     ),
     ConditionType(
@@ -247,15 +284,22 @@ _TYPES: Final = (
     ),
     ConditionType(
         "LedgerWritable",
-        {"Failed": "df -h STATE && ls -l STATE  # check the free space and the permissions"},
+        {
+            "Failed": (
+                "df -h STATE && ls -l STATE  # make room or correct the permissions. Do not delete files in STATE"
+            )
+        },
         (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
     ),
     ConditionType(
         "SignedListCurrent",
         {
-            "Expired": _RETRY,
+            "Expired": "gitboot reconcile --state STATE  # renews the list. First check that the clock is right",
             "KeyNotInRoot": _KEYGEN,
-            "KeyUnreadable": "ls -l FOLDER  # the folder of list-keys. Only gitboot may be able to read the key",
+            "KeyUnreadable": (
+                "ls -l FOLDER  # the folder in the message. The user of gitboot must have access to the key, and other "
+                "users must not. If a file is missing, copy it from the host with the root key"
+            ),
             "RootExpires": _KEYGEN,
             ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself",
         },
@@ -265,7 +309,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "NotificationsSent",
-        {ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself. The notices wait"},
+        {ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself and keeps the notices"},
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
         announces_on=Announcement.STATUS,  # not for each different error
@@ -279,7 +323,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "OptOutsInTime",
-        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'  # remove the pin or hold, or extend its deadline"},
+        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'  # in a commit, remove the pin or hold, or extend its deadline"},
         (Alert("GitbootOptOutOverdue", "warning", "1h"),),
     ),
     ConditionType(
@@ -289,7 +333,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "PowerWavesRunning",
-        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # after SERVER is in service again"},
+        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # after SERVER is back in service"},
         (Alert("GitbootWaveStopped", "critical", "1m"),),
         event="WaveStopped",
     ),
@@ -317,8 +361,9 @@ _TYPES: Final = (
             "DamagedLedger": _ADOPT,
             "ForeignLedger": _ADOPT,
             "NewLedger": (
-                "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, "
-                "use adopt instead of fresh"
+                "gitboot records begin adopt --state STATE  # if all servers are installed. If you have exported "
+                "records, use that file instead of adopt. Only if no server is installed, use fresh: it installs all "
+                "servers and erases their disks"
             ),
             "RestoredLedger": _ADOPT,
             "UnverifiedServers": _RECORD,
@@ -346,8 +391,14 @@ _TYPES: Final = (
     ConditionType(
         "Serving",
         {
-            "NotResponding": "gitboot events --state STATE | tail  # gitboot replaces the process by itself",
-            "Restarting": "gitboot events --state STATE | tail",
+            "NotResponding": (
+                "gitboot events --state STATE | tail  # gitboot replaces the process by itself. If it hangs again, "
+                "look for the cause here"
+            ),
+            "Restarting": (
+                "gitboot events --state STATE | tail  # gitboot restarts the process by itself. If it ends again, look "
+                "for the cause here"
+            ),
         },
         (Alert("GitbootEndpointNotServing", "critical", "5m"),),
         events={"NotResponding": "EndpointNotResponding"},
@@ -376,10 +427,15 @@ _TYPES: Final = (
     ConditionType(
         "TargetsCurrent",
         {
-            "Behind": "gitboot events --state STATE | tail",
+            "Behind": (
+                "gitboot events --state STATE | tail  # look for errors of the target. gitboot tries again by itself"
+            ),
             "ForeignTree": _ADOPT,
-            "TransitionOverdue": f"{_RETRY}  # first remove the cause in the message",
-            ANY: "gitboot status --state STATE  # gitboot tries again by itself",
+            "TransitionOverdue": (
+                "gitboot reconcile --state STATE  # tries now. First remove the cause: see the message and gitboot "
+                "events"
+            ),
+            ANY: _RETRY,
         },
         (
             Alert("GitbootTargetsBehind", "warning", "10m"),
@@ -389,7 +445,12 @@ _TYPES: Final = (
     ),
     ConditionType(
         "ThreadsRunning",
-        {"Died": "gitboot events --state STATE | tail  # report the traceback from the log as a bug"},
+        {
+            "Died": (
+                "gitboot events --state STATE | tail  # shows the last errors. The traceback is in the log of "
+                "gitboot run: report it as a bug"
+            )
+        },
         (Alert("GitbootThreadDied", "warning", "0m"),),
         event="ThreadDied",
         announces_on=Announcement.STATUS,  # not for each further death
@@ -399,7 +460,7 @@ _TYPES: Final = (
         {
             "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
             "UnknownFormat": "gitboot --version  # has to be the same here and on the host of the instance",
-            "Unreadable": _RETRY,
+            "Unreadable": "gitboot reconcile --state STATE  # on the host of the instance",
         },
         (Alert("GitbootOutputTreeUnreadable", "critical", "5m"),),
     ),
@@ -411,20 +472,31 @@ _TYPES: Final = (
     ConditionType(
         BMC,
         {
-            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # if the BMC is SERVER's",
-            "Contended": _ASK,
-            "ForeignMedium": f"{_ASK}  # first eject the medium there",
+            "AnotherMachine": (
+                "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # only if the machine is SERVER, for "
+                "example with a new mainboard. If not, correct bmc.address in the Server document"
+            ),
+            "Contended": f"{_ASK}  # first find and stop what else changes the boot override",
+            "ForeignMedium": f"{_ASK}  # first find out who uses the images, then eject what is in the way",
             "ForeignOverride": (
-                "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # if gitboot may replace the override"
+                "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # first find out who set the "
+                "override. gitboot then replaces it"
             ),
             "NeedsOperator": (
-                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # if the machine did not use the "
-                "override, use --not-set instead of --consumed"
+                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # first look at the console. "
+                "--consumed: the machine booted or was reset, and gitboot does not repeat it. If it did not, use "
+                "--not-set: gitboot then sets it now"
             ),
-            "Overdue": f"{_ASK}  # if the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
-            "Stalled": _ASK,
-            "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
-            "Waiting": _ASK,
+            "Overdue": (
+                f"{_ASK}  # tries now. If this BMC was removed for good, end the wait: gitboot bmc resolve "
+                "SERVER --consumed --state STATE --reason '…'"
+            ),
+            "Stalled": f"{_ASK}  # first remove the cause in the message",
+            "Unsupported": (
+                "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the policy "
+                "and the profile. Change there what the message names"
+            ),
+            "Waiting": f"{_ASK}  # tries now. Usually you only have to wait",
         },
         (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # gitboot tries such a BMC again
         event="OverrideStalled",

@@ -40,6 +40,7 @@ from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))
+MINE = uuid_of("this ledger")
 
 
 def commit_of(*documents: str) -> Commit:
@@ -72,7 +73,7 @@ def accepted(commit: Commit) -> Attempt:
 
 
 FINE = InstanceState(
-    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), recorded_commit=COMMIT.revision),
+    knowledge=Knowledge(facts=Facts(identity=MINE, initialised="adopt"), recorded_commit=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
@@ -80,12 +81,30 @@ FINE = InstanceState(
 )
 TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
 LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
-STOPPED = Knowledge(facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "fire", everything=False)))
-DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
-TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
-PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
+STOPPED = Knowledge(
+    facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
+)
+DOUBTED = Facts(identity=MINE, initialised="adopt", doubt="RestoredLedger")
+UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
+RENAMED = (
+    "DefaultBranchChanged",
+    "git@forge.example.net:fleet.git names trunk as its default branch now, and gitboot continues to follow main",
+)
+TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="the field spec.power is not supported yet")
+PIN = OptOut(
+    what="the pin of web01",
+    image="i",
+    reason="r",
+    until=NOON,
+    resource=Id("Server", "web01"),
+    path=(),
+)
 FAILING = Schedule(
-    bmcs={WEB01: BmcState(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)},
+    bmcs={
+        WEB01: BmcState(
+            name="web01", due=NOON, outcome=Outcome.WAITING, message="the machine is in POST", late_since=NOON
+        )
+    },
     failing=frozenset({WEB01}),
 )
 
@@ -119,7 +138,7 @@ def hold_commit() -> Attempt:
     """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
-    initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
+    initial = Knowledge(facts=Facts(identity=MINE, initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
@@ -139,33 +158,37 @@ def same(state: InstanceState) -> InstanceState:
         ("never fetched", with_(fetched=None), "SourceReady", None),
         (
             "a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", message="gone", failed=True)),
+            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True)),
             "SourceReady",
             (False, "SourceError"),
         ),
         (
             "the clone cannot be read",
-            with_(attempt=structs.replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
+            with_(
+                attempt=structs.replace(
+                    accepted(COMMIT), trouble=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
+                )
+            ),
             "SourceReady",
             (False, "CorruptClone"),
         ),
         ("HEAD names the branch that is followed", same, "BranchFollowed", None),
         (
             "HEAD names another branch",
-            with_(fetched=Fetched(elsewhere=("DefaultBranchChanged", "trunk"))),
+            with_(fetched=Fetched(elsewhere=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         (
             "HEAD named another branch before a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("DefaultBranchChanged", "trunk"))),
+            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True, elsewhere=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         ("no thread that died", same, "ThreadsRunning", None),
         (
             "a thread that died",
-            with_(thread_failures=(ThreadFailure("fetch", "ValueError: a", 2),)),
+            with_(thread_failures=(ThreadFailure("fetch", "ValueError: invalid literal for int()", 2),)),
             "ThreadsRunning",
             (False, "Died"),
         ),
@@ -200,7 +223,14 @@ def same(state: InstanceState) -> InstanceState:
         (
             "a target that cannot be reached",
             with_(
-                following=(TARGET, structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))
+                following=(
+                    TARGET,
+                    structs.replace(
+                        TARGET,
+                        behind_since=NOON,
+                        failure=("HostUnreachable", "s3://boots: no route to host s3.example.net"),
+                    ),
+                )
             ),
             "TargetsCurrent",
             (False, "HostUnreachable"),
@@ -215,7 +245,11 @@ def same(state: InstanceState) -> InstanceState:
             "a target that does not hold a transition",
             with_(
                 following=(
-                    structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
+                    structs.replace(
+                        TARGET,
+                        behind_since=NOON,
+                        failure=("HostUnreachable", "s3://boots: no route to host s3.example.net"),
+                    ),
                     structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
                 )
             ),
@@ -256,13 +290,23 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a list that cannot be signed",
-            with_(signed_list=structs.replace(LIST, failure=("KeyUnreadable", "no such file"))),
+            with_(
+                signed_list=structs.replace(
+                    LIST, failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file")
+                )
+            ),
             "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
             "keys that could not be read since the start",
-            with_(signed_list=structs.replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
+            with_(
+                signed_list=structs.replace(
+                    LIST,
+                    expires=None,
+                    failure=("KeyUnreadable", "/etc/gitboot/list-keys/publication.key: no such file"),
+                )
+            ),
             "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
@@ -275,8 +319,8 @@ def same(state: InstanceState) -> InstanceState:
         ("a target with every boot", with_(following=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
         ("no target that could lack a boot", same, "OneTimeBootsServed", None),
         (
-            "a server whose boot an upgrade removed from OUTPUT",
-            change_knowledge(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            "a server whose boot an upgrade took out of OUTPUT",
+            change_knowledge(facts=Facts(identity=MINE, left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
@@ -284,14 +328,19 @@ def same(state: InstanceState) -> InstanceState:
         (
             "suspended",
             change_knowledge(
-                facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))
+                facts=Facts(
+                    identity=MINE,
+                    suspension=Suspension("ada", "the network moves tonight", NOON + timedelta(seconds=1)),
+                )
             ),
             "AcceptingCommits",
             (False, "Suspended"),
         ),
         (
             "a suspension that is over, its end exclusive",
-            change_knowledge(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
+            change_knowledge(
+                facts=Facts(identity=MINE, suspension=Suspension("ada", "the network moves tonight", NOON))
+            ),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
@@ -311,32 +360,37 @@ def same(state: InstanceState) -> InstanceState:
             "HistoryComplete",
             (False, "CommitMissing"),
         ),
-        ("artifacts are not checked", same, "ArtifactsPresent", None),
-        ("no result of any", change_knowledge(sightings={}), "ArtifactsPresent", (True, "Present")),
+        ("nobody looks at artifacts", same, "ArtifactsPresent", None),
+        ("nothing is known of any", change_knowledge(sightings={}), "ArtifactsPresent", (True, "Present")),
         ("one is missing", check_artifacts({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
         ("one cannot be looked at", check_artifacts({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
-        ("a mirrored one was not checked", mirrored, "ArtifactsPresent", (False, "Missing")),
+        ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
         ("one is there", check_artifacts({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
-        ("the ledger takes writes", same, "LedgerWritable", (True, "Writable")),
-        ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
+        ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
+        (
+            "it does not",
+            with_(unwritable="/var/lib/gitboot/ledger.sqlite: database or disk is full"),
+            "LedgerWritable",
+            (False, "Failed"),
+        ),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
         ("it names another ledger", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
         (
-            "it names another ledger, and this one was never active",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "it names another, and this one never acted",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
         ("an operator has stopped boots", with_(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("fire", None))),
+            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("wrong image, INC-4711", None))),
             "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
         (
-            "another ledger is active",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
+            "another ledger acts",
+            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
             "Published",
             None,
         ),
@@ -349,22 +403,20 @@ def same(state: InstanceState) -> InstanceState:
         ),
         ("an older copy", change_knowledge(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
-            "a foreign tree",
-            change_knowledge(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
+            "another's tree",
+            change_knowledge(facts=Facts(identity=MINE, initialised="adopt", foreign="theirs")),
             "RecordsVerified",
             (False, "ForeignLedger"),
         ),
         (
-            "a new ledger without wanted installations",
-            change_knowledge(facts=Facts(identity="mine")),
+            "a new ledger where nothing is wanted",
+            change_knowledge(facts=Facts(identity=MINE)),
             "RecordsVerified",
             (True, "Verified"),
         ),
         (
-            "a new ledger with wanted installations",
-            lambda each: structs.replace(
-                change_knowledge(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)
-            ),
+            "a new ledger where something is",
+            lambda each: structs.replace(change_knowledge(facts=Facts(identity=MINE))(each), attempt=accepted(WANTING)),
             "RecordsVerified",
             (False, "NewLedger"),
         ),
@@ -374,7 +426,7 @@ def same(state: InstanceState) -> InstanceState:
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",
-            with_(publication=TargetState(failure=("PublishError", "full"))),
+            with_(publication=TargetState(failure=("PublishError", "/srv/boot/boot/v1: no space left on device"))),
             "Published",
             (False, "PublishError"),
         ),
@@ -397,7 +449,11 @@ def same(state: InstanceState) -> InstanceState:
         ("BMCs respond", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
         (
             "too many in a row do not",
-            with_(schedule=Schedule(has_results=True, failures=3, most_failures=3)),
+            with_(
+                schedule=Schedule(
+                    has_results=True, failures=3, most_failures=3, last_failure="web01: 10.0.0.7 does not respond"
+                )
+            ),
             "BmcsReachable",
             (False, "FailuresInARow"),
         ),

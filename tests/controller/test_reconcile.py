@@ -289,7 +289,8 @@ def test_the_remedy_of_a_bad_commit_works_in_any_directory(
     line = instance.remedy("CommitAccepted")
     assert line is not None
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli, shlex.split(fill_state(line, str(instance.state)))[1:])
+    words = shlex.split(fill_state(line, str(instance.state)), comments=True)
+    result = CliRunner().invoke(cli, words[1:])
     assert (result.exit_code, "GB2011" in result.output) == (3, True), result.output
     repository.push({"tie.yaml": policy("web2", "None")})
     instance.reconcile(OPEN)

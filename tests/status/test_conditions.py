@@ -133,15 +133,18 @@ def test_each_remedy_can_be_typed(line: str) -> None:
 
 
 def test_words_in_capitals_in_a_remedy_are_filled_in() -> None:
-    line = find_remedy("CommitAccepted", "GuardTripped", {"DIGEST": "d1"})
-    assert line == "gitboot approve d1 --all-guards --state STATE --reason '…'"
-    assert fill_state(line, "/var/lib/git boot") == (
+    given = {"DIGEST": "d1", "OUTPUT": "/srv/boot", "COMMIT": "c0ffee"}
+    line = find_remedy("CommitAccepted", "GuardTripped", given)
+    assert line is not None
+    command, _, comment = line.partition("  # ")
+    assert command == "gitboot approve d1 --all-guards --state STATE --reason '…'"
+    assert comment.endswith(": gitboot diff --accepted /srv/boot ..c0ffee STATE/repository.git")
+    assert fill_state(command, "/var/lib/git boot") == (
         "gitboot approve d1 --all-guards --state '/var/lib/git boot' --reason '…'"
     )
     line = find_remedy("Bmc/web01", "ForeignOverride")
-    assert (
-        line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'  # if gitboot may replace the override"
-    )
+    assert line is not None
+    assert line.startswith("gitboot bmc resolve web01 --replace --state STATE --reason '…'  # ")
 
 
 def test_an_error_without_its_own_remedy_has_the_general_one() -> None:

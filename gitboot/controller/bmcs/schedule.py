@@ -370,7 +370,7 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
         return schedule
     if result.is_reachable:
         return structs.replace(schedule, failures=0, has_results=True)
-    failures, last = schedule.failures + 1, f"the last {result.server}: {result.message}"
+    failures, last = schedule.failures + 1, f"{result.server}: {result.message}"
     resting = schedule.paused_until
     if failures >= schedule.most_failures:
         resting = resting or at + _PAUSE

@@ -89,7 +89,8 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
         "    consumed",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # if the machine did not use the override, use --not-set instead of --consumed",
+        "  # first look at the console. --consumed: the machine booted or was reset, and gitboot does not repeat it. "
+        "If it did not, use --not-set: gitboot then sets it now",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",
@@ -105,10 +106,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"] == (
-            "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use "
-            "adopt instead of fresh"
-        )
+        assert item["hint"].startswith("gitboot records begin adopt --state STATE  # if all servers are installed. ")
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
@@ -308,7 +306,10 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
         "below",
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
-    line += "  # check the servers first. If not installed, use pending instead of provisioned"
+    line += (
+        "  # first check the servers. If they are not installed, use pending: gitboot then installs them and erases "
+        "their disks"
+    )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"
 

@@ -197,8 +197,10 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
 def test_status_prints_the_command_that_approves_the_held_commit(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
-    line = next(line for line in lines if line.endswith("--reason '…'")).strip()
-    assert line == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
+    line = next(line for line in lines if line.startswith("    gitboot approve ")).strip()
+    command, _, review = line.partition("  # first review the changes: ")
+    assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
+    assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert "    looked at" not in lines
     assert ["CommitAccepted", "false", "GuardTripped"] in [line.split()[:3] for line in lines]
 

@@ -68,7 +68,8 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         assert summarize_plan(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
-        assert message.startswith("the ledger is new, and 1 server has provision 1 or more")
+        assert message.startswith("the ledger is new and does not record what is installed, ")
+        assert "the installation of 1 server (provision 1 or more)" in message
         assert "gitboot records begin" in message and "fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
@@ -184,7 +185,8 @@ def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_
     doubted(tmp_path, "RestoredLedger", None).close()
     with Bench(tmp_path, initial=None, store=Full) as bench:
         assert bench.decide(*fleet_of(provision=2)).plan() is None
-        assert bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
+        status, reason, message = bench.condition("LedgerWritable") or (True, "", "")
+        assert (status, reason, "cannot write to the ledger: the disk is full. " in message) == (False, "Failed", True)
         assert bench.record is None and bench.knowledge.records
 
 
