@@ -13,8 +13,8 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
-from gitboot.fleet.revision import Revision
-from gitboot.git.history import CommitSummary, HistoryStep
+from gitboot.fleet.revision import CommitSummary, Revision
+from gitboot.git.history import HistoryStep
 from gitboot.jsonio import build_decoder
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import Decision

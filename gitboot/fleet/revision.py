@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -86,3 +87,19 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+class CommitSummary(Struct, frozen=True, kw_only=True):
+    """The author, date and subject of a commit."""
+
+    revision: Revision
+    author: str  # Name <address>
+    date: datetime  # the author date
+    subject: str
+
+
+class FileChanges(Struct, frozen=True, kw_only=True):
+    """A commit, and the files of the fleet that the commit changed against its first parent."""
+
+    commit: CommitSummary
+    files: tuple[str, ...]  # paths below the fleet's folder, sorted

@@ -12,7 +12,7 @@ import pygit2
 from msgspec import structs
 
 from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
-from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, FileChanges, Revision, Snapshot
 from gitboot.git.fetch import (
     BROKEN,
     CLONE,
@@ -26,7 +26,6 @@ from gitboot.git.fetch import (
     set_reference,
 )
 from gitboot.git.history import (
-    FileChanges,
     Merge,
     convert_date,
     is_ancestor,

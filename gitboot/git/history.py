@@ -18,7 +18,7 @@ from pygit2.enums import DiffOption, SortMode
 
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import resolve_fleet_root
-from gitboot.fleet.revision import BlobId, Irregular, Message, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, CommitSummary, FileChanges, Irregular, Message, Revision, Snapshot
 from gitboot.git.repository import (
     CommitObject,
     CommitReader,
@@ -89,13 +89,6 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
 HISTORY_COMMITS: Final = 100  # commits that the history of the page considers
 
 
-class FileChanges(Struct, frozen=True, kw_only=True):
-    """A commit, and the files of the fleet that the commit changed against its first parent."""
-
-    commit: CommitSummary
-    files: tuple[str, ...]  # paths below the fleet's folder, sorted
-
-
 def list_file_changes(
     git: pygit2.Repository, tip: Revision, folder: str, known: Mapping[Revision, FileChanges]
 ) -> Iterator[FileChanges]:
@@ -125,15 +118,6 @@ def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: st
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _YEAR_9999: Final = 253_370_764_800  # seconds; datetime has no later dates, but Git has
-
-
-class CommitSummary(Struct, frozen=True, kw_only=True):
-    """The author, date and subject of a commit."""
-
-    revision: Revision
-    author: str  # Name <address>
-    date: datetime  # the author date
-    subject: str
 
 
 def summarize_commit(commit: CommitObject) -> CommitSummary:

@@ -13,7 +13,7 @@ from gitboot.render.paths import PAGE_DATA, File
 
 if TYPE_CHECKING:
     from gitboot.fleet.identities import Machine
-    from gitboot.git.history import FileChanges
+    from gitboot.fleet.revision import FileChanges
     from gitboot.resolve.server_decision import FieldSources
     from gitboot.resolve.server_plan import BootPlan
 

@@ -25,9 +25,8 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, build_commit
 from gitboot.evaluator.process import build_report
 from gitboot.fleet import validation
-from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, CommitSummary, Revision, Snapshot
 from gitboot.git import history as source_history
-from gitboot.git.history import CommitSummary
 from gitboot.jsonio import to_json_value
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer

@@ -10,8 +10,8 @@ import pygit2
 import pytest
 
 from gitboot.errors import UsageError
-from gitboot.fleet.revision import Revision
-from gitboot.git.history import HISTORY_COMMITS, Blame, CommitSummary, list_file_changes, open_blame, open_history
+from gitboot.fleet.revision import CommitSummary, Revision
+from gitboot.git.history import HISTORY_COMMITS, Blame, list_file_changes, open_blame, open_history
 from gitboot.jsonio import to_json_value
 from tests.helpers.git_repositories import Work
 

@@ -18,8 +18,7 @@ from typing import Any, Final
 import pytest
 
 from gitboot.fetchlog.unknown_machines import UnknownMachines, build_from_inventory, render_unknown
-from gitboot.fleet.revision import Revision
-from gitboot.git.history import CommitSummary, FileChanges
+from gitboot.fleet.revision import CommitSummary, FileChanges, Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import HISTORY, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory

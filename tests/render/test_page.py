@@ -13,8 +13,7 @@ from msgspec import structs
 
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import StatusFile
-from gitboot.fleet.revision import Revision
-from gitboot.git.history import CommitSummary, FileChanges
+from gitboot.fleet.revision import CommitSummary, FileChanges, Revision
 from gitboot.publish.tree_reader import verify_tree
 from gitboot.render.page import MAX_HISTORY_PATHS, list_plan_changes, render_history
 from gitboot.render.paths import PAGE, PAGE_DATA
