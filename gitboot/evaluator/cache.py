@@ -74,7 +74,7 @@ def encode_result(result: LoadedFile | DecidedRow) -> bytes:
 
 
 def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Decode the Server documents of a file, each with its index in the file. Return None if the bytes are not valid."""
+    """Decode the Server documents of a file, each with its index in the file. Return None for invalid bytes."""
     return _decode_or_none(_servers_decoder, data) or None
 
 
