@@ -1,1 +1,3 @@
-"""Controller: run one instance, which accepts commits, evaluates fetches, plans, publishes files and sets BMCs."""
+"""Controller: runs one instance, which accepts commits, processes fetches, plans boots, publishes files and sets
+BMCs.
+"""
