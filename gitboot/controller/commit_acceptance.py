@@ -69,9 +69,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     steps: Advance = field(
         default_factory=Advance
     )  # the steps to the accepted commit since the start, without the commits themselves
-    searched: Revision | None = (
-        None  # the accepted commit whose history this reconcile searched for acknowledgements, if it did
-    )
+    # The accepted commit whose history this reconcile searched for acknowledgements, if it did.
+    searched: Revision | None = None
     met: frozenset[str] = frozenset()  # used acknowledgements that are not in the ledger yet
     attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit

@@ -80,14 +80,12 @@ class Advance(Struct, frozen=True, kw_only=True):
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps up to `reached`
-    introduced: Mapping[SystemUuid, int] = field(
-        default_factory=dict
-    )  # provision numbers of the machines that are new in `hops`
+    # Provision numbers of the machines that are new in `hops`.
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
     moves: Moves = NO_MOVES  # moves of machines in `hops`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
-    rolled_back: frozenset[SystemUuid] = (
-        frozenset()
-    )  # machines that `reached` would reinstall by comparison, but that the records show as installed
+    # Machines that `reached` would reinstall by comparison, but that the records show as installed.
+    rolled_back: frozenset[SystemUuid] = frozenset()
     used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used up
     lost: frozenset[LostIdentity] | None = None  # identities that machines have lost; None: unchanged
     let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose use of credentials an operator approved
@@ -96,9 +94,8 @@ class Advance(Struct, frozen=True, kw_only=True):
     problems_until: datetime | None = None  # next time at which a problem of a commit begins or ends; None: never
     orders: Orders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
     passed: tuple[PassedCommit, ...] = ()  # the results for the commits before the newest commit, oldest first
-    is_incomplete: bool = (
-        False  # whether an evaluation did not end; the commit counts as invalid until its evaluation ends
-    )
+    # Whether an evaluation did not end; the commit counts as invalid until its evaluation ends.
+    is_incomplete: bool = False
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
     awaits_records: bool = False  # whether gitboot may accept more commits once it has read all fetches
     waits: bool = False  # whether a step that no guard holds waits until fetches are read
@@ -330,9 +327,7 @@ class CommitJudge:
                         found = found.at(at)
                 except InvalidRepository as error:
                     found = error
-            if (
-                isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun
-            ):  # the site is misspelled
+            if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # misspelled site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             walk.legs.append(
                 PathCommit(revision=revision, valid=isinstance(found, EvaluationResult), messages=tuple(messages))

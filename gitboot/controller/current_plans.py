@@ -93,15 +93,13 @@ class Plans(Struct, frozen=True, kw_only=True):
     consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence of a boot
     lost: frozenset[str] = frozenset()  # servers whose override was lost
     unknown_outcomes: frozenset[str] = frozenset()  # servers to which an endpoint may have served a boot
-    begun: Mapping[str, InstallAttempt] = field(
-        default_factory=dict
-    )  # installations that have begun and not ended, by server
+    # Installations that have begun and not ended, by server.
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)
     # The results of artifact checks; None: gitboot does not check artifacts.
     sightings: Mapping[BootFile, Sighting] | None = None
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # number of servers whose boots need each file
-    installing: Mapping[str, InstallProgress] = field(
-        default_factory=dict
-    )  # progress of current installations, by server
+    # Progress of current installations, by server.
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)
     given: Mapping[str, tuple[str, Run]] = field(
         default_factory=dict
     )  # maintenance runs that were served but have not started, by server

@@ -105,9 +105,8 @@ class CommitVerdict:
     says: str  # a few words that begin with the judgement
     ledger: str  # the identity of the instance's ledger
     change: int  # the number of the ledger's newest change
-    proof: str = field(
-        default="", compare=False
-    )  # proves that an instance with this ledger wrote the verdict: see `with_proof`
+    # Proves that an instance with this ledger wrote the verdict: see `with_proof`.
+    proof: str = field(default="", compare=False)
 
     def with_proof(self, key: bytes) -> CommitVerdict:
         """Return the verdict with a proof, which only an instance that has the ledger's key can compute."""
@@ -372,9 +371,8 @@ class VerdictSender(RetryingSender):
         self._waiting: dict[str, CommitVerdict] = {}  # verdicts to report, by commit, oldest first
         self._noted: dict[str, CommitVerdict] = {}  # the last verdict on each commit
         self._last_noted: CommitVerdict | None = None  # the newest of these verdicts
-        self._progress_times: tuple[float, float] | None = (
-            None  # when the first and the last unreported change were noted
-        )
+        # When the first and the last unreported change were noted.
+        self._progress_times: tuple[float, float] | None = None
         self._key = b""  # the ledger's key, set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks

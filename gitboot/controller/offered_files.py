@@ -340,9 +340,8 @@ class _OfferedFiles(Mapping[str, Files | None]):
     target: Target
     recorder: OfferRecorder
     at: datetime
-    versions: dict[str, Mapping[str, Digest]] = field(
-        default_factory=dict
-    )  # plans of the rendered boot scripts, by server and path
+    # Plans of the rendered boot scripts, by server and path.
+    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)
     # Servers that are published without the boots that could not be recorded in the ledger.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
     unwritable: str | None = None  # why offers could not be recorded; None: all offers are recorded

@@ -60,9 +60,8 @@ class Intake(Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
     stoppage: StopOrder | None = None  # a stop in the files that endpoints read
-    sightings: Mapping[BootFile, Sighting] | None = (
-        None  # results for all checked artifacts; None: artifacts are not checked
-    )
+    # Results for all checked artifacts; None: artifacts are not checked.
+    sightings: Mapping[BootFile, Sighting] | None = None
     noted: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
     given: tuple[Observation, ...] = ()  # served boots that this ledger never offered
 

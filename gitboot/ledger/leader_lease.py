@@ -90,9 +90,8 @@ class HeldLease(Struct):
     place: str = ""  # host and state directory of the instance
     until_s: float = field(default=0.0)  # when the lease expires, on the clock of `now_s`
     is_lost: bool = False  # whether another instance took the lease; never becomes false again
-    previous_place: str | None = (
-        None  # host and state directory of the previous holder; None: there was no other holder
-    )
+    # Host and state directory of the previous holder; None: there was no other holder.
+    previous_place: str | None = None
     moved_message: str | None = None  # the message to raise if the ledger was moved
 
     def extend(self, sent_s: float) -> None:

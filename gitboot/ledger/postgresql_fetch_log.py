@@ -228,9 +228,8 @@ class _Transactions:
 
 
 def _store_batch(run: _Run, batch: ForwardedBatch) -> None:
-    name, base = parse_file_name(
-        f"{batch.writer.file}{SUFFIX}"
-    )  # commit 2fefe59 stored the batches of other hosts in files
+    # Commit 2fefe59 stored the batches of other hosts in files.
+    name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")
     writer, place = f"{batch.writer.spool}/{name}", base + batch.begin
     for line in batch.lines.splitlines(keepends=True):
         match parse_line(line):

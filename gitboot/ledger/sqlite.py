@@ -26,9 +26,8 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        self._is_read_only = (
-            False  # whether the file is open read-only, because the disk is too full for a writer's files
-        )
+        # Whether the file is open read-only, because the disk is too full for a writer's files.
+        self._is_read_only = False
         self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -156,9 +155,7 @@ def build_read_error(name: str, error: Exception) -> LedgerError:
     """Convert a SQLite error, or an error caused by a malformed row, to a ledger error."""
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     if isinstance(error, sqlite3.OperationalError) and not lacks_table:
-        return LedgerError(
-            f"{name}: the ledger cannot be read ({error})"
-        )  # the file is missing, not permitted or locked
+        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # for example missing or locked
     return build_damaged_error(name, str(error))
 
 

@@ -426,9 +426,7 @@ _TYPES: Final = (
             "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
             "Waiting": _ASK,
         },
-        (
-            Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),
-        ),  # gitboot retries a BMC with the reason Waiting
+        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # Waiting is retried
         event="OverrideStalled",
         events={"Overdue": "OverrideOverdue", "Waiting": "OverrideWaiting"},
     ),

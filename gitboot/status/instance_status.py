@@ -57,9 +57,8 @@ class TargetStatus(Struct, frozen=True, kw_only=True):
     behind_since: datetime | None = None  # None: the target is up to date
     overdue_since: datetime | None = None  # time of the first transition that the target may have missed
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    withheld: int = (
-        0  # number of servers whose one-time boot is not on the target, because nothing would record the fetch
-    )
+    # Number of servers whose one-time boot is not on the target, because nothing would record the fetch.
+    withheld: int = 0
 
 
 class SignedListState(Struct, frozen=True, kw_only=True):
@@ -128,9 +127,8 @@ class Status(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     held: Held | None = None  # the newest commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
-    passed_commits: tuple[
-        PassedCommit, ...
-    ] = ()  # the commits between the accepted and the newest commit, oldest first
+    # The commits between the accepted and the newest commit, oldest first.
+    passed_commits: tuple[PassedCommit, ...] = ()
     accepted: str | None = None  # the accepted commit, with which the next commit is compared
     committed_at: datetime | None = None  # the committer time of the accepted commit
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit

@@ -97,13 +97,11 @@ class StageTimes:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
-        self._counts = {
-            stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage
-        }  # the last bucket counts durations above all bounds
+        # The last bucket counts durations above all bounds.
+        self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}
         self._seconds = dict.fromkeys(Stage, 0.0)
-        self._under_way: tuple[Stage, float] | None = (
-            None  # the current stage of a reconcile, and when it last made progress
-        )
+        # The current stage of a reconcile, and when it last made progress.
+        self._under_way: tuple[Stage, float] | None = None
 
     def start(self, first: Stage | None = None) -> Stopwatch:
         """Start a stopwatch. Pass ``first`` if a reconcile begins now with that stage."""

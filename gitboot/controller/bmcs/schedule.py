@@ -81,9 +81,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     jitter: float = 0.2  # fraction by which the wait before a retry may be shortened, to spread out retries
     may_set: bool | None = None  # whether tasks could make new settings when they were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger when the tasks were planned
-    without_named_ledger: frozenset[SystemUuid] = (
-        frozenset()
-    )  # machines that gitboot does not set because the Fleet names no ledger
+    # Machines that gitboot does not set because the Fleet names no ledger.
+    without_named_ledger: frozenset[SystemUuid] = frozenset()
     # The tasks by machine, including tasks that are not due.
     tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)
     leftovers: frozenset[SystemUuid] = frozenset()  # machines with a task at a BMC that no document names any more
@@ -103,9 +102,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended
-    sharing: SharedIdentityValues = field(
-        default_factory=SharedIdentityValues
-    )  # values of identities that several BMCs share
+    # Values of identities that several BMCs share.
+    sharing: SharedIdentityValues = field(default_factory=SharedIdentityValues)
 
     @property
     def next_due(self) -> datetime | None:

@@ -89,12 +89,10 @@ from gitboot.status.instance_status import Held, Status
 from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
 from gitboot.system_clock import Uptime, read_uptime
 
-Fence = Callable[
-    [], None
-]  # raises an error if another instance may be active; called right before each change at a BMC
-WriteRecord = Callable[
-    [SystemUuid, OverrideRecord | PowerRecord], None
-]  # stores an action of a BMC task before it is taken
+# Raises an error if another instance may be active; called right before each change at a BMC.
+Fence = Callable[[], None]
+# Stores an action of a BMC task before it is taken.
+WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
@@ -259,9 +257,8 @@ class _StatusReporter:
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
         self._spooled = _spool_mark_path(settings)
         project = find_project(settings)
-        self._links = (
-            project.links() if project is not None else None
-        )  # templates for links to the project's pages at the forge
+        # Templates for links to the project's pages at the forge.
+        self._links = project.links() if project is not None else None
         self.laps = StageTimes()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
@@ -700,9 +697,8 @@ def open_offline(
         evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
-        has_keys = (
-            directory / state.TOKEN_KEYS
-        ).exists()  # read the keys if the file exists, but never create keys here
+        # Read the keys if the file exists, but never create keys here.
+        has_keys = (directory / state.TOKEN_KEYS).exists()
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
         before = _read_offline_knowledge(store)
         commit = whole.at_site(before.facts.site or None)

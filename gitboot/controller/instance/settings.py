@@ -111,9 +111,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     accepted_filesystems: tuple[str, ...] = ()  # types of file systems that are allowed even though they may lose data
     forge: ForgeSettings | None = None
     push_secret: Path | None = None  # file with the secret with which forges sign webhooks
-    ledger: PostgresAddress | None = (
-        None  # PostgreSQL database of the ledger; None: the address stored in STATE, or SQLite
-    )
+    # PostgreSQL database of the ledger; None: the address stored in STATE, or SQLite.
+    ledger: PostgresAddress | None = None
     lease_s: float = LEASE_SECONDS  # how long the lease is valid without a renewal
     notify: Path | None = None  # file that configures the receivers of notices
     targets: tuple[TargetAddress, ...] = ()  # targets that follow OUTPUT

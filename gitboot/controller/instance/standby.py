@@ -96,9 +96,8 @@ class Standby:
         if self.address is not None:
             this_program()  # read the program now, because an upgrade may replace it on the disk
         self.is_patient = False  # whether to keep waiting if the ledger is unreachable
-        self._reference = (
-            settings.git.reference
-        )  # the branch to fetch: the value of --rev, or the active instance's branch
+        # The branch to fetch: the value of --rev, or the active instance's branch.
+        self._reference = settings.git.reference
         self._accepted: str | None = None  # the commit that the active instance has accepted last
         self._wake_event = threading.Event()  # set when there may be a new commit to fetch or to evaluate
         self._has_failed, self._last_message = False, ""

@@ -190,9 +190,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.extend_runs(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
-    if (
-        batch.changed and update.known_pairs
-    ):  # forget BMCs that are no longer used, so that credentials need a new approval if they come back
+    if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
         uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
             each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc
@@ -223,12 +221,12 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
 def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
-    # Whether this instance sets overrides, which are the only evidence for some boots.
+    # Whether overrides count as evidence. For some boots, there is no other evidence.
     sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
     if not sets:
         uuids |= update.overrides.new.keys()
-    if sets is not update.sets_bmcs:  # this changed for all machines, for example because the Fleet now names a ledger
+    if sets is not update.sets_bmcs:  # for example, the Fleet now names a ledger
         uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]

@@ -51,26 +51,20 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unobservable: frozenset[SystemUuid] = frozenset()  # machines whose next boot this instance could not observe
     sets_bmcs: bool | None = True  # whether overrides were taken into account for `unobservable`; None: unknown
-    machines: Mapping[SystemUuid, Machine] = field(
-        default_factory=dict
-    )  # all machines that an accepted commit has ever described
+    # All machines that a commit has ever described.
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
     accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines in the accepted commit
-    lost_identities: frozenset[LostIdentity] = (
-        frozenset()
-    )  # identities that machines have lost, as of the accepted commit
+    # Identities that machines have lost, as of the accepted commit.
+    lost_identities: frozenset[LostIdentity] = frozenset()
     # Override records by machine and reason.
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)
     # Power records by machine and reason.
     switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
-    pins: Mapping[SystemUuid, PinnedIdentity] = field(
-        default_factory=dict
-    )  # the machine identities that BMCs must report
-    known_pairs: frozenset[CredentialUse] = (
-        frozenset()
-    )  # pairs of a BMC and the credentials that gitboot may send to it
-    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(
-        default_factory=dict
-    )  # fetches that wait for a BMC task to judge them
+    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the pinned machine identity of each BMC
+    # Pairs of a BMC and the credentials that gitboot may send to it.
+    known_pairs: frozenset[CredentialUse] = frozenset()
+    # Fetches that wait for a BMC task to judge them.
+    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
     last_observation_id: int = 0
     approvals: Mapping[str, Mapping[str, str]] = field(
@@ -84,9 +78,8 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     )  # records in the output tree when the ledger became unverified
     # Results of artifact checks; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
-    claims: tuple[
-        SoleClaim, ...
-    ] = ()  # claims of other hosts, because of which install boots are withheld; not stored in the ledger
+    # Claims of other hosts, because of which install boots are withheld; not stored in the ledger.
+    claims: tuple[SoleClaim, ...] = ()
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return a server's record as plans use it, or None if it is unknown.
@@ -188,7 +181,7 @@ class KnowledgeUpdate:
         self.verdicts: dict[int, str] = {}  # verdict by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it."""
+        """Return a server's record, even if it is not usable."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)

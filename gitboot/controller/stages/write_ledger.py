@@ -23,9 +23,8 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     changes = this.requested, this.learnt
     ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
-        attempt = structs.replace(
-            attempt, read=attempt.stands
-        )  # all fetches from before the publication are processed now
+        # All fetches from before the publication are processed now.
+        attempt = structs.replace(attempt, read=attempt.stands)
     attempt = this.components.accepting.adopt(attempt)
     return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
