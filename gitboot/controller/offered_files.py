@@ -105,9 +105,7 @@ class LedgerOfferRecorder:
     """Records offers in the ledger, each with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is why this reconcile could not write the ledger. If it is not None, recording offers
-        fails.
-        """
+        """``unwritable`` is why this reconcile could not write the ledger. With a reason, recording offers fails."""
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(

@@ -104,7 +104,7 @@ def _read_lease(database: Database) -> LeaseState | None:
 
 
 def check_tables(store: Store) -> None:
-    """Read all tables, so that damage is found at the start. Raises `DamagedLedger`."""
+    """Read the tables once, so that damage is found at the start. Raises `DamagedLedger` if a table is unreadable."""
     for read in (
         instance_tables.read_facts,
         server_tables.read_machines,

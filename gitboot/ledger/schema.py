@@ -247,9 +247,7 @@ class Database(ABC):
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
-        """Yield the rows of a large result. The surrounding transaction may block other transactions until the last
-        row.
-        """
+        """Yield the rows of a large result. The surrounding transaction may block others."""
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:

@@ -409,7 +409,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
         for each in knowledge.list_overrides(result.uuid)
     )
-    if result.outcome is Outcome.STALLED:  # do not retry: after many rejected logins, a BMC locks the account
+    if result.outcome is Outcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
         now = structs.replace(now, due=at + LONGEST_RETRY)
     elif result.is_reachable and is_withdrawing:
         now = structs.replace(now, due=at + WITHDRAW_EVERY)

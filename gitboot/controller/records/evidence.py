@@ -70,8 +70,8 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     """Record new fetches, except requests from monitors.
 
     A mirror sends its files to every client and does not log server names, so a fetch from a mirror counts as served.
-    An intent without an outcome is not evidence, but it consumes the boot. A mirror's log yields such an intent if it
-    does not show which kind of client sent the request.
+    An intent without an outcome is not evidence, but it consumes the boot. A mirror's log yields such an intent if the
+    log does not show which client sent the request.
     """
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
