@@ -187,7 +187,7 @@ class CommitAcceptor:
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if (
             knowledge.recorded_commit is None and knowledge.is_trusted
-        ):  # at a start, the records of an earlier process count
+        ):  # at a start, use the records of the earlier process
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,
@@ -413,7 +413,7 @@ class CommitAcceptor:
         return structs.replace(attempt, withheld=withheld, gone=gone)
 
     def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
-        """Return whether the commit because of which boots are withheld was no longer on the branch at the last fetch.
+        """Return whether the commit that caused boots to be withheld was no longer on the branch at the last fetch.
 
         Before the first fetch of a process, return False, because the clone may be older than the commit.
         """

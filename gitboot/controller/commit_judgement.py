@@ -84,7 +84,7 @@ class Advance(Struct, frozen=True, kw_only=True):
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
     moves: Moves = NO_MOVES  # moves of machines in `hops`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
-    # Machines that `reached` would reinstall by comparison, but that the records show as installed.
+    # Machines that `reached` would reinstall if their records did not show that they are already installed.
     rolled_back: frozenset[SystemUuid] = frozenset()
     used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used up
     lost: frozenset[LostIdentity] | None = None  # identities that machines have lost; None: unchanged
@@ -231,7 +231,7 @@ class CommitJudge:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit can be evaluated against any base
             base, by_policy = commits[old], evaluated.extent.by_policy
-            # Comparing the two commits, the step would reinstall these machines. Their records show that it does not.
+            # According to the two commits, the step reinstalls these machines. According to their records, it does not.
             shown[old, new] = (
                 list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             )
@@ -393,7 +393,7 @@ class CommitJudge:
 
         ``lost`` are the identities that machines lost before ``base``. ``introduced`` contains the provision numbers of
         the machines that are new since the accepted commit. ``installed`` are the servers that the step would reinstall
-        by comparison, but whose records show that they already have the wanted installation.
+        if their records did not show that they already have the wanted installation.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)

@@ -352,7 +352,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the missing files because of which boots are withheld, each with the number of servers that need it."""
+    """Return the missing files that cause boots to be withheld, each with the number of servers that need it."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {

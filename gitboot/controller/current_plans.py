@@ -125,9 +125,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The missing files because of which boots are withheld, sorted, each with the number of servers that need
-        it.
-        """
+        """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 

@@ -1,4 +1,4 @@
-"""PostgreSQL driver of the ledger. Each call has a deadline."""
+"""PostgreSQL driver of the ledger, with a deadline for each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch log in PostgreSQL for hosts that share a ledger. Each host records a boot there before it serves the boot.
+"""Fetch log in PostgreSQL for hosts that share a ledger: each host records a boot there before it serves the boot.
 
 An endpoint serves one-time boots only from the output tree of the instance that holds the lease, because any other
 instance's tree may be outdated. The transaction that records a boot also reads the lease, and an instance that takes

@@ -1,4 +1,4 @@
-"""Checks of an instance's environment. Each check yields results with hints."""
+"""Checks of an instance's environment, with a hint for each problem."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ledger changes: compute the effects of operator requests, fetches, BMC results and the accepted commit, without
-I/O.
-"""
+"""Ledger changes: the effects of operator requests, fetches, BMC results and the accepted commit, without I/O."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     )  # records in the output tree when the ledger became unverified
     # Results of artifact checks; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
-    # Claims of other hosts, because of which install boots are withheld; not stored in the ledger.
+    # Claims of other hosts, which cause install boots to be withheld; not stored in the ledger.
     claims: tuple[SoleClaim, ...] = ()
 
     def record(self, uuid: SystemUuid) -> Record | None:
@@ -97,7 +97,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
-        """Return the missing files because of which boots in a decision are not offered."""
+        """Return the missing files that prevent gitboot from offering boots in a decision."""
         if self.sightings is None:
             return frozenset()
         return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))

@@ -1,1 +1,1 @@
-"""The stages of a reconcile. Each is a function that takes the instance state and returns the next instance state."""
+"""The stages of a reconcile: functions that take the instance state and return the next instance state."""
