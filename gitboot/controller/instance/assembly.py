@@ -1,4 +1,4 @@
-"""Assembly of an instance: to run it, to run it dry, or to read its state."""
+"""Assembly of an instance for a run, for a dry run, or for reading its state."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class _StatusReporter:
         }
         tree.write_status(encode_canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
         if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
-            with suppress(OSError):  # an outdated mark is harmless: it only detects fewer older copies
+            with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
                 write_mark(self._spooled, identity, changes)
         if (seen := self._unknown.update(status.applied, at)) is not None:
             content, events = seen
@@ -473,9 +473,7 @@ def _hold_lease(
 
 
 def find_ledger(settings: Settings) -> Path:
-    """Return the path of the ledger. First store the address of a configured database beside it. Raises
-    `UsageError`.
-    """
+    """Store the address of a configured database, and return the path of the ledger. Raises `UsageError`."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
     if wanted is not None and read_address(path) != wanted:
         if path.exists() and not has_address_file(path):
@@ -589,7 +587,7 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
 
 def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
-    """Return the keys of published tokens. If they were lost, create a new key. Reports with older tokens are then
+    """Return the keys of published tokens. If they were lost, create a new key; reports with older tokens are
     ignored.
     """
     about, at = instance_tables.read_facts(store), clock()

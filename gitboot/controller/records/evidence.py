@@ -242,7 +242,7 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
 
 
 def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence) -> None:
-    """Drop open intents from clients that cannot be the machine, and offer the boot again."""
+    """Drop intents without an outcome if their client cannot be the machine, and offer the boot again."""
     record, state = update.record(bmc_evidence.uuid), bmc_evidence.state
     if record is None or state is None:
         return

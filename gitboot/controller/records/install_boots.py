@@ -190,8 +190,9 @@ def is_outdated(offer: Offer, record: Record) -> bool:
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after the boot of a maintenance run, and a text about the change. Does not change an up-to-date
-    record.
+    """Return the record after the boot of a maintenance run, and a text about the change.
+
+    An up-to-date record is returned unchanged.
     """
     if offer.maintenance is None or offer.run is None:
         return record, ""
@@ -249,7 +250,7 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
     return now, f"installed provision {offer.provision} with BootImage/{offer.image}{limits}"
 
 
-# Maximum number of open intents per server, because clients can send any number of requests.
+# Maximum number of intents without an outcome per server, because clients can send any number of requests.
 _MOST_OPEN: Final = 32
 _OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
 _MOST_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
@@ -470,7 +471,7 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return those of the named servers' machines that, according to their records, already have what ``commit`` wants.
+    """Return the machines of these servers whose records show that the machine already has what ``commit`` wants.
 
     A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write its disk.
     """

@@ -90,7 +90,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return None if uuid in self.unobservable else self.stored_record(uuid)
 
     def stored_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it.
+        """Return a server's stored record, even if plans treat it as unknown.
 
         Return None if there is no record, or if no record is usable.
         """
@@ -335,7 +335,7 @@ class Fetch(Struct, frozen=True, kw_only=True):
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
-    """Store in the ledger with which OUTPUT, fetch log and site the instance starts, and who owns the output tree.
+    """Store in the ledger the OUTPUT, the fetch log and the site of this start, and the owner of the output tree.
 
     ``observes`` means that fetches reach the instance. ``owner`` is the ledger that published the tree in OUTPUT.
 
