@@ -112,8 +112,9 @@ class Checkpoint:
         warn: Callable[[str], None],
         site: str | None = None,
     ) -> None:
-        """``damage_search`` looks for damaged files in the tree after `resume`. ``site`` is the instance's site, if
-        any.
+        """``damage_search`` looks for damaged files in the tree after `resume`.
+
+        ``site`` is the instance's site, if any.
         """
         self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
@@ -295,8 +296,9 @@ class _Chunks:
 
 
 def _encode_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
-    """Yield the chunks, each with the name of its table. Adding or removing a server changes only one chunk per
-    table.
+    """Yield the chunks, each with the name of its table.
+
+    Adding or removing a server changes only one chunk per table.
     """
     yield "", small
     for name, rows in tables.items():

@@ -444,11 +444,11 @@ class CommitAcceptor:
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
-        """Find the acknowledgements in the accepted commit's history. They count as used, because each counts only
-        once.
+        """Find the acknowledgements in the accepted commit's history.
 
-        After a start, also search the history of every other commit that is recorded as accepted, because the ledger
-        may come from a backup or from a version that did not record acknowledgements.
+        They count as used, because each counts only once. After a start, also search the history of every other commit
+        that is recorded as accepted, because the ledger may come from a backup or from a version that did not record
+        acknowledgements.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
@@ -591,8 +591,9 @@ def _reject(
 
 
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return the immutable values that determine whether a server is installed. Compare them by identity to detect a
-    change.
+    """Return the immutable values that determine whether a server is installed.
+
+    Compare them by identity to detect a change.
     """
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 

@@ -102,8 +102,9 @@ class Advance(Struct, frozen=True, kw_only=True):
 
     @property
     def newer(self) -> tuple[Commit, ...]:
-        """The valid commits after `reached`, oldest first. If `reached` is None, the valid commits after the accepted
-        commit.
+        """The valid commits after `reached`, oldest first.
+
+        If `reached` is None, the valid commits after the accepted commit.
         """
         at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
         return self.valid[at:]
@@ -133,8 +134,9 @@ class _CommitWalk(Struct, kw_only=True):
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """Yield, for each accepted commit, its new machines with their provision numbers. Omit the machines in
-        ``excluded``.
+        """Yield, for each accepted commit, its new machines with their provision numbers.
+
+        Omit the machines in ``excluded``.
         """
         for position, step in sorted(self.steps.items()):
             if position <= reached:

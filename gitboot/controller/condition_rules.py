@@ -78,8 +78,9 @@ _Found = tuple[str, bool, str, str]  # type, status, reason and message of a con
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
-    """Return all conditions, sorted by type. A condition keeps its last transition time as long as its status is the
-    same.
+    """Return all conditions, sorted by type.
+
+    A condition keeps its last transition time as long as its status is the same.
     """
     found = [
         *_of_the_source(state, at),

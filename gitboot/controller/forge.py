@@ -130,8 +130,9 @@ _PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has 
 
 
 class KnownChanges(NamedTuple):
-    """The newest change numbers of a ledger that were found in commit statuses. None means that no such status was
-    found.
+    """The newest change numbers of a ledger that were found in commit statuses.
+
+    None means that no such status was found.
     """
 
     proven: int | None = None  # from statuses with a proof
@@ -148,10 +149,9 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``, where URL is the project's page. ``api`` is the URL of the API, if it is not at the usual
-        path.
+        """Parse ``KIND=URL``, where URL is the project's page.
 
-        Raises `UsageError`.
+        ``api`` is the URL of the API, if it is not at the usual path. Raises `UsageError`.
         """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
@@ -194,8 +194,9 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class Forge:
-    """A client for a project at a forge. It reads the token before each request, and sends it only to the project's
-    host.
+    """A client for a project at a forge.
+
+    It reads the token before each request, and sends it only to the project's host.
     """
 
     def __init__(

@@ -120,8 +120,9 @@ class Loop:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile until `stop` is called or the wake signal is stopped. ``serving`` returns the state of the
-        endpoints.
+        """Reconcile until `stop` is called or the wake signal is stopped.
+
+        ``serving`` returns the state of the endpoints.
         """
         threads = [
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),

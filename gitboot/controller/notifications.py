@@ -182,8 +182,9 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Yield the sender of notices, or None if none is configured. At the end, wait at most ``patience_s`` for the last
-    ones.
+    """Yield the sender of notices, or None if none is configured.
+
+    At the end, wait at most ``patience_s`` for the last ones.
     """
     if settings.notify is None:
         yield None
@@ -321,8 +322,9 @@ Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` if the not
 
 
 def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
-    """Return a function that sends notices to a receiver. Raises `UsageError` if the receiver's settings are
-    unusable.
+    """Return a function that sends notices to a receiver.
+
+    Raises `UsageError` if the receiver's settings are unusable.
     """
     return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
 
@@ -429,8 +431,9 @@ class Receiver:
 
 
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
-    """Read the receivers from a file, sorted by name. Raises `UsageError`, whose message contains no URLs or
-    secrets.
+    """Read the receivers from a file, sorted by name.
+
+    Raises `UsageError`, whose message contains no URLs or secrets.
     """
     try:
         said = tomllib.loads(read_private(file).decode())

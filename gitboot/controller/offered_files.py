@@ -323,11 +323,11 @@ _BATCH: Final = 500
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _OfferedFiles(Mapping[str, Files | None]):
-    """The files of servers by name, rendered on demand. `items` records the offers of each batch before yielding its
-    files.
+    """The files of servers by name, rendered on demand.
 
-    In a web server's access log, a file can be identified only by its modification time, so this time must be in the
-    ledger before a machine can fetch the file. After a failed publication, the next one records its own times.
+    `items` records the offers of each batch before yielding its files. In a web server's access log, a file can be
+    identified only by its modification time, so this time must be in the ledger before a machine can fetch the file.
+    After a failed publication, the next one records its own times.
     """
 
     names: Sequence[str]

@@ -322,7 +322,9 @@ def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | Non
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
-    """Return whether this instance may be active: neither the newest nor the accepted Fleet may name another ledger."""
+    """Return whether neither the newest nor the accepted Fleet names another ledger, so that this instance may be
+    active.
+    """
     return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
 
 

@@ -78,8 +78,9 @@ class Reconciler:
         thread_failures: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
-        """Reconcile once at ``at``, and return when the next reconcile is due. A second call with the same input
-        changes nothing.
+        """Reconcile once at ``at``, and return when the next reconcile is due.
+
+        A second call with the same input changes nothing.
 
         - ``fetched``: the result of the last fetch
         - ``serving``: the state of the endpoints

@@ -75,8 +75,9 @@ class NotedWithdrawals:
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
-        """``path`` is the file, or None to keep the records only in memory. ``ledger`` is the identity of the
-        ledger.
+        """``path`` is the file, or None to keep the records only in memory.
+
+        ``ledger`` is the identity of the ledger.
         """
         self._path, self._ledger, self._lock = path, ledger, Lock()
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
@@ -240,8 +241,9 @@ class Inbox:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
-        """Return all waiting inputs. ``offsets`` are the positions in the fetch log up to which the ledger contains
-        it.
+        """Return all waiting inputs.
+
+        ``offsets`` are the positions in the fetch log up to which the ledger contains it.
         """
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
@@ -366,8 +368,9 @@ _MAX_REPORTED: Final = 5
 
 
 class UnknownMachineFile:
-    """The file of unknown machines. It is collected from the endpoints' files, without machines that have a
-    document.
+    """The file of unknown machines.
+
+    It is collected from the endpoints' files, without machines that have a document.
     """
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:

@@ -122,8 +122,9 @@ class FollowedTarget:
         return self._target.has_files(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over. The targets that follow are not updated, because they may be newer than this
-        target.
+        """End the windows that are over.
+
+        The targets that follow are not updated, because they may be newer than this target.
         """
         return self._target.end_windows(at)
 

@@ -229,8 +229,9 @@ class ResultsFile:
         self._verified: set[bytes] = set()  # digests of verified pairs of decision and host
 
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
-        """Mark the decisions and hosts of these servers as verified. Call this after the instance has decoded and
-        checked them.
+        """Mark the decisions and hosts of these servers as verified.
+
+        Call this after the instance has decoded and checked them.
         """
         for each in servers:
             if each.decision is not None and each.network is not None:

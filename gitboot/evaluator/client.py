@@ -67,13 +67,12 @@ class EvaluatorClient:
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
-        """Return the result of evaluating ``revision``, with its changes since ``base``. Without a base, everything is
-        new.
+        """Return the result of evaluating ``revision``, with its changes since ``base``.
 
-        Return None while the process is still evaluating this commit or an earlier commit. In that case, call this
-        again. Raises `InvalidRepository` with all problems of the commit, `NotEvaluated` if the evaluation did not end,
-        and `SourceError` if the clone cannot be read. After `NotEvaluated` or `SourceError`, the next call evaluates
-        the commit again.
+        Without a base, everything is new. Return None while the process is still evaluating this commit or an earlier
+        commit. In that case, call this again. Raises `InvalidRepository` with all problems of the commit,
+        `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot be read. After
+        `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
         asked = self._running
         if asked is None or (asked.answer.done() and not asked.is_for(revision, base)):

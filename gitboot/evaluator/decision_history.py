@@ -102,8 +102,9 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return the first problem of a commit, or None if the commit is valid. ``newer`` is the next valid commit, if
-        any.
+        """Return the first problem of a commit, or None if the commit is valid.
+
+        ``newer`` is the next valid commit, if any.
         """
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]

@@ -430,8 +430,9 @@ def count_processors() -> int:
 
 
 class Workers(Struct, frozen=True, kw_only=True):
-    """Worker processes for one evaluation. ``on_read`` is called with the number of files that the workers have read so
-    far.
+    """Worker processes for one evaluation.
+
+    ``on_read`` is called with the number of files that the workers have read so far.
     """
 
     number: int = 1

@@ -52,8 +52,9 @@ class Commit:
 
     @property
     def ledger(self) -> str | None:
-        """The ledger that the Fleet names, whose instance may act. If None, any instance may act, but it must not
-        change BMCs.
+        """The ledger that the Fleet names, whose instance may act.
+
+        If None, any instance may act, but it must not change BMCs.
         """
         return self.fleet.ledger_for(self.site)
 

@@ -277,8 +277,9 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines that were at other sites in the base. ``old`` are the servers at this site in the
-    base.
+    """Return the moves of machines that were at other sites in the base.
+
+    ``old`` are the servers at this site in the base.
     """
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}

@@ -233,11 +233,10 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Return whether an older copy replaced the ledger. In that case the mark belongs to another ledger or to a newer
-    state.
+    """Return whether an older copy replaced the ledger.
 
-    Only the process that writes to the ledger may call this. In another process, a concurrent write looks like a newer
-    mark.
+    In that case the mark belongs to another ledger or to a newer state. Only the process that writes to the ledger may
+    call this. In another process, a concurrent write looks like a newer mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:

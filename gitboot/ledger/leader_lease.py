@@ -110,8 +110,9 @@ class HeldLease(Struct):
 
 
 class LeaseKeeper:
-    """Renews a lease in a background thread during a `with` block. The thread calls ``on_lost`` once if the lease is
-    lost.
+    """Renews a lease in a background thread during a `with` block.
+
+    The thread calls ``on_lost`` once if the lease is lost.
     """
 
     def __init__(self, lease: HeldLease, connection: LeaseConnection, on_lost: Callable[[], None]) -> None:
@@ -149,11 +150,10 @@ class LeaseKeeper:
             raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
-        """Raise `LeaseLost` if this instance may have lost the lease. Use this before a change that only clears an
-        override.
+        """Raise `LeaseLost` if this instance may have lost the lease.
 
-        Unlike `check`, this accepts the last confirmed lease if the server does not respond. If another thread is
-        renewing the lease, wait at most `_ENDING_S` for that renewal.
+        Use this before a change that only clears an override. Unlike `check`, this accepts the last confirmed lease if
+        the server does not respond. If another thread is renewing the lease, wait at most `_ENDING_S` for that renewal.
         """
         self._lease.check()
         until_s = now_s() + self._lease.seconds
@@ -179,7 +179,8 @@ class LeaseKeeper:
 
 
 def now_s() -> float:
-    """Return the seconds since boot. This clock is never adjusted, and it keeps running while the machine is
-    suspended.
+    """Return the seconds since boot.
+
+    This clock is never adjusted, and it keeps running while the machine is suspended.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)

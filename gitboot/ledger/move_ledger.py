@@ -76,8 +76,9 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy the ledger, and mark the old ledger as moved in the same transaction. The copy stays marked as
-    unfinished.
+    """Copy the ledger, and mark the old ledger as moved in the same transaction.
+
+    The copy stays marked as unfinished.
     """
     copy = str(uuid4())
     try:

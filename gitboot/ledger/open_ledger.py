@@ -31,10 +31,9 @@ def open_ledger(path: Path) -> Store:
 
 
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
-    """Return the output folder and the fetch log folder of a ledger's instance. The ledger is neither written nor
-    checked.
+    """Return the output folder and the fetch log folder of a ledger's instance.
 
-    Raises `LedgerError` if the ledger cannot be read.
+    The ledger is neither written nor checked. Raises `LedgerError` if the ledger cannot be read.
     """
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
@@ -75,8 +74,9 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """Return the token keys that hosts with a shared ledger use, as lines. Raises `LedgerError` if the ledger cannot be
-    read.
+    """Return the token keys that hosts with a shared ledger use, as lines.
+
+    Raises `LedgerError` if the ledger cannot be read.
     """
     if read_address(path) is None:
         return ()

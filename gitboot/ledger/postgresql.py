@@ -174,10 +174,10 @@ class PostgresDatabase(Database):
             )
 
     def commit(self) -> None:
-        """Commit the transaction. If it took long, first renew the lease, which no other thread could renew in the
-        meantime.
+        """Commit the transaction.
 
-        A commit without a response may still be durable: see `may_have_lost`.
+        If it took long, first renew the lease, which no other thread could renew in the meantime. A commit without a
+        response may still be durable: see `may_have_lost`.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -381,8 +381,9 @@ class LeaseConnection:
             return None
 
     def read_fact(self, name: str) -> str | None:
-        """Return a fact about the active instance, such as its branch. Return None if the fact is missing or cannot be
-        read.
+        """Return a fact about the active instance, such as its branch.
+
+        Return None if the fact is missing or cannot be read.
         """
         try:
             found = self._get_connection().execute(_FACT, (name,)).fetchone()
@@ -466,10 +467,10 @@ _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
-    """A connection with deadlines. A call that exceeds its deadline closes the connection and raises
-    `OperationalError`.
+    """A connection with deadlines.
 
-    The outcome of such a call is unknown: a commit may be durable. Use a connection from one thread at a time.
+    A call that exceeds its deadline closes the connection and raises `OperationalError`. The outcome of such a call is
+    unknown: a commit may be durable. Use a connection from one thread at a time.
     """
 
     _call_s = STATEMENT_S

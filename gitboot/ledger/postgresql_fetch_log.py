@@ -59,11 +59,11 @@ class SharedFetchLog:
     def record(
         self, observation: Observation, serving_identity: str | None, is_given_up: Callable[[], bool] = bool
     ) -> None:
-        """Record a fetch durably before the endpoint responds. ``serving_identity`` is the lease that the output tree
-        names.
+        """Record a fetch durably before the endpoint responds.
 
-        Raises `FetchLogUnavailable` if the fetch may not have been recorded. Nothing is recorded if ``is_given_up``
-        returns True just before the fetch is sent to the database.
+        ``serving_identity`` is the lease that the output tree names. Raises `FetchLogUnavailable` if the fetch may not
+        have been recorded. Nothing is recorded if ``is_given_up`` returns True just before the fetch is sent to the
+        database.
         """
         with self._querying() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
@@ -140,8 +140,9 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The shared fetch log as the lease holder uses it. Each method raises `LedgerError` if the database cannot be
-    used.
+    """The shared fetch log as the lease holder uses it.
+
+    Each method raises `LedgerError` if the database cannot be used.
     """
 
     def __init__(self, address: PostgresAddress) -> None:

@@ -263,8 +263,9 @@ class Database(ABC):
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert complete rows, and replace rows that have the same ``keys``. The keys are the table's first
-        columns.
+        """Insert complete rows, and replace rows that have the same ``keys``.
+
+        The keys are the table's first columns.
         """
 
     @abstractmethod

@@ -240,8 +240,9 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """Find a boot script by its path and modification time. Return its plan, and the decision number at its
-    publication.
+    """Find a boot script by its path and modification time.
+
+    Return its plan, and the decision number at its publication.
     """
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
@@ -269,8 +270,9 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Return the observations that have no verdict yet, oldest first. Observations whose offer was deleted are left
-    out.
+    """Return the observations that have no verdict yet, oldest first.
+
+    Observations whose offer was deleted are left out.
     """
     with store.reading():
         found = store.rows(
@@ -347,8 +349,9 @@ def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of BMC and credentials. Addresses are normalized, because 0.1.0 stored them as written in
-    documents.
+    """Return the known pairs of BMC and credentials.
+
+    Addresses are normalized, because 0.1.0 stored them as written in documents.
     """
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))

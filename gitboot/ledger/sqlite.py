@@ -16,8 +16,9 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """A ledger in a SQLite file, created if it is missing. With ``synchronous``, each transaction is synced to the
-    disk.
+    """A ledger in a SQLite file, created if it is missing.
+
+    With ``synchronous``, each transaction is synced to the disk.
     """
 
     errors: ClassVar = (sqlite3.Error,)

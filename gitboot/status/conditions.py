@@ -440,10 +440,10 @@ def find_condition_type(type: str) -> ConditionType | None:
 
 
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """Return the remedy of a false condition, or None if no remedy is declared. The placeholder STATE stays in the
-    text.
+    """Return the remedy of a false condition, or None if no remedy is declared.
 
-    ``values`` are values for the other placeholders, as in `fill_placeholders`.
+    The placeholder STATE stays in the text. ``values`` are values for the other placeholders, as in
+    `fill_placeholders`.
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None

@@ -188,8 +188,9 @@ class WorkListener:
         self._periods: dict[Work, _WorkPeriod] = {}
 
     def make_reporter(self, work: Work) -> ReportProgress:
-        """Return the progress callback for this work. Call it first with 0 items done, and at the end with all of
-        them.
+        """Return the progress callback for this work.
+
+        Call it first with 0 items done, and at the end with all of them.
         """
         return partial(self._record, work)
 

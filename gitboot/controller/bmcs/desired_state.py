@@ -46,8 +46,9 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
     run_at: datetime | None = None  # when gitboot observed the boot of the maintenance run
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
-        """Return the power change to include in a task, or None. ``now`` means that the machine is in the power
-        wave.
+        """Return the power change to include in a task, or None.
+
+        ``now`` means that the machine is in the power wave.
         """
         return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
 

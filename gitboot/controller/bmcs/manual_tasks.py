@@ -374,10 +374,10 @@ def _run_at_each_bmc(
     build_failure: Callable[[Subject, Failure], Value],
     on_done: Callable[[int], None],
 ) -> list[Value]:
-    """Call ``work`` for each BMC, many in parallel. ``on_done`` is called with the number of BMCs done since its last
-    call.
+    """Call ``work`` for each BMC, many in parallel.
 
-    ``build_failure`` returns the result for a BMC that failed.
+    ``on_done`` is called with the number of BMCs done since its last call. ``build_failure`` returns the result for a
+    BMC that failed.
     """
 
     def do(subject: Subject) -> tuple[Value, ResponseSample]:
@@ -419,8 +419,9 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
 
 
 def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
-    """Read a BMC, and determine the next steps for its override and for its power. The machine is assumed to be in the
-    power wave.
+    """Read a BMC, and determine the next steps for its override and for its power.
+
+    The machine is assumed to be in the power wave.
     """
     observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:

@@ -350,8 +350,9 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks ended. ``judged`` are the machines with a fetch that their task confirmed or
-    ruled out.
+    """Return the schedule after tasks ended.
+
+    ``judged`` are the machines with a fetch that their task confirmed or ruled out.
     """
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
@@ -370,8 +371,9 @@ def record_results(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Count consecutive failures over all BMCs. Many failures in a row indicate a problem with the network or a
-    password.
+    """Count consecutive failures over all BMCs.
+
+    Many failures in a row indicate a problem with the network or a password.
     """
     if not result.was_attempted:
         return schedule

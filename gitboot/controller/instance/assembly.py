@@ -587,8 +587,9 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
 
 def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
-    """Return the keys of published tokens. If they were lost, create a new key; reports with older tokens are
-    ignored.
+    """Return the keys of published tokens.
+
+    If they were lost, create a new key; reports with older tokens are ignored.
     """
     about, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
@@ -719,8 +720,9 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the knowledge that a request to begin with records would produce. Nothing is stored. Raises
-    `UsageError`.
+    """Return the knowledge that a request to begin with records would produce.
+
+    Nothing is stored. Raises `UsageError`.
     """
     request = Request(0, at, "", BEGIN, facts)
     batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))

@@ -179,8 +179,9 @@ class Standby:
                 write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
-        """Report that gitboot took the lease but then could not read the ledger. The next `wait` begins with a
-        pause.
+        """Report that gitboot took the lease but then could not read the ledger.
+
+        The next `wait` begins with a pause.
         """
         self._has_failed = True
         self._report(_reason(error), str(error), self._clock())

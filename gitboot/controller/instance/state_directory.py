@@ -237,8 +237,9 @@ def is_published_under(output: Path, lease: LeaseState) -> bool:
 
 
 def check_acts(directory: Path) -> None:
-    """Raise `HeldByAnother` if the active instance is on another host. The instance on this host need not be
-    running.
+    """Raise `HeldByAnother` if the active instance is on another host.
+
+    The instance on this host need not be running.
     """
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
@@ -254,11 +255,11 @@ _SHARED: Final = 0o007  # umask: full access for the group that shares the direc
 
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
-    """Create ``directory`` if it is missing, and make its files private. Files created until the block ends are private
-    too.
+    """Create ``directory`` if it is missing, and make its files private.
 
-    The access of others to this user's files is removed. A directory with the setgid bit is deliberately shared with
-    its group, as in Kubernetes and OpenShift, where the user of a container changes.
+    Files created until the block ends are private too. The access of others to this user's files is removed. A
+    directory with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user
+    of a container changes.
 
     Raises `UsageError` if a file is a symlink, or if it is writable by others or by a group to which this process does
     not belong, because such users could have written the ledger.
@@ -330,8 +331,9 @@ def _is_ours(group: int) -> bool:
 
 
 def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
-    """Remove the access of others to a file of this user. Raise `UsageError` if another user's file is writable by
-    others.
+    """Remove the access of others to a file of this user.
+
+    Raise `UsageError` if another user's file is writable by others.
     """
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():

@@ -435,8 +435,9 @@ def _provision_key(offer: Offer) -> str:
 
 
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
-    """Return whether an offer belongs to a newer installation than the counted fetches. Attempt 0 stands for the last
-    attempt.
+    """Return whether an offer belongs to a newer installation than the counted fetches.
+
+    Attempt 0 stands for the last attempt.
     """
     if _provision_key(offer) == before.key:
         return offer.attempt > before.attempt

@@ -292,8 +292,9 @@ def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence
 
 
 def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record without a withheld intent. The newest withheld request stays in the record, without an intent
-    id.
+    """Return the record without a withheld intent.
+
+    The newest withheld request stays in the record, without an intent id.
     """
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)

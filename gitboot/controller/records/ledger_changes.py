@@ -200,8 +200,9 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
-    """Record the results of artifact checks, with events about changes. No event reports artifacts that are no longer
-    checked.
+    """Record the results of artifact checks, with events about changes.
+
+    There is no event for an artifact that is no longer checked.
     """
     before = update.sightings or {}
     if sightings is update.sightings:

@@ -478,8 +478,9 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
 
 
 def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Return the served one-time boots that this ledger never offered. Any such boot shows that the ledger is an older
-    copy.
+    """Return the served one-time boots that this ledger never offered.
+
+    Any such boot shows that the ledger is an older copy.
     """
     served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(

@@ -348,8 +348,9 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
 
 
 def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
-    """Record an intent to serve a boot, or that the boot was withheld. ``is_early`` means that the intent was not read
-    yet.
+    """Record an intent to serve a boot, or that the boot was withheld.
+
+    ``is_early`` means that the intent was not read yet.
     """
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
@@ -441,8 +442,9 @@ def require_trusted_ledger(update: KnowledgeUpdate) -> None:
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace the records of servers because an operator requested it. Raises `UsageError` if the ledger is
-    unverified.
+    """Replace the records of servers because an operator requested it.
+
+    Raises `UsageError` if the ledger is unverified.
     """
     require_trusted_ledger(update)
     number = update.count_decision()
@@ -461,8 +463,9 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """Return the maintenance boots that may have been served. Changing a record of an installation does not affect
-    them.
+    """Return the maintenance boots that may have been served.
+
+    Changing a record of an installation does not affect them.
     """
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 

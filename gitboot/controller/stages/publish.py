@@ -26,8 +26,9 @@ from gitboot.status.conditions import Event
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:
-    """Publish the plans. While there are no plans yet, end the windows that are over in the tree of an earlier
-    process.
+    """Publish the plans.
+
+    While there are no plans yet, end the windows that are over in the tree of an earlier process.
     """
     if (commit := state.commit) is not None:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)

@@ -15,8 +15,9 @@ from gitboot.ledger.store import Store
 
 
 def take_in(state: InstanceState, this: Pass) -> InstanceState:
-    """Take the inputs from the inbox. If a write to the ledger may be lost, first read the ledger again. Raises
-    `LedgerError`.
+    """Take the inputs from the inbox.
+
+    If a write to the ledger may be lost, first read the ledger again. Raises `LedgerError`.
     """
     store = this.components.store
     if (start := state.before_resume) is not None:
@@ -40,12 +41,11 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
-    """Return the state and the inputs. If the inputs show that the ledger is an older copy, mark the ledger as
-    unverified.
+    """Return the state and the inputs.
 
-    The ledger is an older copy if the forge knows a later change number, or if an endpoint served a boot that the
-    ledger never offered. If that boot was served before an operator began the records, only the record of its server
-    becomes unverified.
+    If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
+    the forge knows a later change number, or if an endpoint served a boot that the ledger never offered. If that boot
+    was served before an operator began the records, only the record of its server becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:

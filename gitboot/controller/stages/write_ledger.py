@@ -30,8 +30,9 @@ def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
-    """Return the state after these ledger changes, and report their events. ``ready`` are the inputs that caused
-    them.
+    """Return the state after these ledger changes, and report their events.
+
+    ``ready`` are the inputs that caused them.
     """
     this.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
