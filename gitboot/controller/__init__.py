@@ -1,1 +1,1 @@
-"""Controller: run one instance, which accepts commits, evaluates fetches, plans, publishes files and sets BMCs."""
+"""Controller: runs one instance, which accepts commits, processes fetches, publishes boots and sets BMCs."""

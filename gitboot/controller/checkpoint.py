@@ -40,17 +40,17 @@ from gitboot.resolve.server_plan import (
 )
 
 T = TypeVar("T")
-MIN_SERVERS: Final = 500  # servers; a smaller fleet is planned faster than a checkpoint is read
-_MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in this number again
-_INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
-_CACHE_SHARE: Final = 4  # a checkpoint takes at most one part in this number of the cache
-_CHUNK_ROWS: Final = 256  # the average number of rows in a chunk
+MIN_SERVERS: Final = 500  # number of servers; planning a smaller fleet is faster than reading a checkpoint
+_MIN_REPLANNED_SHARE: Final = 8  # write a new checkpoint after one in this many servers was planned again
+_INTERVAL: Final = timedelta(minutes=10)  # minimum interval between two checkpoints
+_CACHE_SHARE: Final = 4  # a checkpoint may fill at most the cache divided by this number
+_CHUNK_ROWS: Final = 256  # average number of rows per chunk
 _MAX_CHUNK_ROWS: Final = 1024
-_BATCH: Final = 8  # chunks in one transaction, because an evaluation waits for the transaction
+_BATCH: Final = 8  # chunks per transaction: few, because an evaluation waits for the transaction
 
 
 class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
-    """A `ServerState` without the parts that are in the commit."""
+    """A `ServerState` without the parts that the commit contains."""
 
     record: Record | None
     absent: tuple[BootFile, ...]
@@ -63,17 +63,17 @@ class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
 class _StoredState(msgspec.Struct, frozen=True, array_like=True):
     """The part of a checkpoint whose size does not depend on the number of servers."""
 
-    at: datetime | None  # when gitboot last updated the tree
+    at: datetime | None  # when gitboot last updated the output tree
     terms: bytes
-    shared: str | None  # the digest in the tree's `Inventory`
+    shared: str | None  # digest of the shared files, from the tree's `Inventory`
     unseen: frozenset[SystemUuid]
-    commit: Commit  # the accepted commit without servers
-    plans: Plans  # the plans without the states of servers and their transitions
+    commit: Commit  # the accepted commit without its servers
+    plans: Plans  # the plans without server states and transitions
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     standing: bytes
-    tables: dict[str, list[bytes]]  # the rows of each table, by its name
+    tables: dict[str, list[bytes]]  # keys of the chunks of each table, by table name
 
     @property
     def keys(self) -> frozenset[bytes]:
@@ -92,17 +92,17 @@ class ResumableTree(Protocol):
     """An output tree that an earlier process may have published."""
 
     def inventory(self) -> Inventory:
-        """Return the states and files of the tree."""
+        """Return the state of each server in the tree, and its files."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Take over the files of the output tree, and return the servers whose files may differ.
+        """Continue from an inventory of the tree, and return the servers whose files may differ from it.
 
         Return None if all files must be published.
         """
 
 
 class Checkpoint:
-    """The checkpoint of an instance. `resume` reads it at a start, and `store` writes it at the end of a reconcile."""
+    """The checkpoint of an instance. `resume` reads it at startup, and `store` writes it at the end of a reconcile."""
 
     def __init__(
         self,
@@ -112,16 +112,19 @@ class Checkpoint:
         warn: Callable[[str], None],
         site: str | None = None,
     ) -> None:
-        """``damage_search`` checks the files of the tree after `resume`. ``site`` is the instance's site, or None."""
+        """``damage_search`` looks for damaged files in the tree after `resume`.
+
+        ``site`` is the instance's site, if any.
+        """
         self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
-        self._planned = 0  # servers, since the last checkpoint
+        self._planned = 0  # number of servers planned since the last checkpoint
         self._stored_at: datetime | None = None
 
     def resume(self, fresh: InstanceState) -> InstanceState:
         """Return the state from which a starting instance continues.
 
-        ``fresh`` is the state from the ledger without a checkpoint. Without a usable checkpoint, return ``fresh``.
+        ``fresh`` is the state built from the ledger alone. It is returned unchanged if there is no usable checkpoint.
         """
         if not fresh.knowledge.is_trusted:
             return fresh
@@ -144,7 +147,7 @@ class Checkpoint:
             self._patrol.start()
         return structs.replace(
             fresh,
-            # `recorded_commit` is empty, so the next reconcile checks the records of servers that differ again.
+            # Without `recorded_commit`, the next reconcile checks the records of differing servers again.
             knowledge=structs.replace(
                 fresh.knowledge,
                 recorded_commit="",
@@ -157,10 +160,11 @@ class Checkpoint:
         )
 
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
-        """Write a checkpoint if it makes the next start sufficiently faster, or if the cache has lost the last
-        checkpoint.
+        """Write a checkpoint if it makes the next start noticeably faster, or if the last checkpoint is no longer in
+        the cache.
 
-        ``planned_count`` is the number of servers that this reconcile planned. The first call starts the damage search.
+        ``planned_count`` is the number of servers that this reconcile planned. The first call also starts the damage
+        search.
         """
         if self._patrol is not None:
             self._patrol.release()
@@ -196,7 +200,7 @@ class Checkpoint:
         self._stored_at = at
 
     def without_damaged(self, publication: TargetState) -> TargetState:
-        """Return the state of the target without the files in which the damage search found damage."""
+        """Return the target's state such that the next publication replaces the damaged files that the search found."""
         if self._patrol is None or not (found := self._patrol.take_damaged()):
             return publication
         return structs.replace(
@@ -205,7 +209,7 @@ class Checkpoint:
             owed=publication.owed | (found - {ALL}),
             versions=apply_changes(
                 publication.versions, {}, found & publication.versions.keys()
-            ),  # the new files have another date
+            ),  # the new files get another modification time
         )
 
     def _read(self, key: bytes) -> _StoredCheckpoint | None:
@@ -213,7 +217,7 @@ class Checkpoint:
             return None
         try:
             return _read_checkpoint(self._chunks, manifest)
-        except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
+        except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk is missing or damaged
             self._warn("the checkpoint in the cache is damaged: gitboot plans and publishes all servers again")
             self._chunks.delete(key, manifest)
             return None
@@ -223,7 +227,7 @@ class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
         self.exceed_cache = (
-            False  # whether the chunks are too large for the cache; then this process writes no further checkpoint
+            False  # whether the chunks exceed their share of the cache, so that this process writes no more checkpoints
         )
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
@@ -231,7 +235,7 @@ class _Chunks:
         return _decode_manifest(value) if value is not None else None
 
     def has(self, key: bytes) -> bool:
-        """Return whether the cache has a manifest and its chunks."""
+        """Return whether the cache contains a manifest and all of its chunks."""
         manifest = self.read_manifest(key)
         return manifest is not None and not self._find_missing(manifest.keys)
 
@@ -239,7 +243,7 @@ class _Chunks:
         return self._cache.get_many(_CHUNK, [key])[key]
 
     def read_rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
-        """Return the rows of a table. Raises KeyError if a chunk is missing."""
+        """Read the rows of a table from its chunks. Raises KeyError if a chunk is missing."""
         found: dict[Any, Any] = {}
         for batch in _split_batches(keys, _BATCH):
             chunks = self._cache.get_many(_CHUNK, batch)
@@ -248,11 +252,11 @@ class _Chunks:
         return found
 
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
-        """Replace a manifest and its chunks, if the cache has enough room."""
+        """Replace a manifest and its chunks, unless they exceed their share of the cache."""
         left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
         owner = blake2b(
             key, digest_size=32
-        ).digest()  # each checkpoint has its own chunks, even if another instance shares the cache
+        ).digest()  # makes the chunks of this checkpoint unique, even if another instance shares the cache
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
         for batch in _split_batches(_encode_chunks(small, tables), _BATCH):
@@ -262,7 +266,7 @@ class _Chunks:
                 keys[name].append(digest)
                 chunks[digest] = chunk
                 left -= len(chunk)
-            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # missing or damaged
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # these chunks are missing or damaged
             self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
             new |= lacking
             is_taken = left >= 0 and not self._find_missing(lacking)
@@ -292,7 +296,10 @@ class _Chunks:
 
 
 def _encode_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
-    """Yield each chunk with the name of its table. A new or removed server changes one chunk of each table."""
+    """Yield the chunks, each with the name of its table.
+
+    Adding or removing a server changes only one chunk per table.
+    """
     yield "", small
     for name, rows in tables.items():
         chunk: dict[Any, Any] = {}
@@ -312,7 +319,7 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
-    """Return the key of a manifest, from values that are available at a start before the cache is read."""
+    """Return the key of a manifest. It depends only on values that are known at startup before the cache is read."""
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
@@ -327,7 +334,9 @@ def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, byte
 
 
 def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines that differ between the ledger and the checkpoint. The commits of the two may differ."""
+    """Return the machines that differ between the ledger and the checkpoint, which may be based on different
+    commits.
+    """
     book, here = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
     for table, rows in (("records", _encode_records(knowledge)), ("done", _encode_bmc_records(knowledge))):
@@ -377,7 +386,7 @@ def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict
 
 
 def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
-    """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
+    """Read a checkpoint from its chunks. Raises KeyError, ValueError or DecodeError if it is incomplete or damaged."""
     tables = {name: chunks.read_rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
     small = _decode_state(chunks.read_chunk(manifest.standing))
     fleetwide = small.commit
@@ -444,13 +453,11 @@ _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
     "done": build_decoder(dict[str, bytes]),
 }
 _SERVERS_PER_PAUSE: Final = 20  # servers
-_PAUSE_S: Final = 0.01  # limits the search to a quarter of one processor
+_PAUSE_S: Final = 0.01  # keeps the search at about a quarter of one processor
 
 
 class DamageSearch:
-    """A thread that searches the output tree at ``root`` once for damaged files, and calls ``wake`` if there are
-    any.
-    """
+    """A thread that searches the output tree at ``root`` once for damaged files, and calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -460,11 +467,11 @@ class DamageSearch:
         self._thread = BackgroundThread(self._search, name="verify")
 
     def start(self) -> None:
-        """Start the thread, which waits for `release`."""
+        """Start the thread. It waits until `release` is called."""
         self._thread.start()
 
     def release(self) -> None:
-        """Start the search. Call this after more urgent work."""
+        """Let the search begin. Call this once more urgent work is done."""
         self._released.set()
 
     def close(self) -> None:
@@ -473,7 +480,7 @@ class DamageSearch:
         self._thread.join()
 
     def take_damaged(self) -> frozenset[str]:
-        """Return the servers whose files are damaged, and clear the result. `ALL` means all servers."""
+        """Return the servers with damaged files, and clear the result. `ALL` stands for all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)
@@ -487,7 +494,7 @@ class DamageSearch:
                 if number % _SERVERS_PER_PAUSE == 0 and self._closed.wait(_PAUSE_S):
                     return
         except PublishError:
-            self._report_damage(ALL)  # publishing all files reports the problem
+            self._report_damage(ALL)  # publish all files, which reports the problem
 
     def _report_damage(self, server: str) -> None:
         with self._lock:

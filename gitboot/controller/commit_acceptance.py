@@ -1,4 +1,4 @@
-"""Commit acceptance: the stage that accepts, holds or rejects the newest commit, and its messages."""
+"""Commit acceptance: accepts, holds or rejects the newest commit, and formats the messages about it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 
 class Authority(Struct, frozen=True, kw_only=True):
-    """The settings that decide which people may acknowledge changes."""
+    """Settings that determine whose commits gitboot trusts and who may acknowledge changes."""
 
-    signatures: SignatureChecker | None = None  # None: no keys are configured
+    signatures: SignatureChecker | None = None  # None: no trusted keys are configured
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
 
 
@@ -64,11 +64,11 @@ NO_AUTHORITY: Final = Authority()
 
 
 class MissingCommit(NamedTuple):
-    """A commit that removed boots and that the branch does not have any more. gitboot withholds these boots."""
+    """A commit that removed boots and is no longer on the branch. gitboot keeps withholding these boots."""
 
     commit: Revision
-    servers: int  # number of servers of the accepted commit whose boots only this commit withholds
-    is_here: bool  # whether the clone has the commit, so that gitboot can compare a newer commit with it
+    servers: int  # number of servers in the accepted commit whose boots are withheld only because of this commit
+    is_here: bool  # whether the clone contains the commit, so that gitboot can compare other commits with it
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -77,38 +77,39 @@ class Attempt(Struct, frozen=True, kw_only=True):
     accepted: Commit | None = None
     steps: Advance = field(
         default_factory=Advance
-    )  # the advance to the accepted commit since the start, without commits
-    searched: Revision | None = None  # the accepted commit, if this reconcile searched its history for acknowledgements
-    met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
+    )  # the steps to the accepted commit since the start, without the commits themselves
+    # The accepted commit whose history this reconcile searched for acknowledgements, if it did.
+    searched: Revision | None = None
+    met: frozenset[str] = frozenset()  # used acknowledgements that are not in the ledger yet
     attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     problems_until: datetime | None = None  # the next time at which a problem begins or ends; None: never
-    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
-    candidate: Candidate | None = None  # the commit that a guard holds
+    orders: Orders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
+    candidate: Candidate | None = None  # the commit that a guard holds, if any
     passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
     waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
-    is_adopted: bool = False  # whether the clone records the accepted commit
+    is_adopted: bool = False  # whether the accepted commit is recorded in the clone
     trouble: tuple[str, str] | None = None  # why gitboot cannot read the clone: reason, message
-    committed_at: datetime | None = None  # the committer time of the accepted commit; None: gitboot could not read it
+    committed_at: datetime | None = None  # committer time of the accepted commit; None: unreadable
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
-    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # the changes of the steps to the accepted commit
-    keys: str = ""  # a value that changes with the result of verifying signatures
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements that were used to accept the commit
+    changed: tuple[ChangedArea, ...] = ()  # the changes in the commits that were accepted last
+    keys: str = ""  # changes whenever the verification of signatures may give other results
     retry_at: datetime | None = None  # when gitboot repeats an unfinished evaluation; None: never
-    retries: int = 0  # evaluations of the newest commit that did not end
-    withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
+    retries: int = 0  # number of evaluations of the newest commit that did not end
+    withheld: WithheldBoots | None = None  # install boots in the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without the boots in `withheld`
-    evaluated: Revision | None = None  # the newest commit that `withheld` considers
-    stands: Revision | None = None  # the value of `evaluated` at the last complete publication
-    read: Revision | None = None  # the value of `stands`, after gitboot has read all fetches before that publication
-    is_log_unread: bool = False  # whether gitboot could not read the fetch log to its end the last time
-    awaits_records: bool = False  # whether gitboot may accept more commits once it has learned these fetches
-    waits: bool = False  # whether a step that no guard holds waits for fetches
-    gone: MissingCommit | None = None  # a commit in `withheld` that the branch does not have any more
+    evaluated: Revision | None = None  # the newest commit that `withheld` takes into account
+    stands: Revision | None = None  # value of `evaluated` at the last complete publication
+    read: Revision | None = None  # value of `stands` once gitboot has read all fetches from before that publication
+    is_log_unread: bool = False  # whether the last read of the fetch log did not reach its end
+    awaits_records: bool = False  # whether gitboot may accept more commits once it has processed these fetches
+    waits: bool = False  # whether a step that no guard holds waits until fetches are read
+    gone: MissingCommit | None = None  # the commit that `withheld` depends on, if it is no longer on the branch
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether gitboot will repeat the evaluation of the newest commit, because the last evaluation did not end."""
+        """Whether the last evaluation of the newest commit did not end, so that gitboot will repeat it."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -117,7 +118,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Whether gitboot will judge the held commit again, with the records, after it has processed all current
+        """Whether gitboot will judge the held commit again by the records, once it has processed all current
         fetches.
         """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
@@ -143,15 +144,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
 
-_FIRST_RETRY: Final = timedelta(minutes=1)  # after an unfinished evaluation; each further pause is twice as long
+_FIRST_RETRY: Final = timedelta(minutes=1)  # pause after an unfinished evaluation; doubled each time
 _LONGEST_RETRY: Final = timedelta(minutes=30)
-_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message that fit into one line of the page
+_MAX_SUBJECT: Final = 120  # characters of a commit subject that fit on one line of the published page
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
 class CommitAcceptor:
-    """Accepts, holds or rejects the newest commit. Only an accepted commit has an effect."""
+    """Accepts, holds or rejects the newest commit. Only accepted commits take effect."""
 
     def __init__(
         self,
@@ -167,19 +168,17 @@ class CommitAcceptor:
         self._source, self._evaluation, self._limits = source, evaluation, limits
         self._judging = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
         self._signatures = authority.signatures
-        self._published = published_commit  # the commit that was published before this start
+        self._published = published_commit  # the commit whose files were published before this start
         self._kept = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
         self._between: tuple[Revision, Revision, Merges, bool] | None = (
-            None  # accepted and newest commit, merges, is_rewind: the last result of `_read_commits_ahead`
+            None  # accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`
         )
-        self._is_retrying = False  # whether gitboot now repeats evaluations that did not end
+        self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
         self._has_searched = False  # whether gitboot has searched the history since the start
-        self._judged_by_records: Candidate | None = (
-            None  # the last candidate that was judged by records judged by records
-        )
-        self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` at that time
+        self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
+        self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` when it was judged
         self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
-            None  # the last arguments and result of `withheld_by`
+            None  # the last arguments and result of `find_newly_withheld`
         )
         self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = (
             None  # the last arguments and result of `_set_offered`
@@ -191,13 +190,13 @@ class CommitAcceptor:
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
-        After a start, this first restores the commit that was accepted before. The caller then stores the attempt in
-        the ledger, and calls `adopt`.
+        After a start, this first restores the commit that was accepted before. The caller must store the attempt in the
+        ledger and then call `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if (
             knowledge.recorded_commit is None and knowledge.is_trusted
-        ):  # at a start, because the records are from before the start
+        ):  # at a start, use the records of the earlier process
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,
@@ -212,9 +211,9 @@ class CommitAcceptor:
         return self._set_offered(attempt), tuple(events)
 
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
-        """Return the attempt with the commit that was accepted before a start, while the ledger cannot be written.
+        """Restore the commit that was accepted before a start, while the ledger cannot be written.
 
-        A later `accept` starts with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
+        If the commit cannot be evaluated, return ``before`` unchanged. A later `accept` must start from ``before`` too.
         """
         kept = self._kept
         try:
@@ -226,7 +225,7 @@ class CommitAcceptor:
         return self._set_offered(resumed) if resumed.accepted is not None else before
 
     def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
-        """Start the evaluation of the newest commit if needed, and return whether the evaluation is still running."""
+        """Start the evaluation of the newest commit if necessary. Return whether an evaluation is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
@@ -235,15 +234,15 @@ class CommitAcceptor:
         except EvaluationUnfinished:
             return True
         except SourceError:
-            pass  # `accept` reports it
+            pass  # `accept` reports the error
         return False
 
     def adopt(self, attempt: Attempt) -> Attempt:
-        """Record the accepted commit in the clone. The ledger must have the commit."""
+        """Record the accepted commit in the clone. The ledger must already contain the commit."""
         try:
             return self._adopt_accepted(attempt)
         except SourceError:
-            return attempt  # `accept` tries again, and reports it
+            return attempt  # `accept` tries again, and reports the error
 
     def is_newest(self, attempt: Attempt) -> bool:
         with suppress(SourceError):
@@ -253,7 +252,7 @@ class CommitAcceptor:
     def _run_with_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
     ) -> Attempt:
-        """Run a step and return its attempt. If the clone is damaged, make a new clone and repeat the step once."""
+        """Run a step and return its result. If the clone is damaged, make a new clone and repeat the step once."""
         try:
             try:
                 return step(attempt, knowledge, events, at)
@@ -279,7 +278,7 @@ class CommitAcceptor:
 
     def _judge_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         if attempt.attempted is None and self._find_accepted_before(knowledge) is not None:
-            return attempt  # the evaluation of the commit that was accepted before has not ended
+            return attempt  # the commit that was accepted before is still being evaluated
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
@@ -308,7 +307,8 @@ class CommitAcceptor:
         if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
-            # gitboot still offers the boots that these commits remove: withhold the boots first, then read the records.
+            # gitboot still offers the boots that these commits remove, so it first withholds them and then reads the
+            # records.
             reads_records, attempt = False, structs.replace(attempt, evaluated=None, stands=None, read=None)
             wait = _decide_wait(attempt, latest)
         try:
@@ -392,12 +392,12 @@ class CommitAcceptor:
         *,
         is_gone: bool,
     ) -> Attempt:
-        """Return the attempt with the boots that newer commits withhold, and with the boots withheld ``before``.
+        """Update the set of withheld boots: those that newer commits do not offer, and those withheld ``before``.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
-        of ``before`` may be newer, because its evaluation did not end or the clone lacks the commit. ``is_gone`` is
-        true if the branch does not have the commit of ``before``. Then an operator decides, unless ``evaluated``
-        descends from that commit.
+        in ``before`` may be newer, because its evaluation did not end or because the clone does not contain it.
+        ``is_gone`` means that the commit in ``before`` is no longer on the branch. In that case an operator must
+        decide, unless ``evaluated`` descends from that commit.
         """
         now, accepted = None, attempt.accepted
         if accepted is not None and newer and evaluated is not None:
@@ -422,9 +422,9 @@ class CommitAcceptor:
         return structs.replace(attempt, withheld=withheld, gone=gone)
 
     def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
-        """Return whether the branch lacks the commit that withholds boots, as of the last fetch.
+        """Return whether the commit that caused boots to be withheld was no longer on the branch at the last fetch.
 
-        Before the first fetch of a process, return false, because the clone may be older than the commit.
+        Before the first fetch of a process, return False, because the clone may be older than the commit.
         """
         if withheld is None or withheld.by == latest or not self._source.has_fetched:
             return False
@@ -440,7 +440,7 @@ class CommitAcceptor:
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
         if attempt.candidate is None or not attempt.candidate.by_records:
             return False
-        if attempt.candidate is not self._judged_by_records:  # or the ledger lacks the result
+        if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
             return True
         return any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
@@ -453,15 +453,15 @@ class CommitAcceptor:
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
-        """Find the acknowledgements in the history of the accepted commit, because each acknowledgement counts only
-        once.
+        """Find the acknowledgements in the accepted commit's history.
 
-        After a start, search the history of each accepted commit that is recorded: the ledger may come from an earlier
-        version that did not record acknowledgements, or from a backup.
+        They count as used, because each counts only once. After a start, also search the history of every other commit
+        that is recorded as accepted, because the ledger may come from a backup or from a version that did not record
+        acknowledgements.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
-            return attempt  # the first fetch makes the clone, and a second clone would be in its way
+            return attempt  # the first fetch is still making the clone
         since, tips = attempt.searched or knowledge.facts.searched, {accepted}
         if not self._has_searched:
             tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
@@ -471,11 +471,11 @@ class CommitAcceptor:
             attempt = structs.replace(
                 attempt, searched=accepted, met=attempt.met | (found - knowledge.used_acknowledgements)
             )
-        self._has_searched = accepted is not None  # before that, the ledger records no search
+        self._has_searched = accepted is not None  # without an accepted commit, the search must be repeated
         return attempt
 
     def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> CommitsAhead:
-        if accepted is None:  # without the accepted commit, gitboot cannot tell whether the newest commit lacks changes
+        if accepted is None:  # without an accepted commit, a rewind cannot be detected
             before = self._find_accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
             return _check_signatures(
@@ -491,7 +491,7 @@ class CommitAcceptor:
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt with the commit that was accepted before a start. Guards do not judge it again."""
+        """Restore the commit that was accepted before a start. Guards do not judge it again."""
         if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -518,7 +518,7 @@ class CommitAcceptor:
 
     def _build_attempt(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
-        with suppress(SourceError):  # accept the commit even if gitboot cannot read its time or its signature now
+        with suppress(SourceError):  # an unreadable time or signature does not prevent acceptance
             committed_at = self._source.committed_at(commit.revision)
             signer = self._signatures.find_signer(commit.revision) if self._signatures is not None else None
         attempt = Attempt(
@@ -534,16 +534,16 @@ class CommitAcceptor:
         return attempt
 
     def _find_accepted_before(self, knowledge: Knowledge) -> Revision | None:
-        """Return the commit that was accepted last, from the ledger, from the clone, or from the output tree.
+        """Return the commit that was accepted last, as recorded in the ledger, in the clone, or in the output tree.
 
-        The ledger has the commit even if the clone was lost. If the ledger was lost too, guards compare with the
-        published commit.
+        The ledger names the commit even if the clone was lost. If the ledger was lost too, guards compare the newest
+        commit with the published commit.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
         if noted is not None and knowledge.is_trusted:
             if self._source.has(Revision(noted)):
-                return Revision(noted)  # gitboot writes the ledger before the clone, and may have crashed in between
-            accepted = None  # the clone is older: from a backup, or from a host that has been a standby since
+                return Revision(noted)  # the ledger is written before the clone, so it may be ahead after a crash
+            accepted = None  # the clone is older than the ledger: it comes from a backup, or this host was a standby
         if accepted is None and noted is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
@@ -555,7 +555,7 @@ class CommitAcceptor:
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Add two facts to the commits ahead: whether they have a trusted signature, and who signed acknowledgements."""
+    """Verify the signatures of the commits ahead: find untrusted commits, and who signed each acknowledgement."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -568,21 +568,21 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
 
 
 def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
-    """Return which steps to the newest commit wait until gitboot has read all fetches.
+    """Return which steps towards the newest commit must wait until gitboot has read all fetches.
 
-    A step waits until gitboot has published without the boots that the step removes, and has then read the fetch log. A
-    step does not wait if gitboot could not publish or cannot read the log, because later evidence starts no
-    installation.
+    A step waits until gitboot has published files without the boots that the step removes, and has read the fetch log
+    after that. If publishing or reading the log fails, the step does not wait, because evidence that arrives later
+    cannot start an installation.
     """
     is_new = attempt.evaluated != latest
     if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
         return Wait.NONE
-    # Until gitboot has read all fetches since, the boots that the earlier accepted commit offered count too.
+    # Until all fetches since then are read, boots offered by the previously accepted commit count too.
     return Wait.ALL if attempt.read is None else Wait.OFFERED
 
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
-    """Return the attempt with the time of the next evaluation, after ``retries + 1`` evaluations that did not end."""
+    """Schedule the next evaluation of a commit after ``retries + 1`` evaluations that did not end."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
     return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
 
@@ -592,7 +592,7 @@ def _reject(
 ) -> Attempt:
     is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
     attempt = structs.replace(attempt, attempted=revision, problems=error.problems, candidate=None)
-    if is_known:  # an event already reported this: the evaluation did not end again
+    if is_known:  # an event has already reported these problems
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
     events.append(Event(at=at, type="Rejected", message=format_rejected(attempt), facts=facts, warning=True))
@@ -600,7 +600,10 @@ def _reject(
 
 
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return the objects that determine whether a server is installed. A change replaces the changed object."""
+    """Return the immutable values that determine whether a server is installed.
+
+    Compare them by identity to detect a change.
+    """
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
 
@@ -622,7 +625,7 @@ _AFTER_GAP: Final = (
     "Lines in commit messages do not count yet: the instance was off for long, and its ledger may be an older copy. "
     "They count again once the instance has accepted the newest commit"
 )
-_MAX_INHERITED: Final = 3  # identities in one message
+_MAX_INHERITED: Final = 3  # maximum number of identities in one message
 
 
 def format_held(candidate: Candidate) -> str:

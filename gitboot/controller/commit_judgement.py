@@ -1,4 +1,4 @@
-"""Commit judgement: how far the guards let gitboot accept the commits after the accepted commit."""
+"""Commit judgement: determines how many of the commits after the accepted commit the guards let pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, up
 from gitboot.status.instance_status import PassedCommit
 from gitboot.text import format_count
 
-Merges = Sequence[tuple[Revision, Sequence[Message]]]  # each merge with the messages of its commits
+Merges = Sequence[tuple[Revision, Sequence[Message]]]  # each merge, with the messages of the commits that it brings
 
 
 class EvaluationUnfinished(Exception):
@@ -40,23 +40,23 @@ class EvaluationUnfinished(Exception):
 
 
 class Wait(Enum):
-    """The steps that wait until gitboot has read all fetches.
+    """Which steps wait until gitboot has read all fetches.
 
-    A step waits only if it reinstalls fewer servers according to the records than according to the two commits.
+    A step waits only if the records show fewer reinstallations than the two commits alone.
     """
 
-    NONE = auto()  # no step waits: gitboot cannot withhold the boots, or cannot read the fetch log
-    OFFERED = auto()  # steps wait if they remove a boot that the accepted commit offers
+    NONE = auto()  # no step waits, because gitboot cannot withhold boots or cannot read the fetch log
+    OFFERED = auto()  # steps that remove a boot offered by the accepted commit wait
     ALL = auto()
 
 
 class CommitsAhead(Struct, frozen=True, kw_only=True):
     """The commits after the accepted commit, up to the newest commit."""
 
-    accepted: Commit | None  # None: there is no accepted commit
-    merges: Merges  # the oldest first
-    leaves_out: Revision | None = None  # an accepted commit from which the newest commit does not descend
-    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that gitboot does not trust, and why
+    accepted: Commit | None  # None: no commit is accepted yet
+    merges: Merges  # oldest first
+    leaves_out: Revision | None = None  # the accepted commit, if the newest commit does not descend from it
+    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # untrusted commits, with the reason
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -64,42 +64,48 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     commit: Commit
     verdict: Verdict
-    steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
-    approvals: Acknowledgements  # the approvals at the time of the judgement
-    unheeded: tuple[IgnoredLine, ...]  # acknowledgements that do not count
-    released: tuple[str, ...] = ()  # servers that would boot from the network because the commit ends a stop
-    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations; None: a line in any commit
+    steps: tuple[tuple[Revision, Verdict], ...]  # the steps that need acknowledgement, if there are several
+    approvals: Acknowledgements  # the approvals that existed when the commit was judged
+    unheeded: tuple[IgnoredLine, ...]  # acknowledgement lines that do not count
+    released: tuple[str, ...] = ()  # servers that could boot from the network again because the commit ends a stop
+    need: ReinstallsNeed | None = None  # who must acknowledge reinstallations; None: a line in any commit is enough
     heeds_lines: bool = True  # whether lines in commit messages count now
-    by_records: bool = False  # whether records decide how many servers the commit reinstalls
-    is_preliminary: bool = False  # whether the guards may accept the commit once gitboot reads the records
-    reinstalls: tuple[str, ...] = ()  # servers that the commit reinstalls, as far as the records show
+    by_records: bool = False  # whether the records determine how many servers the commit reinstalls
+    is_preliminary: bool = False  # whether the commit may pass the guards once gitboot reads the records
+    reinstalls: tuple[str, ...] = ()  # servers that the commit reinstalls according to the records
 
 
 class Advance(Struct, frozen=True, kw_only=True):
     """The result of judging the commits after the accepted commit."""
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # provision numbers of machines new in `hops`
-    moves: Moves = NO_MOVES  # moves of machines by `hops`
-    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, the oldest first
-    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show that `reached` is installed
-    used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used; they do not count again
-    lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
-    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs that get credentials because an operator approved it
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps up to `reached`
+    # Provision numbers of the machines that are new in `hops`.
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
+    moves: Moves = NO_MOVES  # moves of machines in `hops`
+    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
+    # Machines that `reached` would reinstall if their records did not show that they are already installed.
+    rolled_back: frozenset[SystemUuid] = frozenset()
+    used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used up
+    lost: frozenset[LostIdentity] | None = None  # identities that machines have lost; None: unchanged
+    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose use of credentials an operator approved
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
-    problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
-    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
-    passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
-    is_incomplete: bool = False  # whether an evaluation did not end; that commit counts as invalid until then
+    problems_until: datetime | None = None  # next time at which a problem of a commit begins or ends; None: never
+    orders: Orders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
+    passed: tuple[PassedCommit, ...] = ()  # the results for the commits before the newest commit, oldest first
+    # Whether an evaluation did not end; the commit counts as invalid until its evaluation ends.
+    is_incomplete: bool = False
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
     awaits_records: bool = False  # whether gitboot may accept more commits once it has read all fetches
-    waits: bool = False  # whether a step that no guard holds waits for fetches
+    waits: bool = False  # whether a step that no guard holds waits until fetches are read
 
     @property
     def newer(self) -> tuple[Commit, ...]:
-        """The valid commits after `reached`, or after the accepted commit if `reached` is None. The oldest is first."""
+        """The valid commits after `reached`, oldest first.
+
+        If `reached` is None, the valid commits after the accepted commit.
+        """
         at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
         return self.valid[at:]
 
@@ -109,7 +115,7 @@ class _CommitWalk(Struct, kw_only=True):
     legs: list[PathCommit] = field(default_factory=list)
     steps: dict[int, EvaluationResult] = field(
         default_factory=dict
-    )  # valid commits, each compared with the valid commit before it
+    )  # evaluations of valid commits, each compared with the previous valid commit
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `find_lost_before`
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
@@ -117,24 +123,27 @@ class _CommitWalk(Struct, kw_only=True):
     problems_until: datetime | None = None  # see `Advance`
 
     def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
-        """Return the newest commit whose evaluation ended, or the accepted commit, or None if neither exists."""
+        """Return the newest commit whose evaluation ended. If there is none, return the accepted commit or None."""
         for position in range(len(ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
                 return ahead.merges[position - 1][0]
         return ahead.accepted.revision if ahead.accepted is not None else None
 
     def find_orders_after(self, reached: int) -> Orders | None:
-        """Return the orders of the newest well-formed Fleet, unless its commit is accepted."""
+        """Return the orders in the newest well-formed Fleet, or None if its commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """Yield the new machines of each commit with their provision numbers, except for the machines ``excluded``."""
+        """Yield, for each accepted commit, its new machines with their provision numbers.
+
+        Omit the machines in ``excluded``.
+        """
         for position, step in sorted(self.steps.items()):
             if position <= reached:
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines had before a position, assuming that each step up to the position is
+        """Return the identities that machines have lost before a position, assuming that all steps before it are
         accepted.
         """
         if position not in self.lost:
@@ -146,9 +155,9 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites up to a position.
+        """Return the machines that moved between sites in the steps up to a position.
 
-        A machine that arrived and left counts as departed.
+        A machine that arrived and then left again counts as departed.
         """
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
@@ -163,7 +172,7 @@ class _CommitWalk(Struct, kw_only=True):
 
 
 class CommitJudge:
-    """Judges the commits after the accepted commit, and caches the evaluations of these commits."""
+    """Judges the commits after the accepted commit, and caches their evaluations."""
 
     def __init__(
         self,
@@ -185,12 +194,12 @@ class CommitJudge:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """Return how far gitboot can accept the commits ahead at ``at``.
+        """Return how many of the commits ahead gitboot can accept at ``at``.
 
-        Acknowledgements in ``used_acknowledgements`` and in ``knowledge`` do not count again. With ``reads_records``,
-        gitboot also uses the records of servers. Before that, the caller must withhold all boots that the newest commit
-        removes, and read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
-        yet, even if no guard holds the steps.
+        Acknowledgements in ``met`` and in ``knowledge`` are used up and do not count again. With ``reads_records``, the
+        records of servers are taken into account. The caller must first withhold all boots that the newest commit
+        removes, and read all fetches of these boots. Without ``reads_records``, the steps that ``wait`` selects are not
+        accepted yet, even if no guard holds them.
 
         Raises `EvaluationUnfinished` and `SourceError`.
         """
@@ -222,9 +231,9 @@ class CommitJudge:
 
         def judge_step(old: int, new: int) -> Verdict:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit is evaluated against any base
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit can be evaluated against any base
             base, by_policy = commits[old], evaluated.extent.by_policy
-            # By the two commits, the step would reinstall these machines. By their records, it does not.
+            # According to the two commits, the step reinstalls these machines. According to their records, it does not.
             shown[old, new] = (
                 list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             )
@@ -257,7 +266,7 @@ class CommitJudge:
         if found.held_step is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             step, verdict = (found.held_step.old, found.held_step.new), found.held_step.verdict
             evaluated = self._evaluate(newest.revision, commits[found.held_step.old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a guard judges valid commits only
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - guards judge only valid commits
             names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(shown[step])
             open_trips = [each for each in verdict.trips if not each.acknowledged]
             candidate = Candidate(
@@ -307,7 +316,7 @@ class CommitJudge:
         about = knowledge.facts
         has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
-            if (fault := ahead.untrusted.get(revision)) is not None:  # gitboot does not read the commit
+            if (fault := ahead.untrusted.get(revision)) is not None:  # an untrusted commit is not read
                 found: EvaluationResult | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluate(revision, walk.commits[max(walk.commits)])
@@ -320,7 +329,7 @@ class CommitJudge:
                         found = found.at(at)
                 except InvalidRepository as error:
                     found = error
-            if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # a misspelt site
+            if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # misspelled site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             walk.legs.append(
                 PathCommit(revision=revision, valid=isinstance(found, EvaluationResult), messages=tuple(messages))
@@ -332,7 +341,7 @@ class CommitJudge:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
                     walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
-        # Judge the commits up to the last valid commit, and ignore the invalid commits after it.
+        # Judge the commits up to the last valid commit. The invalid commits after it do not matter.
         if walk.invalid is not None:
             del walk.legs[max(walk.commits) :]
         walk.problems_until = min(changes, default=None)
@@ -354,7 +363,7 @@ class CommitJudge:
     def _find_uncovered_bmcs(
         self, base: Commit | None, commit: Commit, knowledge: Knowledge
     ) -> frozenset[CredentialUse]:
-        """Return the new BMCs of a commit that may get their credentials only with an approval."""
+        """Return the new BMCs in a commit to which gitboot may send credentials only after an approval."""
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
             changed = [
@@ -382,21 +391,21 @@ class CommitJudge:
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """Return the verdict of the guards on one step, before acknowledgements.
+        """Return the verdict of the guards on one step, without regard to acknowledgements.
 
-        ``lost`` are the identities that machines had before ``base``. ``introduced`` has the provision numbers of the
-        machines that are new since the accepted commit. ``installed`` are servers that the step would reinstall,
-        although their records show that they already have the wanted installation.
+        ``lost`` are the identities that machines lost before ``base``. ``introduced`` contains the provision numbers of
+        the machines that are new since the accepted commit. ``installed`` are the servers that the step would reinstall
+        if their records did not show that they already have the wanted installation.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)
-        if base is not None:  # the old guards judge a commit that loosens the fleet's guards
+        if base is not None:  # the previous guards also judge a commit that loosens the guards
             limits = limits.tighten(base.fleet.guards)
         else:
             arrivals = find_new_or_reinstalled(knowledge, arrivals)
         changes = changes.without_reinstalls(installed)
         gains, lost = _list_identities(base, evaluated, lost, knowledge)
-        # Compared with the older commit, machines that come back look new. Only the records tell them apart.
+        # Machines that come back look new in the comparison with the base. Only the records tell them apart.
         back = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
         inherited = find_inheritances(
             [each for each in gains if not each.is_counted and each.server not in back],
@@ -424,7 +433,7 @@ class CommitJudge:
 def _list_identities(
     base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
-    """Return the identities that a step adds, and the identities that machines had before the step."""
+    """Return the identities that machines gain in a step, and the identities that machines have lost before it."""
     if base is None:
         return compare_identities_without_base(evaluated.commit, knowledge)
     return evaluated.extent.gained_identities, lost
@@ -451,18 +460,18 @@ def _list_passed(
 
 
 def describe_accepted(by: Iterable[str]) -> str:
-    """Return a short description of an accepted commit and of the person who acknowledged it."""
+    """Describe the acceptance of a commit, with the people who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def describe_held(guards: Iterable[str]) -> str:
-    """Return a short description of a held commit."""
+    """Describe which guards hold a commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def describe_invalid(problems: Iterable[Problem]) -> str:
-    """Return a short description of an invalid commit."""
+    """Describe why a commit is invalid."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: not signed by a trusted key"

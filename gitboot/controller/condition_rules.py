@@ -1,4 +1,4 @@
-"""Condition rules: derive the conditions from the instance state, and the events that report false conditions."""
+"""Condition rules: derive conditions from the instance state, and the events that report false conditions."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ _UNFINISHED_BOOTS: Final = {  # the worst first
     "Failed": "the installation of these servers failed",
     "Overdue": "the installation of these servers has made no progress for too long",
 }
-# A log without the User-Agent does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
+# Without the User-Agent, a log does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
     "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
     "mirror. An older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX does not prove an installation"
 )
 _LATE: Final = timedelta(minutes=5)
-_OVERDUE: Final = timedelta(minutes=2)  # verify-mirror also accepts the version before a transition for this long
-_ROOT_WARNING: Final = timedelta(days=60)  # an operator has to fetch the root key from its safe place
-# Servers that one remedy names; after the operator has handled these, the next remedy names further servers.
+_OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
+_ROOT_WARNING: Final = timedelta(days=60)  # enough time for an operator to get the root key from its safe
+# Maximum number of servers in a remedy. Once the operator has handled these, the remedy names the next ones.
 _MAX_NAMED: Final = 20
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
@@ -96,7 +96,10 @@ _Found = tuple[str, bool, str, str]  # type, status, reason and message of a con
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
-    """Return all conditions, sorted by type. A condition whose status is unchanged keeps its transition time."""
+    """Return all conditions, sorted by type.
+
+    A condition keeps its last transition time as long as its status is the same.
+    """
     found = [
         *_of_the_source(state, at),
         *_of_the_ledger(state),
@@ -190,7 +193,8 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     else:
         yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
     if attempt.is_preliminary:
-        # A false condition from before concerns another commit, or this commit before it was acknowledged.
+        # A false condition in the previous state is about another commit, or about this commit before it was
+        # acknowledged.
         for each in state.conditions:
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
@@ -276,7 +280,7 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
-    """Return the reason and the message if the ledger is unverified, otherwise None."""
+    """Return the reason and a message if the ledger is unverified, otherwise None."""
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
@@ -331,7 +335,7 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
 def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
-    # An earlier version of gitboot accepted placeholders.
+    # Earlier versions of gitboot accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
@@ -400,7 +404,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the missing files that withhold boots, each with the number of servers that need the file."""
+    """Return the missing files that cause boots to be withheld, each with the number of servers that need it."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {
@@ -420,7 +424,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose one-time boots did not complete, each with a detail, by reason. The worst is first."""
+    """Return the servers whose one-time boot did not complete, by reason (worst first), each server with a detail."""
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
@@ -434,7 +438,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return a text about the request in response to which a boot was perhaps served, by server."""
+    """Return, by server, a text about the request to which an endpoint may have served the boot."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:
@@ -669,7 +673,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 def announcements(
     before: Iterable[Condition], now: Iterable[Condition], state: InstanceState, at: datetime
 ) -> Iterator[Event]:
-    """Yield an event for each false condition that has changed, if the type of the condition declares an event."""
+    """Yield an event for each false condition that changed, if its condition type declares an event."""
     known = {each.type: each for each in before}
     # Without the name and the time that the condition contains, the events of several servers can be merged.
     tasks = {bmc.name: bmc.message for bmc in (state.schedule.bmcs[uuid] for uuid in state.schedule.failing)}

@@ -1,4 +1,4 @@
-"""Current plans: the plans of all servers, and new plans for servers whose decision, record or time changed."""
+"""Current plans: the plans of all servers, updated when a decision, a record or the time changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gitboot.text import format_count
 
 
 class ImageFile(NamedTuple):
-    """A file that an image's boots need."""
+    """A file that an image needs for booting."""
 
     image: str
     file: BootFile
@@ -46,13 +46,13 @@ Key = TypeVar("Key", bound=str)
 
 
 class Agenda(Struct, Generic[Key], frozen=True):
-    """The times at which keys are due. An agenda is immutable: `reschedule` returns a new agenda."""
+    """An immutable set of keys with due times. `reschedule` returns a new agenda."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
-        """Return the agenda with new due times for these keys. A key whose time is None is not due any more."""
+        """Return the agenda with new due times for these keys. None removes a key."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
@@ -78,41 +78,43 @@ class Agenda(Struct, Generic[Key], frozen=True):
 
 
 class Plans(Struct, frozen=True, kw_only=True):
-    """The current plans of all servers, with counts and lists of servers."""
+    """The current plans of all servers, and summaries of them."""
 
-    commit: Commit | None = None  # the commit of the plans
-    stop: StopScope = StopScope.NONE  # the boots that are stopped
-    left: datetime | None = None  # the newest time in the ledger, if the clock was set back
+    commit: Commit | None = None  # the commit from which the plans were made
+    stop: StopScope = StopScope.NONE  # which boots are stopped
+    left: datetime | None = None  # the last heartbeat, if the clock is behind it
     servers: Mapping[str, ServerState] = field(default_factory=dict)
-    transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
+    transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of each server changes by itself
     planned_at: datetime | None = None
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by kind and value
-    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by profile and version
-    unknown: frozenset[str] = frozenset()  # servers whose installation is unknown
-    unseen: frozenset[str] = frozenset()  # servers whose boot gitboot could not observe
-    consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence
-    lost: frozenset[str] = frozenset()  # servers whose override is lost
-    unknown_outcomes: frozenset[str] = frozenset()  # servers to which an endpoint may have served their boot
-    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # servers with an installation that has not ended
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # number of servers by kind and value
+    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # number of servers by profile and version
+    unknown: frozenset[str] = frozenset()  # servers for which it is unknown what is installed
+    unseen: frozenset[str] = frozenset()  # servers whose next boot gitboot could not observe
+    consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence of a boot
+    lost: frozenset[str] = frozenset()  # servers whose override was lost
+    unknown_outcomes: frozenset[str] = frozenset()  # servers to which an endpoint may have served a boot
+    # Installations that have begun and not ended, by server.
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)
     # The results of artifact checks; None: gitboot does not check artifacts.
     sightings: Mapping[BootFile, Sighting] | None = None
-    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # servers by the file that their boots need
-    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers during an installation
+    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # number of servers whose boots need each file
+    # Progress of current installations, by server.
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)
     given: Mapping[str, tuple[str, Run]] = field(
         default_factory=dict
-    )  # servers whose maintenance was served and has not started
+    )  # maintenance runs that were served but have not started, by server
 
     def is_due(self, at: datetime) -> bool:
-        """Return whether the clock changes a plan, or whether there are no plans yet."""
+        """Return whether a plan is due to change at ``at``, or there are no plans yet."""
         due = self.transitions.next_due
         return self.planned_at is None or (due is not None and due <= at)
 
     def count_servers(self, wanted_kind: str) -> dict[str, int]:
-        """Return the numbers of servers by value, for a kind such as ``phases``, ``records`` or ``drift``."""
+        """Return the number of servers by value, for a kind such as ``phases``, ``records`` or ``drift``."""
         return {which: count for (kind, which), count in self.counts.items() if kind == wanted_kind}
 
     def count_below_minimum(self) -> dict[str, int]:
-        """Return the number of servers that boot a version below the minimum of their stream, by stream."""
+        """Return, by stream, the number of servers that boot a version below the stream's minimum."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
         for (profile, version), servers in self.versions.items():
@@ -123,7 +125,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The missing files that withhold boots, sorted, each with the number of servers that need the file."""
+        """The missing files that cause boots to be withheld, sorted, each with the number of servers that need it."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -138,10 +140,10 @@ def replan(
     keys: TokenKeys = NO_KEYS,
     report_progress: ReportProgress = ignore_progress,
 ) -> tuple[Plans, frozenset[str]]:
-    """Return the plans at ``at``, and the servers whose files may differ from before.
+    """Return the plans at ``at``, and the servers whose files may differ from the previous plans.
 
-    ``changed`` are the servers whose decision or record changed since the last plans. If the clock is behind the newest
-    time in the ledger, windows that had ended by that time do not open again.
+    ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
+    last heartbeat, windows that had ended by then do not open again.
     """
     names, beat = {*changed, *before.transitions.due_keys(at)}, knowledge.facts.heartbeat
     left = beat.at if beat is not None and at < beat.at else None
@@ -150,7 +152,7 @@ def replan(
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
             old.servers, new.servers
         )
-    set_back = before.planned_at is not None and at < before.planned_at  # plans for a later time do not count
+    set_back = before.planned_at is not None and at < before.planned_at  # the previous plans are for a later time
     anew = (
         set_back
         or left != before.left
@@ -175,7 +177,7 @@ def replan(
             describe_server(commit, name),
         )
         if not anew and was is not None and was.is_current(decision, record, at, said, absent=absent):
-            # The new decision is equal. Keep the new object, so that Python can free the older object.
+            # The decisions are equal. Keep the newer object, so that the older one can be freed.
             states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
         else:
             different.add(name)
@@ -186,7 +188,7 @@ def replan(
 
 
 def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
-    """Return the plans with new states of the servers ``names``. A server without a new state has left the fleet."""
+    """Return the plans with new states for the servers ``names``. A server without a new state has left the fleet."""
     counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
     for name in names:
         for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
@@ -209,9 +211,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     for name, state in states.items():
         decision, plan, uuid = state.decision, state.plan, state.decision.uuid
         recorded = knowledge.stored_record(uuid)
-        if recorded is None or is_overwritten(
-            recorded, decision.provision
-        ):  # the ledger has no record of what is installed
+        if recorded is None or is_overwritten(recorded, decision.provision):  # no record shows what is installed
             unknown.add(name)
         if uuid in knowledge.unobservable:
             unseen.add(name)
@@ -255,10 +255,10 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
 def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
-    """Return the servers with a boot that a missing file newly withholds or no longer withholds."""
+    """Return the servers with a boot that is newly withheld, or no longer withheld, because of a missing file."""
     if sightings is before.sightings:
         return frozenset()
-    needed = {each.file for each in before.needs}  # with their sources, which sightings lack
+    needed = {each.file for each in before.needs}  # files with their sources, which `sightings` does not contain
     files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
     servers = decisions.servers
     return (
@@ -269,9 +269,9 @@ def _find_artifact_changes(
 
 
 def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
-    """Return the servers that differ between two commits, including servers that only one of them has.
+    """Return the servers that differ between two commits, including servers that exist in only one of them.
 
-    A server also differs if other boots of it are withheld.
+    A server also differs if its withheld boots differ.
     """
     servers, here = now.decisions.servers, now.machines
     if before is None:
@@ -300,7 +300,7 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
 
 
 def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
-    """Return the machines that a commit does not have any more, or None if the earlier commit is unknown."""
+    """Return the machines that were removed since an earlier commit, or None if that commit is unknown."""
     if before is None:
         return None
     were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
@@ -308,7 +308,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
-    """Return the details of a server that a commit contains but its decision does not."""
+    """Return the details of a server that are in the commit but not in the server's decision."""
     host = commit.decisions.networks[name]
     return ServerDetails(
         site=commit.sites.get(name),
@@ -329,7 +329,7 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the kinds and values under which a server is counted."""
+    """Yield the (kind, value) pairs under which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:
@@ -341,22 +341,22 @@ def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
 
 
-_RESORT_SHARE: Final = 16  # if more than one key in this number has moved, sort all keys again
+_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one key in this many moved
 _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """Ends windows in OUTPUT on a standby, and on an instance that has not published its first plans."""
+    """Ends windows in OUTPUT on a standby, or on an instance that has not published its first plans yet."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
         self._failure = ""
-        self.next_end: datetime | None = None  # when to call `end_windows` next; None: no further window ends
+        self.next_end: datetime | None = None  # when to call `end_windows` next; None: no window is left to end
 
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
-        """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
+        """End the windows that are over at ``at``. Return the servers whose files changed, and the events to report.
 
-        After a failure, call this again at `next_end`. A repeated failure causes only one event.
+        After a failure, call this again at `next_end`. Only the first of several equal failures yields an event.
         """
         try:
             servers, self.next_end = self._end_windows(at)

@@ -1,4 +1,4 @@
-"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read the ledger's change numbers from commit statuses."""
+"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read the ledger's change number back from them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gitboot.ledger.store import Store
 from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
 
-_MAX_DESCRIPTION: Final = 140  # characters in a description: the limit of GitHub; GitLab and Gitea accept 255
+_MAX_DESCRIPTION: Final = 140  # maximum length of a description at GitHub; GitLab and Gitea accept 255 characters
 _WITNESS: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
-_MAX_PAGES: Final = 10  # pages of statuses of one commit; GitHub accepts 1000 statuses with one name
+_MAX_PAGES: Final = 10  # pages of statuses to read for one commit; GitHub accepts 1000 statuses per name
 _RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
@@ -45,7 +45,7 @@ class ForgeKind(StrEnum):
 
 
 class Judgement(StrEnum):
-    """The judgement of an instance about a commit."""
+    """An instance's judgement on a commit."""
 
     ACCEPTED = "accepted"
     HELD = "held"
@@ -53,18 +53,18 @@ class Judgement(StrEnum):
 
 
 class _Api(NamedTuple):
-    """The API for commit statuses of one kind of forge."""
+    """The commit status API of one kind of forge."""
 
-    post: str  # the path to which gitboot posts a status of a commit, below the URL of the API
-    listing: str  # the path of the statuses of a commit: at least the newest status of each name
-    page_size: int  # the number of statuses on a page of `listing`
-    name_key: str  # the key of a status's name
-    credentials: tuple[str, str]  # the header with the token, and its text before the token
+    post: str  # path for posting a commit status, relative to the API's URL
+    listing: str  # path for listing a commit's statuses: at least the newest status of each name
+    page_size: int  # number of statuses per page of `listing`
+    name_key: str  # the JSON key that contains the name of a status
+    credentials: tuple[str, str]  # the header that carries the token, and the text before the token
     states: Mapping[Judgement, str]
     headers: Mapping[str, str]
 
 
-# GitLab rejects a second `pending`, so a held commit is `failed` until gitboot accepts it.
+# GitLab rejects a second `pending`, so gitboot reports a held commit as `failed` until it accepts the commit.
 _APIS: Final = {
     ForgeKind.GITHUB: _Api(
         post="repos/{path}/statuses/{commit}",
@@ -98,17 +98,18 @@ _APIS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitVerdict:
-    """The verdict of an instance on a commit."""
+    """An instance's verdict on a commit, as reported in a commit status."""
 
     commit: str
     judgement: Judgement
-    says: str  # a few words, of which the first is the judgement
+    says: str  # a few words that begin with the judgement
     ledger: str  # the identity of the instance's ledger
     change: int  # the number of the ledger's newest change
-    proof: str = field(default="", compare=False)  # proves that the instance with this ledger wrote it: `with_proof`
+    # Proves that an instance with this ledger wrote the verdict: see `with_proof`.
+    proof: str = field(default="", compare=False)
 
     def with_proof(self, key: bytes) -> CommitVerdict:
-        """Return the verdict with a proof. Only an instance with the ledger's key can compute the proof."""
+        """Return the verdict with a proof, which only an instance that has the ledger's key can compute."""
         stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
         proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
         return replace(self, proof=proof.decode())
@@ -118,40 +119,39 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """The text of the commit status, at most 140 characters long. If the text is too long, gitboot shortens
-        `says`.
-        """
+        """The description of the commit status, at most 140 characters long. If necessary, `says` is shortened."""
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
 
 
-_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little space for more
+_PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
 
 
 class KnownChanges(NamedTuple):
-    """The newest change numbers of a ledger in the commit statuses of a forge. A number is None without such a
-    status.
+    """The newest change numbers of a ledger that were found in commit statuses.
+
+    None means that no such status was found.
     """
 
-    proven: int | None = None  # the number in statuses with a proof
-    claimed: int | None = None  # the number in statuses without a proof, which anyone may have written
+    proven: int | None = None  # from statuses with a proof
+    claimed: int | None = None  # from statuses without a proof, which anyone may have written
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """A project at a forge."""
+    """A project at a forge, with its page and its API."""
 
     kind: ForgeKind
     page: str  # URL
     api: str  # URL
-    path: str  # OWNER/NAME, with more before it at GitLab
+    path: str  # OWNER/NAME, possibly with parent groups at GitLab
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``. URL is the page of the project, and ``api`` is the URL of an API at another place.
+        """Parse ``KIND=URL``, where URL is the project's page.
 
-        Raises `UsageError`.
+        ``api`` is the URL of the API, if it is not at the usual path. Raises `UsageError`.
         """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
@@ -175,7 +175,9 @@ class Project(Struct, frozen=True, kw_only=True):
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
-        """Return URL templates with {commit}, {path} and {line}: of a commit, a line, its blame, a file's history."""
+        """Return URL templates with {commit}, {path} and {line}: for a commit, a line, a line's blame and a file's
+        history.
+        """
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
         at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
         return {
@@ -186,14 +188,15 @@ class Project(Struct, frozen=True, kw_only=True):
         }
 
     def api_url(self, template: str, commit: str, name: str) -> str:
-        """Return the URL of an API call for the status ``name`` of a commit."""
+        """Return the URL of an API call about a commit's status ``name``."""
         path = quote(self.path, safe="" if self.kind is ForgeKind.GITLAB else "/")
         return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
 
 class Forge:
-    """A project at a forge. gitboot reads the token before each request, and sends the token only to the project's
-    host.
+    """A client for a project at a forge.
+
+    It reads the token before each request, and sends it only to the project's host.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class Forge:
         self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
 
     def write(self, verdict: CommitVerdict) -> None:
-        """Write the verdict as the status of its commit. Raises `HostUnreachable` or `ForgeRefused`."""
+        """Post the verdict as a status of its commit. Raises `HostUnreachable` or `ForgeRefused`."""
         body = {
             "state": self._api.states[verdict.judgement],
             self._api.name_key: self._name,
@@ -221,9 +224,9 @@ class Forge:
         self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has a verdict, or None without a verdict.
+        """Return the newest verdict on the first of these commits that has a verdict, or None if none of them has.
 
-        With a ``ledger``, ignore verdicts of other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
+        With a ``ledger``, ignore the verdicts from other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
         for commit in commits:
             _, found = self._read_page(commit)
@@ -233,10 +236,10 @@ class Forge:
         return None
 
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
-        """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
+        """Return a ledger's change numbers, read from the first of these commits that has a status with a proof.
 
-        This reads all statuses of a commit, because anyone who may write statuses can repeat an old status. It may miss
-        a later change number if a commit has more statuses than gitboot reads.
+        All statuses of a commit are read, because anyone who may write statuses can repeat an old one. A later change
+        number is missed if the commit has more statuses than gitboot reads.
 
         Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -255,7 +258,7 @@ class Forge:
         return KnownChanges(None, claimed)
 
     def _read_page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
-        """Return the number of statuses on a page, and the verdicts among them, the newest first."""
+        """Return the number of statuses on a page, and the verdicts among them, newest first."""
         url = self._project.api_url(self._api.listing, commit, self._name)
         listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
@@ -281,14 +284,14 @@ class Forge:
         message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
         limited = (
             answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
-        )  # GitHub's secondary rate limit
+        )  # this is how GitHub reports its secondary rate limit
         if answer.status >= 500 or answer.status in _RETRY_STATUSES or limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
 
 
 def _parse_description(commit: str, description: object) -> CommitVerdict | None:
-    """Return the verdict in a description, or None if an instance did not write the description."""
+    """Parse the verdict in a description. Return None if no instance of gitboot wrote the description."""
     found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
     if found is None:
         return None
@@ -307,28 +310,28 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
 
 
 def parse_judgement(says: str) -> Judgement:
-    """Return the judgement at the start of a text. Raises ValueError."""
+    """Parse the judgement with which a text begins. Raises ValueError."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
 def _pages_prefix(api: str, scheme: str, host: str) -> str:
-    """Return the path prefix of a forge's pages, derived from the URL of its API. Raises `UsageError`."""
+    """Derive the path prefix of a forge's pages from the URL of its API. Raises `UsageError`."""
     parts = urlsplit(api)
     if format_host(api) != host or parts.scheme != scheme:
         raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, the host of the project's page")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-# The time without a further change of the ledger, after which gitboot reports its change number.
+# gitboot reports the ledger's change number once the ledger has not changed for this long.
 _PROGRESS_PAUSE_S: Final = 300.0
-_MAX_PAUSES: Final = 12  # after this many pauses, gitboot reports the change number in any case
-_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops the verdicts of older commits
+_MAX_PAUSES: Final = 12  # after this many pauses, report the change number even if the ledger keeps changing
+_MAX_VERDICTS: Final = 20  # maximum number of waiting verdicts; the oldest verdicts are dropped
 
 
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
-    """Return the verdicts of an instance on the newest commits, the oldest first, or () if it names another ledger.
+    """Return an instance's verdicts on the newest commits, oldest first. Return [] if the Fleet names another ledger.
 
-    The newest commit has no verdict before gitboot has judged it.
+    The newest commit is missing until gitboot has judged it.
     """
     stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     if status.attempted is None or status.ledger is None or stands_back:
@@ -348,11 +351,11 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 
 
 class VerdictSender(RetryingSender):
-    """A thread that reports verdicts to a forge. `note` does not wait for the forge.
+    """A thread that reports verdicts to a forge, so that the caller of `note` does not wait for the forge.
 
-    Each report contains the change number of the ledger. At its next start, the instance compares this number with the
-    ledger, and so detects an older copy of the ledger. Changes without a new verdict are reported after a pause. With
-    ``asks``, gitboot reports nothing before `read_known_changes` has succeeded.
+    Each report contains the ledger's change number, with which the instance detects at its next start that the ledger
+    is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With ``asks``,
+    nothing is reported until `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -366,11 +369,12 @@ class VerdictSender(RetryingSender):
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
-        self._waiting: dict[str, CommitVerdict] = {}  # waiting verdicts by commit, the oldest first
-        self._noted: dict[str, CommitVerdict] = {}  # the last verdict by commit
-        self._last_noted: CommitVerdict | None = None  # the last of these verdicts
-        self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
-        self._key = b""  # the key of the ledger; set by `read_known_changes`
+        self._waiting: dict[str, CommitVerdict] = {}  # verdicts to report, by commit, oldest first
+        self._noted: dict[str, CommitVerdict] = {}  # the last verdict on each commit
+        self._last_noted: CommitVerdict | None = None  # the newest of these verdicts
+        # When the first and the last unreported change were noted.
+        self._progress_times: tuple[float, float] | None = None
+        self._key = b""  # the ledger's key, set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks
         self.start()
@@ -384,10 +388,10 @@ class VerdictSender(RetryingSender):
         return not self._waiting or not self._may_tell
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
-        """Read the change numbers of a ledger from the statuses of these commits. After a success, do nothing.
+        """Read the change numbers of a ledger from the statuses of these commits. Once this has succeeded, do nothing.
 
-        Proofs are computed with the ``key`` of the ledger, also for later reports. This method waits for the forge, so
-        do not call it in the thread that reconciles. A call without ``commits`` counts as a failed attempt.
+        ``key`` is the ledger's key for proofs, and is also used for later reports. This method waits for the forge, so
+        do not call it from the thread that reconciles. A call without ``commits`` counts as a failed attempt.
         """
         if self._may_tell:
             return
@@ -403,7 +407,7 @@ class VerdictSender(RetryingSender):
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
-        """Report each verdict that differs from the last verdict on its commit."""
+        """Queue each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
                 before, newest = self._noted.pop(verdict.commit, None), self._last_noted
@@ -418,7 +422,7 @@ class VerdictSender(RetryingSender):
             self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End the thread. First wait at most ``patience_s`` for the waiting reports."""
+        """End the thread, after waiting at most ``patience_s`` until the queued reports are sent."""
         with self.changed:
             self._enqueue_progress(at_once=True)
             self.changed.notify_all()
@@ -432,7 +436,7 @@ class VerdictSender(RetryingSender):
             del self._waiting[next(iter(self._waiting))]
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
-        """Add a report of the change number to the queue if it is due. Otherwise return the seconds until it is due."""
+        """Queue a report of the change number if one is due. Otherwise return the seconds until it is due, if ever."""
         if self._progress_times is None or self._last_noted is None:
             return None
         first, last = self._progress_times
@@ -464,9 +468,9 @@ class VerdictSender(RetryingSender):
         self._update_telling(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
-        """Write the verdict unless the forge has the same verdict already, for example after a restart.
+        """Post the verdict, unless the forge already has the same verdict, for example after a restart.
 
-        GitHub accepts 1000 statuses for a commit. The error for a further status is ignored if only the change number
+        GitHub accepts 1000 statuses per commit. The error for an additional status is ignored if only the change number
         is new.
         """
         verdict = verdict.with_proof(self._key)
@@ -482,7 +486,7 @@ class VerdictSender(RetryingSender):
 
 
 class ForgeReader:
-    """Reads the change number of the instance's ledger from a forge, before the instance reports to the forge."""
+    """Reads the ledger's change number from a forge before the instance reports anything to it."""
 
     def __init__(self, verdicts: VerdictSender, source: Source, ledger: str, key: bytes) -> None:
         self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
@@ -492,7 +496,7 @@ class ForgeReader:
         return self._verdicts.telling
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
-        """Read the change number from the statuses of the newest commits. After a success, do nothing."""
+        """Read the change number from the statuses of the newest commits. Once this has succeeded, do nothing."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()
@@ -500,12 +504,12 @@ class ForgeReader:
 
 
 def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) -> ForgeReader:
-    """Return a reader for the ledger of an active instance."""
+    """Return a reader for the ledger of an active instance. Creates the ledger's status key if it is missing."""
     return ForgeReader(verdicts, source, store.progress[0], ensure_status_key(store))
 
 
 def list_first_parents(source: Source) -> tuple[Revision, ...]:
-    """Return the first parents from the newest fetched commit back to the accepted commit, the newest first."""
+    """Return the first-parent commits from the newest fetched commit back to the accepted commit, newest first."""
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
         return ()
@@ -514,7 +518,7 @@ def list_first_parents(source: Source) -> tuple[Revision, ...]:
 
 
 def find_project(settings: Settings) -> Project | None:
-    """Return the project of the option --forge. Raises `UsageError`."""
+    """Return the project that the option --forge names, or None. Raises `UsageError`."""
     if (told := settings.forge) is None:
         return None
     return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
@@ -524,9 +528,9 @@ def find_project(settings: Settings) -> Project | None:
 def send_verdicts(
     settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
 ) -> Iterator[VerdictSender | None]:
-    """Yield an object that sends verdicts to the forge.
+    """Yield the sender of verdicts to the configured forge, or None if no forge is configured.
 
-    At the end of the block, wait at most ``patience_s`` for reports.
+    At the end of the block, wait at most ``patience_s`` until queued reports are sent.
     """
     told, project = settings.forge, find_project(settings)
     if told is None or project is None:

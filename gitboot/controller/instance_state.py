@@ -1,4 +1,4 @@
-"""Instance state between two reconciles: one value, which each stage replaces as a whole."""
+"""Instance state: one immutable value that each stage of a reconcile replaces."""
 
 from __future__ import annotations
 
@@ -50,48 +50,48 @@ class Fetched:
     reason: str = "Fetched"
     message: str = "gitboot fetched the branch"
     failed: bool = False
-    began: datetime | None = field(default=None, compare=False)  # when the last finished fetch began
+    began: datetime | None = field(default=None, compare=False)  # start of the last fetch that finished
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: tuple[str, str] | None = None  # reason and message if HEAD names another branch than the followed one
+    elsewhere: tuple[str, str] | None = None  # reason and message if HEAD does not name the followed branch
 
 
 class LimitedFiles(NamedTuple):
-    """The published files of a server whose offers the ledger could not record."""
+    """Describes the published files of a server whose newest offers could not be recorded in the ledger."""
 
-    noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # the time at which these files become outdated by the clock; None: never
-    stop: StopScope  # the stop at the time of rendering
+    noted: frozenset[Digest]  # the offers that are in the ledger
+    until: datetime | None  # when the clock makes these files outdated; None: never
+    stop: StopScope  # the stop that was in force when the files were rendered
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
-    """The state of the target: which of the planned files are published there."""
+    """The state of the target: which planned files are published there."""
 
-    applied: Revision | None = None  # the commit of its files
-    at: datetime | None = None  # when gitboot last published, or tried to
+    applied: Revision | None = None  # the commit whose files are in the target
+    at: datetime | None = None  # when gitboot last published, or last tried to
     complete: bool = False  # whether this process has published all files
-    plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
-    in_doubt: bool = False  # whether its records may be from before the ledger became unverified
+    plans: Plans = msgspec.field(default_factory=Plans)  # the plans from which its files were rendered
+    in_doubt: bool = False  # whether its record files may date from before the ledger became unverified
     recorded: Members | None = None  # the machines whose records were published; None: all machines in ``plans``
-    terms: ServingTerms | None = None  # the terms under which endpoints serve one-time boots
+    terms: ServingTerms | None = None  # the published terms under which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
-    )  # those of these servers whose offers the ledger could not record
+    )  # of these, the servers whose offers could not be recorded in the ledger
     versions: Mapping[str, Mapping[str, Digest]] = msgspec.field(
         default_factory=dict
-    )  # the plans of its boot scripts, by server and path
+    )  # plans of the published boot scripts, by server and path
     failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
     unwritable: str | None = None  # why the ledger could not record the offers
     events: tuple[Event, ...] = ()  # events of the last publication
 
     def holds_plans_of(self, commit: Commit) -> bool:
-        """Return whether the target has all files that were planned for a commit."""
+        """Return whether the target contains all files that are planned for a commit."""
         return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
     def with_changed_files(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
-        """Return the state after the files of these servers changed in the target.
+        """Return the state after the files of these servers changed in the target without a publication.
 
-        The next publication writes these files again, even if the plans stay the same.
+        The next publication writes these files again even if the plans are the same.
         """
         return structs.replace(
             self,
@@ -102,7 +102,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
 
 
 class InstanceState(Struct, frozen=True, kw_only=True):
-    """The state of an instance: accepted commit, records, plans, publication, BMC tasks and conditions."""
+    """The state of an instance: accepted commit, knowledge, plans, publication, BMC schedule and conditions."""
 
     knowledge: Knowledge
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
@@ -110,36 +110,36 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     plans: Plans = msgspec.field(default_factory=Plans)
     publication: TargetState = msgspec.field(default_factory=TargetState)
     schedule: Schedule = msgspec.field(default_factory=Schedule)
-    unplanned: frozenset[SystemUuid] = frozenset()  # machines that changed since their last plan
-    fetched: Fetched | None = None  # None: no fetch has ended yet
-    # The longest step of an installation. After this time, an operator should check the machine.
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines that have changed since they were last planned
+    fetched: Fetched | None = None  # None: no fetch has finished yet
+    # How long a step of an installation may take before an operator should check the machine.
     longest_step: timedelta = timedelta(minutes=30)
     serving: Endpoints | None = None  # None: the instance starts no endpoints
-    telling: ForgeReport | None = None  # None: there is no forge
+    telling: ForgeReport | None = None  # None: no forge is configured
     unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
-    thread_failures: tuple[ThreadFailure, ...] = ()  # of this process; gitboot starts the threads again
+    thread_failures: tuple[ThreadFailure, ...] = ()  # threads of this process that died; gitboot restarts them
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
-    signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
-    opened: int | None = None  # the change number of the ledger at its opening; None: no longer compared
-    was_left: bool = False  # whether the ledger was unused for a long time before its opening
+    signed_list: SignedListState | None = None  # None: nothing was published since the start
+    opened: int | None = None  # the ledger's change number when it was opened; None: no longer compared with the forge
+    was_left: bool = False  # whether the ledger was unused for a long time before it was opened
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
-    is_upgraded: bool = False  # whether the ledger comes from a version that left one-time boots in OUTPUT
-    keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
+    is_upgraded: bool = False  # whether an earlier version that left one-time boots in OUTPUT used this ledger
+    keeping: ClockState = ClockState.UNKNOWN  # whether a time service synchronizes the clock
     unwritable: str | None = None  # why the ledger could not be written
-    # The next end of a window in OUTPUT, before the first publication since the start.
+    # The next end of a window in OUTPUT. Only used before the first publication since the start.
     next_window_end: datetime | None = None
-    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: already published
-    before_resume: InstanceState | None = None  # the state at the start, while the ledger cannot be written
+    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: not waiting
+    before_resume: InstanceState | None = None  # the state before `resume`, kept while the ledger cannot be written
     unread: str | None = None  # why the fetch log could not be read
-    refused: tuple[Denial, ...] = ()  # boots that endpoints did not serve within the last hour
-    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # proxies without a name that endpoints met within the last hour
+    refused: tuple[Denial, ...] = ()  # boots that endpoints withheld within the last hour
+    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # unconfigured proxies that endpoints met in the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit without the install boots that newer commits remove.
+        """The accepted commit, without the install boots that newer commits remove.
 
-        The value is None if the Fleet names another ledger and this instance never acted.
+        None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
         accepted = self.attempt.accepted
         if accepted is None or not plans_by(self.knowledge, accepted):
@@ -152,15 +152,15 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet lacks the site of this instance, or names no ledger for the site."""
+        """Whether the newest Fleet does not define this instance's site, or names no ledger for it."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NO_LEDGER
 
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        The summary names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest
-        secret fetches. Installations are sorted by the time of their last step, the oldest first.
+        The summary names at most `_MAX_SHOWN` servers in each list. Unexpected fetches of secrets take precedence, then
+        the latest ones. Installations are sorted by the time of their last step, oldest first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -202,7 +202,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield each server with withheld install boots, and the boot that replaces them, sorted by name."""
+        """Yield the servers whose install boots are withheld, sorted by name, each with the boot that it gets
+        instead.
+        """
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
         named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
@@ -218,10 +220,10 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                 )
 
     def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
-        """Return the installations that have had no evidence for too long, by server.
+        """Return, by server, the installations for which no new evidence has arrived for too long.
 
-        If only a commit can declare the end of installations, an installation is not overdue after gitboot has evidence
-        of its other steps.
+        If only a commit can declare an installation complete, the installation is not overdue once there is evidence
+        for all of its other steps.
         """
         found: dict[str, InstallAttempt] = {}
         commit, servers = self.plans.commit, self.plans.servers
@@ -238,13 +240,14 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return found
 
     def find_overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
-        """Return the maintenance runs whose boot was served too long ago and that have not started, by server."""
+        """Return, by server, the maintenance runs that have not started although their boot was served long ago."""
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return the next time after ``at`` at which the clock makes another reconcile necessary.
+        """Return when a reconcile is next necessary because of the clock, seen from ``at``, or None.
 
-        Before the first evaluation after a start there are no plans, but windows that an earlier process published end.
+        Before the first evaluation after a start there are no plans, but windows published by an earlier process still
+        end.
         """
         is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if is_suspended else None
@@ -266,14 +269,12 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
 
-_MAX_SHOWN: Final = (
-    50  # servers of a kind: gitboot writes the status at each reconcile, and this limits it to about 50 KB
-)
+_MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
 
 
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
-    """Return whether the instance with this ledger plans and publishes a commit.
+    """Return whether the instance that uses this ledger plans and publishes a commit.
 
-    An instance that another instance has replaced continues to end its windows and to clear its overrides.
+    An instance that was replaced by another one keeps planning, in order to end its windows and clear its overrides.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

@@ -1,4 +1,4 @@
-"""Loop: fetch in a thread, and reconcile at events, at transitions and at intervals."""
+"""Loop: fetches in a thread, and reconciles at events, at transitions and at intervals."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from gitboot.controller.forge import ForgeReader
     from gitboot.controller.notifications import Notices
 
-_JITTER: Final = 0.1  # share of the poll interval, so that instances do not all contact one server at the same time
-SLOW_S: Final = 120.0  # a fetch that runs for longer sets `SourceReady` to false
-STALLED_S: Final = 120.0  # a stage without progress for longer hangs
-_LOOK_EVERY_S: Final = 10.0  # between two checks for a stage that hangs
-_EVALUATION_S: Final = 2.0  # enough for nearly every commit; other events end the wait earlier
+_JITTER: Final = 0.1  # fraction of the poll interval, so that instances do not all contact a server at the same time
+SLOW_S: Final = 120.0  # a longer fetch sets `SourceReady` to false
+STALLED_S: Final = 120.0  # a stage that makes no progress for longer counts as stalled
+_LOOK_EVERY_S: Final = 10.0  # interval between checks for a stalled stage
+_EVALUATION_S: Final = 2.0  # long enough for nearly every commit; other events end the wait earlier
 
 
 class WakeCause(Enum):
-    """The cause of a wake-up."""
+    """Why the loop was woken."""
 
     ANYTHING = auto()
-    COMMIT = auto()  # there may be a new commit, and no other event happened
+    COMMIT = auto()  # there may be a new commit; nothing else happened
 
 
 class WakeSignal:
-    """A signal that any thread or signal handler may send. All signals before the next `wait` count as one signal."""
+    """A signal that threads and signal handlers may send. All signals sent before the next `wait` are merged."""
 
     def __init__(self) -> None:
         self._rung: SignalQueue[WakeCause] = SignalQueue()
@@ -59,7 +59,7 @@ class WakeSignal:
         self.wake()
 
     def wait(self, timeout_s: float) -> frozenset[WakeCause]:
-        """Wait for a signal, at most ``timeout_s``. Return the causes of all signals since the last wait."""
+        """Wait at most ``timeout_s`` for a signal. Return the causes of all signals since the last wait."""
         heard = set[WakeCause]()
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
@@ -67,7 +67,9 @@ class WakeSignal:
 
 
 class Loop:
-    """Reconciles in the calling thread and fetches in another thread, so that a slow Git server delays no window."""
+    """Reconciles in the calling thread and fetches in another thread, so that a slow Git server does not delay
+    windows.
+    """
 
     def __init__(
         self,
@@ -84,48 +86,51 @@ class Loop:
     ) -> None:
         self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
-        self._wakes = bell or WakeSignal()  # the next reconcile is due now
-        self._fetches = WakeSignal()  # the next fetch is due now
+        self._wakes = bell or WakeSignal()  # signals that a reconcile is due now
+        self._fetches = WakeSignal()  # signals that a fetch is due now
         self._stopping = False
-        self._stopped = threading.Event()  # set once the last reconcile has ended
+        self._stopped = threading.Event()  # set when the last reconcile has ended
         self._fetched: Fetched | None = None
-        self._slow_since: datetime | None = None  # when a slow fetch began; None: no fetch is slow
+        self._slow_since: datetime | None = None  # start of the current fetch, if it is slow
 
     def wake(self) -> None:
-        """Request a reconcile now. Any thread or signal handler may call this."""
+        """Request an immediate reconcile. Threads and signal handlers may call this."""
         self._wakes.wake()
 
     def fetch_now(self) -> None:
-        """Request a fetch now, and a reconcile after the fetch. Any thread or signal handler may call this."""
+        """Request an immediate fetch, followed by a reconcile. Threads and signal handlers may call this."""
         self._fetches.wake()
 
     def stop(self) -> None:
-        """End `run` after the current reconcile. Any thread or signal handler may call this."""
+        """End `run` after the current reconcile. Threads and signal handlers may call this."""
         self._stopping = True
         self._wakes.wake()
         self._fetches.wake()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `run` has ended, for at most ``timeout_s``. Return whether `run` has ended."""
+        """Wait at most ``timeout_s`` until `run` has ended. Return whether it has."""
         return self._stopped.wait(timeout_s)
 
     def run_once(self) -> None:
         """Fetch, reconcile, and wait for the BMC tasks."""
         self._fetch_once()
         self._reconcile(wait=True)
-        for _ in range(2):  # first learn the fetches up to now, then judge the commit by the records
+        for _ in range(2):  # first process all fetches so far, then judge the commit by the records
             if self._reconciler.state.attempt.awaits_records:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile until `stop`, or until the wake signal stops. ``serving`` returns the state of the endpoints."""
+        """Reconcile until `stop` is called or the wake signal is stopped.
+
+        ``serving`` returns the state of the endpoints.
+        """
         threads = [
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
         for thread in threads:
             thread.start()
-        # An event of the file system may be missed. The poll finds each new commit.
+        # File system events may be missed, but the poll finds every new commit.
         fetch = partial(self._fetches.wake, WakeCause.COMMIT)
         with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
             while not self._stopping and not self._wakes.is_stopped:
@@ -133,14 +138,14 @@ class Loop:
         self.stop()
         self._stopped.set()
         for thread in threads:
-            thread.join(timeout_s=1)  # a thread that hangs in the network ends with the process
+            thread.join(timeout_s=1)  # a thread that hangs on the network ends with the process
 
     def _wait_for(self, due: datetime | None) -> None:
-        """Wait until a reconcile is useful.
+        """Wait until there is a reason to reconcile.
 
-        If there is a new commit, start its evaluation, and wait a short time for the result. After that, a reconcile
-        reports a slow evaluation in the status. If the poll interval is long, the status is also written at its own
-        interval, so that readers can detect an outdated status.
+        If there is a new commit, start its evaluation and wait a short time for the result. If it takes longer, a
+        reconcile reports the slow evaluation in the status. The status is written at its own interval even if the poll
+        interval is longer, so that readers can detect a stale status.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         has_come = heard == {WakeCause.COMMIT} and not self._stopping
@@ -174,7 +179,7 @@ class Loop:
             commit = self._source.fetch()
         except (TryAgain, OperatorError) as failure:
             if self._stopping:
-                return  # `stop` ended the fetch
+                return  # `stop` interrupted the fetch
             error = failure
         finally:
             slow.cancel()
@@ -205,7 +210,7 @@ class Loop:
         self._wakes.wake()
 
     def _last_fetch(self) -> Fetched | None:
-        """Return the result of the last fetch, or a failure if the current fetch is slow."""
+        """Return the result of the last fetch, or a failure if the current fetch takes too long."""
         last, since = self._fetched, self._slow_since
         if since is None:
             return last
@@ -224,13 +229,13 @@ class Loop:
             self._fetch_once()
             if asked:
                 self.wake()
-            jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
+            jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, not for security
             asked = WakeCause.ANYTHING in self._fetches.wait(self._poll_s * jitter)
             if asked and not self._stopping:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
-        """Report a stage that hangs, once. The next reconcile that ends removes the report."""
+        """Report a stalled stage, once. The report disappears when a reconcile ends."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
             stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)
@@ -245,9 +250,9 @@ def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
 
 @contextmanager
 def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bool = True) -> Iterator[None]:
-    """Call ``wake`` from a thread when a file in these folders changes, until the block ends. Ignore None.
+    """Until the block ends, call ``wake`` from a thread whenever a file in these folders changes. None is ignored.
 
-    With ``recursive``, also watch all folders below. Some changes cause no event, so callers need a poll too.
+    With ``recursive``, also watch all subfolders. Some changes cause no event, so callers must poll too.
     """
     if not (paths := [each for each in folders if each is not None]):
         yield
@@ -255,7 +260,7 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
     ended = threading.Event()
 
     def keep_waking() -> None:
-        # The default filter of watchfiles ignores files in .git.
+        # The default filter of watchfiles ignores files in .git, so do not use it.
         changes = watchfiles.watch(
             *paths,
             watch_filter=None,

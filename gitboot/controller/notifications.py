@@ -1,4 +1,4 @@
-"""Notifications: select events for each receiver, and deliver them as notices."""
+"""Notifications: select the events that each receiver wants, and deliver them as notices."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import did_you_mean, format_count, format_names, format_rest, one_line, printable
 
-_LOOK_S: Final = 30.0  # between two reads of the ledger without a wake-up
-_MOST_READ: Final = 500  # events at a time
+_LOOK_S: Final = 30.0  # interval between reads of the ledger if nothing wakes the thread
+_MOST_READ: Final = 500  # maximum number of events per read
 
 
 class Bookmarks:
-    """The last delivered event of each receiver, in a file that gitboot updates after each delivery.
+    """Stores the last event delivered to each receiver, in a file that is updated after each delivery.
 
-    A new receiver starts at the end of the ledger. If the ledger is an older copy, so that the stored positions are
-    after its end, all receivers start at the end.
+    A new receiver starts after the newest event in the ledger. So does a receiver whose stored position is beyond the
+    newest event, because the ledger is then an older copy.
     """
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
@@ -54,7 +54,7 @@ class Bookmarks:
             self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
 
     def of(self, receiver: str) -> int:
-        """Return the number of the last event that the receiver got or does not want."""
+        """Return the number of the last event that was delivered to the receiver or that it did not want."""
         with self._lock:
             found = self._places.get(receiver)
             return found if isinstance(found, int) and 0 <= found <= self._last else self._last
@@ -65,12 +65,12 @@ class Bookmarks:
                 return
             self._places[receiver] = place
             content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
-            with suppress(OSError):  # in this case, the event is delivered again after a restart
+            with suppress(OSError):  # the event is then delivered again after a restart
                 files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
 class _Pile(Struct):
-    due: float  # the due time on the monotonic clock
+    due: float  # when to send the pile, on the monotonic clock
     first: int
     shown: list[NotedEvent] = msgspec.field(default_factory=list)
     number: int = 0
@@ -86,10 +86,10 @@ class _Pile(Struct):
 
 
 class Messenger(RetryingSender):
-    """A thread that sends events to one receiver, in the order of the ledger, and retries until delivery.
+    """A thread that sends events to one receiver, in ledger order, and retries until they are delivered.
 
-    The first event of a type is sent without delay. Later events of the type within `Receiver.fold` are sent in one
-    notice.
+    The first event of a type is sent immediately. Further events of that type within `Receiver.fold` are combined in
+    one notice.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Messenger(RetryingSender):
         super().__init__(f"notify-{receiver.name}", wake, label=f"{receiver.name}: ", first_retry_s=FIRST_RETRY_S)
         self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
         self._read, self._clock = read, clock
-        self._place = places.of(receiver.name)  # the number of the last event that was read
+        self._place = places.of(receiver.name)  # number of the last event that was read
         self._piles: dict[str, _Pile] = {}
         self._quiet_until: dict[str, float] = {}
         self._rung, self._idle = True, False
@@ -146,13 +146,13 @@ class Messenger(RetryingSender):
                 self._note()
 
     def _note(self) -> None:
-        """Store the position from which a restart reads events again: before the first event that is not delivered."""
+        """Store the position at which a restart continues: just before the first undelivered event."""
         waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
         self._places.note(self._receiver.name, waiting - 1)
 
 
 class Notices:
-    """The receivers of an instance. A slow receiver does not delay the instance."""
+    """Sends notices to the receivers of an instance. A slow receiver does not delay the instance."""
 
     def __init__(self, messengers: Sequence[Messenger]) -> None:
         self._messengers = messengers
@@ -182,7 +182,10 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Yield an object that sends notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
+    """Yield the sender of notices, or None if none is configured.
+
+    At the end, wait at most ``patience_s`` for the last ones.
+    """
     if settings.notify is None:
         yield None
         return
@@ -232,21 +235,21 @@ def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
     return found
 
 
-_APPRISE_S: Final = 60.0  # per notice; apprise contacts a service several times, with a timeout for each request
+_APPRISE_S: Final = 60.0  # deadline per notice, because apprise may send several requests, each with its own timeout
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """Events of one type, the oldest first."""
+    """A notice about events of one type, oldest first."""
 
     ledger: str  # the identity of the instance's ledger
     type: str
     events: tuple[NotedEvent, ...]  # the first events, at most `MOST`
-    number: int  # the number of all events in the notice
+    number: int  # the number of events that the notice is about
     level: Level  # the highest level of the events
 
     @property
     def id(self) -> str:
-        """The identifier by which a receiver recognises a notice that arrives twice."""
+        """An identifier by which a receiver can recognize a notice that arrives twice."""
         return f"{self.ledger}-{self.events[0].sequence}-{self.number}"
 
     def facts(self) -> dict[str, Any]:
@@ -276,14 +279,14 @@ class Notice(Struct, frozen=True, kw_only=True):
         return "\n".join(filter(None, (*lines, format_rest(self.number - len(self.events)))))
 
 
-_LONGEST: Final = 500  # characters of one message in the text of a notice
+_LONGEST: Final = 500  # maximum length of one message in the text of a notice
 
 
 class Level(IntEnum):
     """The severity of an event."""
 
     INFO = 1
-    WARNING = 2  # an operator should look
+    WARNING = 2  # an operator should look into the event
 
     @property
     def word(self) -> str:
@@ -291,15 +294,15 @@ class Level(IntEnum):
 
 
 class NotedEvent(Struct, frozen=True, kw_only=True):
-    """An event of the ledger."""
+    """An event as stored in the ledger."""
 
-    sequence: int  # its number in the ledger
+    sequence: int  # the event's number in the ledger
     at: str
     type: str
     message: str
     level: Level
     servers: tuple[str, ...]
-    site: str | None  # the site of the server; None: the event concerns no single server
+    site: str | None  # the server's site; None: the event is not about a single server
     commit: str | None
 
     def facts(self) -> dict[str, Any]:
@@ -315,18 +318,21 @@ class NotedEvent(Struct, frozen=True, kw_only=True):
         }
 
 
-Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` if the notice did not arrive
+Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` if the notice was not delivered
 
 
 def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
-    """Return a function that sends notices to a receiver. Raises `UsageError` if the receiver cannot be used."""
+    """Return a function that sends notices to a receiver.
+
+    Raises `UsageError` if the receiver's settings are unusable.
+    """
     return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
 
 
 class RereadingSender:
-    """Sends notices, and reads the receiver's file before each notice, because its URL and secret may change.
+    """Sends notices, reading the receiver's file before each one, because its URL and secret may change.
 
-    ``read`` raises `UsageError` if the file cannot be used.
+    ``read`` raises `UsageError` if the file is unusable.
     """
 
     def __init__(self, read: Callable[[], Receiver], ca_bundle: Path | None) -> None:
@@ -360,16 +366,18 @@ class _Webhook:
 
 
 class _ByApprise:
-    """Sends notices with apprise, which has no timeout for a request, in a thread that is abandoned at a deadline."""
+    """Sends notices with apprise in a thread, which is abandoned at a deadline because apprise has no overall
+    timeout.
+    """
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._apprise: Any = None
-        self._sending: threading.Thread | None = None  # the last thread
+        self._sending: threading.Thread | None = None  # the thread that sends the last notice
         if find_spec("apprise") is None:
             raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
 
-    def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - as a webhook has it
+    def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - same signature as a webhook
         if self._sending is not None and self._sending.is_alive():
             raise HostUnreachable(f"apprise has been sending the last notice for more than {_APPRISE_S:.0f} s")
         done = Future[None]()
@@ -387,7 +395,7 @@ class _ByApprise:
 
                 logging.getLogger("apprise").setLevel(
                     logging.CRITICAL + 1
-                )  # its messages contain URLs, which may contain secrets
+                )  # do not pass on apprise's messages: they contain URLs, which may contain secrets
                 found = apprise.Apprise()
                 if not found.add(self._receiver.url):
                     raise HostUnreachable("apprise does not support this kind of URL")
@@ -395,7 +403,7 @@ class _ByApprise:
             kind = "warning" if notice.level is Level.WARNING else "info"
             if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
                 raise HostUnreachable("apprise could not deliver the notice")
-        except BaseException as error:  # noqa: BLE001 - the caller raises the error
+        except BaseException as error:  # noqa: BLE001 - the waiting caller raises the error
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -409,25 +417,28 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """A receiver of notices, and the events that the receiver wants."""
+    """A receiver of notices, and the selection of events that it wants."""
 
     name: str
     url: str = field(repr=False)
-    secret: bytes | None = field(repr=False)  # signs the requests to a webhook; None: the URL is for apprise
-    level: Level = Level.WARNING  # the lowest level that the receiver wants
-    sites: frozenset[str] = frozenset()  # the receiver wants only events of servers at these sites; empty: all events
-    fold: timedelta = timedelta(minutes=10)  # events of one type within this time are sent in one notice
+    secret: bytes | None = field(repr=False)  # key for signing requests to a webhook; None: the URL is for apprise
+    level: Level = Level.WARNING  # the lowest level of events that the receiver wants
+    sites: frozenset[str] = frozenset()  # send only events about servers at these sites; empty: all events
+    fold: timedelta = timedelta(minutes=10)  # events of one type within this time are combined in one notice
 
     def wants(self, event: NotedEvent) -> bool:
         return event.level >= self.level and (not self.sites or event.site in self.sites)
 
 
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
-    """Return the receivers in a file, sorted by name. Raises `UsageError` with a message without URLs and secrets."""
+    """Read the receivers from a file, sorted by name.
+
+    Raises `UsageError`, whose message contains no URLs or secrets.
+    """
     try:
         said = tomllib.loads(read_private(file).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{file} is not valid TOML") from None  # the parser's error may contain a secret
+        raise UsageError(f"{file} is not valid TOML") from None  # the parser's message may contain a secret
     named = said.pop("receivers", {})
     if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
         raise UsageError(f"{file}: expected only tables [receivers.NAME]")
@@ -435,7 +446,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
-    """Return a receiver with the current content of its file. Raises `UsageError`."""
+    """Read one receiver from a file. Raises `UsageError`."""
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
@@ -478,7 +489,7 @@ class _Table(Struct, frozen=True):
         )
 
     def _text(self, key: str) -> str | None:
-        """Return the value of a key, from the table or from the file in the key KEY-file."""
+        """Return the value of a key, either from the table or from the file that the key KEY-file names."""
         here, there = self.given.get(key), self.given.get(f"{key}-file")
         if here is not None and there is not None:
             raise self._wrong(f"expected {key} or {key}-file, not both")
@@ -494,7 +505,9 @@ class _Table(Struct, frozen=True):
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
-        """Return the secret of a webhook. Check that the secret is private, long enough, and sent to a safe URL."""
+        """Return the secret of a webhook, after checking that it is private and long enough, and that the URL is
+        safe.
+        """
         if "secret-file" not in self.given:
             raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
         secret = self._in_file("secret-file").strip()
@@ -514,4 +527,4 @@ class _Table(Struct, frozen=True):
         return UsageError(f"{self.file}: receivers.{self.name}: {what}")
 
 
-MOST: Final = 20  # events in one notice
+MOST: Final = 20  # maximum number of events listed in one notice

@@ -1,4 +1,4 @@
-"""Offered files: record which boots gitboot offers, and publish the files of changed servers."""
+"""Offered files: record in the ledger which boots gitboot offers, and publish the files of changed servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gitboot.status.conditions import Event
 
 
 class Target(Protocol):
-    """A place where gitboot publishes files, such as OUTPUT."""
+    """A location to which gitboot publishes files, such as OUTPUT."""
 
     def publish(
         self,
@@ -62,22 +62,24 @@ class Target(Protocol):
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish the files of ``servers``, and the shared files. The files of a server that left the fleet are None.
+        """Publish the files of ``servers`` and the shared files. For a server that left the fleet, the value is None.
 
-        The items of ``servers`` are read once for the publication. Single servers may be read before. If ``complete``,
-        the files of all other servers are deleted. If ``shared`` is None, the shared files stay. Files that are missing
-        in ``parts`` stay too. Raises `PublishError`.
+        The items of ``servers`` are iterated once, but single servers may be looked up before. If ``complete``, the
+        files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. So do files that
+        ``parts`` does not mention. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        """Return the modification time that ``path`` gets if ``file`` is published at ``at``, in seconds since 1970."""
+        """Return the modification time, in seconds since 1970, that ``path`` gets if ``file`` is published at
+        ``at``.
+        """
 
     def has_files(self, files: Files) -> bool:
-        """Return whether the target has exactly these files."""
+        """Return whether the target contains exactly these files."""
 
 
 class DatedPath(NamedTuple):
-    """A path of a server, its plan or report, and its modification time after the publication."""
+    """A published path, its modification time, and the plan that it belongs to."""
 
     path: str
     modified: int  # seconds since 1970
@@ -90,22 +92,20 @@ class OfferRecorder(Protocol):
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
-        """Record the offers of these servers. Return the servers to halt: they boot their disks.
+        """Record the offers of these servers. Return the servers to halt, which must boot their disks.
 
         Raises `LedgerError`.
         """
 
     def record_publication(self) -> None:
-        """Record that a tree is published. Raises `LedgerError`."""
+        """Record that a tree was published. Raises `LedgerError`."""
 
 
 class LedgerOfferRecorder:
-    """Records offers in the ledger, with the number of the newest decision."""
+    """Records offers in the ledger, each with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is the reason why this reconcile could not write the ledger. With a reason, recording
-        fails.
-        """
+        """``unwritable`` is why this reconcile could not write the ledger. With a reason, recording offers fails."""
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(
@@ -126,7 +126,7 @@ class LedgerOfferRecorder:
         if self._unwritable is None:
             with self._store.writing() as tx:
                 instance_tables.write_facts(tx, published=True)
-        elif not self._facts.keyed:  # the ledger does not have this yet
+        elif not self._facts.keyed:  # the ledger does not record a publication with token keys yet
             raise LedgerError(self._unwritable)
 
 
@@ -143,14 +143,14 @@ def publish_plans(
     terms: ServingTerms,
     keys: TokenKeys,
 ) -> TargetState:
-    """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
+    """Publish the plans, and return the new state of the target. ``different`` are the servers whose files may differ.
 
-    gitboot records each offer in the ledger before it publishes the files, so that each fetch can be matched to an
-    offer. While the ledger cannot be written, the published files of a server stay until its plan ends or a stop
-    begins. After that, gitboot publishes the server without the boots that the ledger lacks. The server stays in
-    `TargetState.owed` until the ledger has the remaining offers.
+    Each offer is recorded in the ledger before its files are published, so that each fetch can be matched to an offer.
+    While the ledger cannot be written, a server's published files stay until its plan ends or a stop begins. Then the
+    server is published without the boots that are not in the ledger, and stays in `TargetState.owed` until they are
+    recorded.
 
-    gitboot renders files during the publication, because all files of a large fleet would take too much memory.
+    Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
@@ -181,7 +181,7 @@ def publish_plans(
             recorder.record_publication()
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
-        # The target may have published a part, so the next publication has all these files again.
+        # The target may have published some of these files, so the next publication includes all of them.
         return structs.replace(
             attempt,
             terms=None,
@@ -215,7 +215,7 @@ def publish_plans(
 
 
 def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Files:
-    """Return the files that all servers share, except for the files in parts."""
+    """Return the files that all servers share, except those that are published in parts."""
     decisions = structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions))
     return {**render_fleet_files(decisions, terms.monitors), **render_terms(terms)}
 
@@ -223,10 +223,10 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 def _select_records(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Return the machines whose records to publish, and the machines whose records changed.
+    """Return the machines whose records are to be published, and those among them whose records changed.
 
-    The changed machines are None if all records must be published. While the ledger is unverified, the published
-    records stay.
+    The second value is None if all records must be published. While the ledger is unverified, the published records
+    stay.
     """
     in_doubt = knowledge.recorded_commit is None
     if in_doubt:
@@ -238,12 +238,12 @@ def _select_records(
 
     if not before.complete or before.in_doubt:
         return group_by_shard(filter(has_record, commit.machines)), None
-    if before.recorded is None:  # the target may have other records of these servers than were planned
+    if before.recorded is None:  # the target may contain records that differ from the plans
         states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
         return group_by_shard(filter(has_record, commit.machines)), found if all(
             states
-        ) else None  # without a state, the machine is unknown
+        ) else None  # a server without a state has no known machine
     pairs = [[_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
     changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
     return update_members(before.recorded, changed, has_record), changed
@@ -275,18 +275,18 @@ def _render_parts(
 
 
 def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """Return the boots that gitboot offers to unknown machines, or None if they boot their disks."""
+    """Return the boots offered to unknown machines, or None if unknown machines boot their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
     if plans.sightings is None:
-        return decisions.unknown or None  # gitboot does not check artifacts
+        return decisions.unknown or None  # artifacts are not checked
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    """Return whether the shared files may differ from the files in the target."""
+    """Return whether the shared files may differ from those in the target."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
@@ -317,16 +317,17 @@ def _offered_versions(state: RenderedState) -> dict[str, Digest]:
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
 
-# Servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
+# Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
 _BATCH: Final = 500
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _OfferedFiles(Mapping[str, Files | None]):
-    """The files of servers by name, rendered on demand. `items` records the offers before it returns the files.
+    """The files of servers by name, rendered on demand.
 
-    An access log of a web server shows only the modification time of the file that was sent, so the ledger needs this
-    time before a machine can fetch the file. After a failed publication, the next publication records its own times.
+    `items` records the offers of each batch before yielding its files. In a web server's access log, a file can be
+    identified only by its modification time, so this time must be in the ledger before a machine can fetch the file.
+    After a failed publication, the next one records its own times.
     """
 
     names: Sequence[str]
@@ -337,10 +338,11 @@ class _OfferedFiles(Mapping[str, Files | None]):
     target: Target
     recorder: OfferRecorder
     at: datetime
-    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of the rendered servers
-    # Servers whose published files lack the boots that the ledger could not record.
+    # Plans of the rendered boot scripts, by server and path.
+    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)
+    # Servers that are published without the boots that could not be recorded in the ledger.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
-    unwritable: str | None = None  # why the ledger could not record offers; None: it has all offers
+    unwritable: str | None = None  # why offers could not be recorded; None: all offers are recorded
 
     def __len__(self) -> int:
         return len(self.names)
@@ -349,7 +351,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        """Return the files of a server without recording the offers."""
+        """Return the files of a server without recording its offers."""
         state = self.plans.servers.get(name)
         return self._render(state).files if state is not None else None
 
@@ -359,14 +361,14 @@ class _OfferedFiles(Mapping[str, Files | None]):
     def render_batch(self, names: Iterable[str]) -> dict[str, Files | None]:
         """Record the offers of these servers, and return their files.
 
-        The files of a server that left the fleet are None.
+        For a server that left the fleet, the value is None.
         """
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._render(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
         dates = {name: self._date_changed_paths(name, state.files, versions[name]) for name, state in states.items()}
         halts: Collection[str] = ()
-        if self.unwritable is None:  # after one failure, do not try again
+        if self.unwritable is None:  # do not try again after a failure
             try:
                 halts = self.recorder.record_offers(states, dates)
             except LedgerError as error:
@@ -378,17 +380,17 @@ class _OfferedFiles(Mapping[str, Files | None]):
             for name in states:
                 noted = self._offers_in_ledger(name, states[name].record)
                 if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
-                    continue  # the ledger has all offers
+                    continue  # all offers are in the ledger
                 if not self.before.complete and self.target.has_files(states[name].files):
                     offers = frozenset(
                         each.plan for each in list_offers(states[name])
-                    )  # an earlier process recorded them
+                    )  # recorded by an earlier process
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
                 is_over = stands is not None and stands.until is not None and stands.until <= self.at
                 if stands is not None and stands.stop is self.plans.stop and not is_over:
-                    left.add(name)  # its published files stay
+                    left.add(name)  # keep the published files
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)
                     continue
@@ -402,16 +404,16 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return render_server(state, self.decisions, self.token_keys)
 
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Return the published files of a server, or None if they are unknown."""
+        """Describe the published files of a server. Return None if they are unknown."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that the ledger certainly has, which are the offers of the published files.
+        """Return the offers of a server that are certainly in the ledger, which are those of its published files.
 
-        A new record gives the offers new numbers, so after a new record the ledger has no current offer.
+        If the record has changed, the result is empty, because offers get new numbers with a new record.
         """
         was = self.before.plans.servers.get(name) if self.before.complete else None
         if was is None or was.record != record:
@@ -421,9 +423,9 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Return a server without the boots that the ledger lacks.
+        """Render a server without the boots that are not in the ledger.
 
-        If dates are missing even after that, halt the server.
+        If modification times would still be missing from the ledger, halt the server.
         """
 
         def is_noted(plan: BootPlan) -> bool:
@@ -440,7 +442,9 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return self._render(halt_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
-        """Return the paths of a server whose plan differs from the published plan, with their modification times."""
+        """Return the server's paths whose plan differs from the published plan, with their future modification
+        times.
+        """
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)
@@ -450,7 +454,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
 
 class _BatchedItems(ItemsView[str, Files | None]):
-    """The items of `_OfferedFiles` in batches, so that only the files of one batch are in memory."""
+    """Iterates over `_OfferedFiles` in batches, so that only one batch of files is in memory."""
 
     _mapping: _OfferedFiles
 

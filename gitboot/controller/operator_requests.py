@@ -1,4 +1,4 @@
-"""Operator requests: store them, carry them out, and stop boots."""
+"""Operator requests: kinds and contents of requests, how gitboot carries them out, and stops of boots."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from gitboot.resolve.server_plan import StopOrder, StopScope
 from gitboot.status.instance_status import Held
 from gitboot.text import format_count, printable
 
-# {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}. "unknown": reject the request if a server
-# has a record by then. "commit": reject it if another commit is accepted.
+# {"items": [{"uuid", "server", "seen": `last_provisioning_facts`, …a record}], "reason"}. With "unknown", the request
+# is rejected if a server has a record by then, and with "commit", if another commit is accepted by then.
 RECORDS: Final = "records"
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
@@ -56,7 +56,7 @@ STOP: Final = "stop"  # {"reason", "everything"}
 START: Final = "start"  # {}
 
 
-REFUSED: Final = "refused: "  # the beginning of the outcome of a rejected request
+REFUSED: Final = "refused: "  # the outcome of a rejected request begins with this text
 
 
 def carry_out(
@@ -65,9 +65,9 @@ def carry_out(
     commit: Commit | None,
     held: Held | None = None,
 ) -> None:
-    """Carry out each request once, and record its outcome. The outcome of a rejected request states the reason.
+    """Carry out requests, and record the outcome of each. The outcome of a rejected request states the reason.
 
-    ``held`` is the held commit. Operators can approve only this commit.
+    ``held`` is the commit that guards hold. Operators can approve only this commit.
     """
     for request in requests:
         try:
@@ -80,7 +80,9 @@ def carry_out(
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
-    """Record a stop from the files that endpoints read, unless the ledger has the same stop or a wider stop."""
+    """Record a stop from the files that endpoints read, unless the same stop or a wider one is in force in the
+    ledger.
+    """
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -108,7 +110,7 @@ def find_held_change(held: Held | None, prefix: str) -> Held:
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
-    """Raise `StaleDigest` unless a commit with this digest is held, and held by all of these guards."""
+    """Raise `StaleDigest` unless the held commit has this digest and each of these guards holds it."""
     if held is None:
         raise StaleDigest("no guard holds a commit, so there is no commit to approve")
     if held.digest != digest:
@@ -192,7 +194,7 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
         raise UsageError(f"{known[0]} has a record now; check again")
     set_records(update, items)
     for uuid, _, record in items:
-        if record.provision is None:  # earlier overrides and power switches do not concern the new installation
+        if record.provision is None:  # earlier overrides and power changes are not part of the new installation
             update.set_secret_fetches(uuid, None)
             _set_override_states(update, uuid, OverrideState.CLEARED, _is_provision_override)
             resolve_switches(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
@@ -219,7 +221,9 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """Return whether the override has an unknown state, is at another BMC, or is closed but still wanted."""
+        """Return whether the request is about this override: its state is unknown, or it is at another BMC, or it is
+        closed although the plan needs it.
+        """
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
@@ -260,7 +264,7 @@ def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Pin the machine that a BMC shows, if it is still the machine that the operator saw."""
+    """Pin the machine identity that a BMC reports, if it is still the one that the operator saw."""
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
@@ -280,7 +284,7 @@ def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, 
 
 
 def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Allow gitboot to replace a foreign override by the override of the plan."""
+    """Allow gitboot to replace a foreign override with the planned override."""
     key = facts["key"]
     own = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
     if key is None or (
@@ -307,10 +311,10 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 def _set_override_states(
     update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
 ) -> int:
-    """Record the outcome of overrides that an operator states, and return the number of changed overrides.
+    """Record what an operator stated about overrides. Return the number of changed overrides.
 
-    ``WITHDRAWN`` means not consumed, so gitboot may set an override for the same reason again. ``LOST`` means consumed,
-    so gitboot does not set the override again.
+    ``CLEARED`` means that an override was not consumed, so gitboot may set an override for the same reason again.
+    ``LOST`` means that it was consumed, so gitboot does not set it again.
     """
     meant = [each for each in update.overrides.list_records(uuid) if each.state is not state and which(each)]
     for each in meant:
@@ -325,7 +329,7 @@ def _is_provision_override(each: OverrideRecord) -> bool:
 
 
 def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
-    """Return the widest stop in force. ``orders`` are those of the newest Fleet, if its commit is not accepted."""
+    """Return the widest stop in force. ``orders`` are the orders in the newest Fleet, if its commit is not accepted."""
     by_hand = knowledge.facts.stoppage
     if by_hand is not None and by_hand.everything:
         return StopScope.ALL
@@ -334,13 +338,15 @@ def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | 
 
 
 def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
-    """Return the reason of a stop in the newest Fleet or in the accepted Fleet, or None without a stop."""
+    """Return the reason for a stop in the newest or the accepted Fleet, or None if neither stops boots."""
     said = (each.stopped for each in _orders(accepted, orders))
     return next((each for each in said if each is not None), None)
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
-    """Return whether this instance may act, because neither the newest nor the accepted Fleet names another ledger."""
+    """Return whether neither the newest nor the accepted Fleet names another ledger, so that this instance may be
+    active.
+    """
     return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
 
 
@@ -351,7 +357,7 @@ def _orders(accepted: Commit | None, orders: Orders | None) -> list[Orders]:
 def find_released_servers(
     commit: Commit, knowledge: Knowledge, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
 ) -> tuple[str, ...]:
-    """Return the servers that can boot from the network again when the stop ``before`` becomes ``after``, by name."""
+    """Return the servers that can boot from the network again when the stop changes from ``before`` to ``after``."""
     now = ((each, _planned_boot(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(
         each.server for each, boot in now if boot is not None and boot != _planned_boot(each, knowledge, at, before)

@@ -1,4 +1,4 @@
-"""Reconcile: run the stages once."""
+"""Reconcile: run all stages once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from gitboot.system_clock import ClockState
 
 _Stages = tuple[tuple[Stage, Callable[[InstanceState, Pass], InstanceState]], ...]
 
-# If the ledger cannot be written, gitboot discards the results of these stages. The inputs wait for the next reconcile.
+# If the ledger cannot be written, the results of these stages are discarded, and the inputs wait for the next
+# reconcile.
 _TO_LEDGER: Final[_Stages] = (
     (Stage.TAKE_IN, take_in),
     (Stage.ACCEPT, accept),
@@ -45,11 +46,11 @@ _FROM_LEDGER: Final[_Stages] = (
 
 
 class Reconciler:
-    """The state of one instance, which `reconcile` updates.
+    """Holds the state of one instance, which `reconcile` updates.
 
-    A bad commit, a lost Git server, a full disk or a failing BMC does not make `reconcile` raise. `reconcile` reports
-    each of these faults as a condition, and continues with the last accepted commit, so that windows end while Git is
-    down.
+    `reconcile` does not raise an error for an invalid commit, an unreachable Git server, a full disk or a failing BMC.
+    It reports each of these faults as a condition and continues with the last accepted commit, so that windows end even
+    while Git is down.
     """
 
     def __init__(self, standing: InstanceState, components: Components) -> None:
@@ -64,7 +65,7 @@ class Reconciler:
     def laps(self) -> StageTimes:
         return self._components.laps
 
-    @pause_garbage_collection()  # objects of a reconcile stay in memory, or are freed by their reference count
+    @pause_garbage_collection()  # objects are either long-lived or freed by reference counting
     def reconcile(
         self,
         at: datetime,
@@ -77,17 +78,19 @@ class Reconciler:
         thread_failures: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
-        """Reconcile once at ``at``, and return when the next reconcile is due. A second call at ``at`` changes nothing.
+        """Reconcile once at ``at``, and return when the next reconcile is due.
+
+        A second call with the same input changes nothing.
 
         - ``fetched``: the result of the last fetch
         - ``serving``: the state of the endpoints
         - ``telling``: the state of the reports to the forge
-        - ``unsent``: why a notice did not arrive (reason, message)
-        - ``keeping``: the quality of the clock
+        - ``unsent``: why a notice could not be delivered (reason, message)
+        - ``keeping``: whether a time service synchronizes the clock
         - ``thread_failures``: threads that failed
         - ``wait``: whether to wait for artifacts and BMC tasks
 
-        If the ledger cannot be written, gitboot plans with the records in memory, so that windows end in time.
+        If the ledger cannot be written, gitboot still plans with the records in memory, so that windows end on time.
         """
         components, lap = self._components, self.laps.start(Stage.TAKE_IN)
         began = components.clock()
@@ -122,9 +125,9 @@ class Reconciler:
         return this.due
 
     def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
-        """Start the evaluation of a new commit. Return whether a reconcile has to wait for its end.
+        """Start the evaluation of a new commit. Return whether to wait for its result before the next reconcile.
 
-        A reconcile is needed earlier if ``fetched`` differs from the last reported fetch.
+        Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report it.
         """
         before = self.state
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
@@ -132,18 +135,18 @@ class Reconciler:
         return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
 
     def retry_targets(self) -> None:
-        """Retry the targets that failed, without a pause. Any thread may call this."""
+        """Retry the failed targets immediately. Any thread may call this."""
         self._components.target.followers.retry_now()
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
-        """Report a stage that hangs. Another thread calls this. The next reconcile that ends removes the report."""
+        """Report a stalled stage. Another thread calls this. The report disappears when a reconcile ends."""
         message = (
             f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, "
             "publish or change BMCs. Endpoints still open and end published windows"
         )
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)
-        self._components.tell(event)  # before the condition, because the disk with the status may hang
+        self._components.tell(event)  # sent before the condition is written, because the disk with the status may hang
         hint = find_remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
             Condition(

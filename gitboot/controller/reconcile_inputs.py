@@ -1,4 +1,4 @@
-"""Reconcile inputs: fetches, BMC results, requests and unknown machines that wait for a reconcile."""
+"""Reconcile inputs: the fetches, BMC results, requests and unknown machines that wait for the next reconcile."""
 
 from __future__ import annotations
 
@@ -50,31 +50,35 @@ _logger = logging.getLogger(__name__)
 
 
 class Intake(Struct, frozen=True, kw_only=True):
-    """The inputs of one reconcile. The inbox keeps them until `Inbox.forget`."""
+    """The inputs of one reconcile. They stay in the inbox until `Inbox.forget`."""
 
     spooled: tuple[Observation, ...]
-    spool: Mapping[str, int]  # the offset up to which each file of the fetch log was read
-    up: Uptime  # how long the kernel has been running
+    spool: Mapping[str, int]  # how far each file of the fetch log was read
+    up: Uptime  # the kernel's uptime
     results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[Request, ...]
-    witnessed: bool = False  # whether a mark outside STATE and OUTPUT has the ledger's newest change
-    stoppage: StopOrder | None = None  # the stop in the files that endpoints read
-    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts; None: gitboot does not check artifacts
-    noted: tuple[UnrecordedClearing, ...] = ()  # overrides that BMC tasks cleared, and that the ledger lacks
-    given: tuple[Observation, ...] = ()  # observations of boots that the ledger never offered
+    witnessed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
+    stoppage: StopOrder | None = None  # a stop in the files that endpoints read
+    # Results for all checked artifacts; None: artifacts are not checked.
+    sightings: Mapping[BootFile, Sighting] | None = None
+    noted: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
+    given: tuple[Observation, ...] = ()  # served boots that this ledger never offered
 
 
 class NotedWithdrawals:
-    """The newest record of each cleared override that the ledger lacks. Any thread may use the object.
+    """The newest records of cleared overrides that are not in the ledger yet. Thread-safe.
 
-    A file keeps the records for a restart. If the file cannot be written, the records are only in memory. After a
-    restart, gitboot then cannot determine whether the overrides were cleared:
+    The records are stored in a file for the next start. If the file cannot be written, they are only in memory, and
+    after a restart gitboot cannot determine whether the overrides were cleared: see
     `OverrideRecord.may_be_cleared_unrecorded`.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
-        """``path`` is the file, or None to keep the records in memory. ``ledger`` is the identity of the ledger."""
+        """``path`` is the file, or None to keep the records only in memory.
+
+        ``ledger`` is the identity of the ledger.
+        """
         self._path, self._ledger, self._lock = path, ledger, Lock()
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
@@ -83,14 +87,14 @@ class NotedWithdrawals:
             return iter([*self._notes.values()])
 
     def note(self, uuid: SystemUuid, record: OverrideRecord) -> None:
-        """Store a record in place of an older record with the same reason."""
+        """Store a record, replacing an older record with the same reason."""
         with self._lock:
             self._notes.pop((uuid, record.reason), None)
             self._notes[uuid, record.reason] = UnrecordedClearing(uuid, record)
             self._write()
 
     def forget(self, withdrawals: Iterable[UnrecordedClearing]) -> None:
-        """Delete records that the ledger has, or that concern an earlier setting of the override."""
+        """Delete records that are now in the ledger, or that are about an earlier setting of the override."""
         with self._lock:
             withdrawals = [each for each in withdrawals if self._notes.get((each.uuid, each.record.reason)) == each]
             for each in withdrawals:
@@ -101,7 +105,7 @@ class NotedWithdrawals:
     def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
-        """Return the overrides of a ledger, updated with the records in this object."""
+        """Return the ledger's overrides, updated with these records."""
         found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
         for uuid, record, _ in self:
             known = found.get(uuid, overrides.get(uuid, {}))
@@ -125,7 +129,7 @@ class NotedWithdrawals:
             _logger.error("%s: cleared overrides are recorded in memory only (%s)", self._path, error.strerror)
 
     def _read(self) -> list[UnrecordedClearing]:
-        """Return the records that an earlier process stored for this ledger."""
+        """Read the records that an earlier process stored for this ledger."""
         if self._path is None or not self._path.exists():
             return []
         try:
@@ -156,9 +160,9 @@ class Inbox:
         uptime: Callable[[], Uptime] = read_uptime,
         artifacts: ArtifactWatch | None = None,
         spool: SharedFetchLog | None = None,
-        former: Path | None = None,  # another folder in which an earlier version may have left claims
+        former: Path | None = None,  # another folder in which an earlier version may have left its claims
         withdrawals: NotedWithdrawals | None = None,
-        clock: Callable[[], datetime] | None = None,  # None: each record of a BMC task needs the ledger
+        clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()
@@ -167,17 +171,19 @@ class Inbox:
         )
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
-        self.artifacts = artifacts  # None: gitboot does not check artifacts
+        self.artifacts = artifacts  # None: artifacts are not checked
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
         self._forgotten = 0  # the last result of `count_deletions_after`
-        self._failed = 0  # records that the ledger could not store
-        self.unread: str | None = None  # why the fetch log could not be read the last time
+        self._failed = 0  # number of records that could not be written to the ledger
+        self.unread: str | None = None  # why the last read of the fetch log failed; None: it succeeded
 
     @property
     def giver(self) -> str | None:
-        """The identity of the fetch log with which endpoints may serve one-time boots, or None if they may not."""
+        """The identity of the fetch log that endpoints must use to serve one-time boots, or None if they may not serve
+        them.
+        """
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
         return None
@@ -189,19 +195,21 @@ class Inbox:
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
-        """Claims of 2fefe59: other hosts that may have served boots without a fetch in this instance's fetch log."""
+        """Claims that commit 2fefe59 wrote: other hosts may have served boots that this instance's fetch log does not
+        contain.
+        """
         return read_claims(self._claimed, self._folder) if self._folder is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
-        """Return the reports of endpoints of the last hour: withheld boots, and proxies that are not configured."""
+        """Return what endpoints reported in the last hour: withheld boots and unconfigured proxies."""
         return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
-        """Store the next or last action of a BMC task before the task continues. Raises `LedgerError`.
+        """Store a record of a BMC task before the task continues. Raises `LedgerError`.
 
-        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger. The task
-        does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may have
-        set the override again.
+        A record that only clears an override is stored in a file, so that the task does not wait for a ledger that
+        hangs. The next reconcile writes it to the ledger. The lease must be valid, because another instance may
+        otherwise have set the override again.
         """
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:
@@ -228,14 +236,15 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make BMC tasks wait with their records until the block ends, so that the inputs of the reconcile stay the
-        newest.
-        """
+        """Block the records of BMC tasks until the block ends, so that the reconcile's inputs stay the newest."""
         with self._lock:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
-        """Return all waiting inputs. ``offsets`` are the positions up to which the ledger contains the fetch log."""
+        """Return all waiting inputs.
+
+        ``offsets`` are the positions in the fetch log up to which the ledger contains it.
+        """
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
@@ -261,7 +270,7 @@ class Inbox:
         )
 
     def forget(self, intake: Intake) -> None:
-        """Delete inputs that the ledger has now. The fetch log keeps its entries until `forget_spool`."""
+        """Delete inputs that are now in the ledger. The entries of the fetch log stay until `forget_spool`."""
         del self._written[: len(intake.written)]
         self.withdrawals.forget(intake.noted)
         for result in intake.results:
@@ -270,9 +279,10 @@ class Inbox:
     def overrides_with_pending(
         self, ledger_overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
-        """Return the overrides with the newer records of BMC tasks, and the machines of these records.
+        """Return the overrides, updated with newer records of BMC tasks, and the machines that these records are about.
 
-        A reconcile that cannot write the ledger has not processed these records, and still has to clear overrides.
+        A reconcile that cannot write the ledger needs this, because it has not processed these records but still has to
+        clear overrides.
         """
         with self._lock:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
@@ -283,9 +293,9 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of deletions in the fetch log after the next deletion.
+        """Return the number that the next deletion in the fetch log will have.
 
-        The next output tree contains the number.
+        The number is published in the next output tree.
         """
         if self._spool is None:
             return 0
@@ -295,7 +305,7 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the entries of the fetch log that the output tree reflects. ``times`` is the number in the tree."""
+        """Delete the fetch log entries that the output tree reflects. ``times`` is the deletion number in the tree."""
         if self._spool is None:
             return
         try:
@@ -309,7 +319,7 @@ class Inbox:
 
 
 class FolderFetchLog:
-    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError for an unreadable log."""
+    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -329,7 +339,7 @@ class FolderFetchLog:
 
 
 class SharedFetchLog:
-    """The fetch log in a database that hosts share, for the host with the lease.
+    """The fetch log in a database that hosts share, as used by the host with the lease.
 
     Methods raise `LedgerError` if the database cannot be read.
     """
@@ -358,16 +368,19 @@ _MAX_REPORTED: Final = 5
 
 
 class UnknownMachineFile:
-    """The file of unknown machines, collected from the files of endpoints, without machines that have a document."""
+    """The file of unknown machines.
+
+    It is collected from the endpoints' files, without machines that have a document.
+    """
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
         self._state, self._spool, self._output, self._clock = state, spool, output, clock
-        self._applied: str | None = None  # the commit with which the file was last updated
+        self._applied: str | None = None  # the commit for which the file was last updated
 
     def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
-        """Update the file. Return its new content and the events, or None if the file is unchanged.
+        """Update the file. Return its new content and the events to report, or None if the file is unchanged.
 
-        If the file cannot be written, the files of the endpoints stay for the next update.
+        If the file cannot be written, the endpoints' files are kept for the next update.
         """
         left = list(read_unknown_files(self._spool)) if self._spool is not None else []
         if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):
@@ -403,7 +416,7 @@ def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Ev
 
 
 def read_unknown(state: Path) -> UnknownMachines:
-    """Return the unknown machines of an instance. Raises `UsageError`."""
+    """Read the unknown machines that an instance has recorded. Raises `UsageError`."""
     try:
         return parse_unknown((state / UNKNOWN).read_bytes())
     except FileNotFoundError:
@@ -413,7 +426,7 @@ def read_unknown(state: Path) -> UnknownMachines:
 
 
 def forget_unknown(state: Path) -> None:
-    """Delete all unknown machines from the file. Raises `UsageError`."""
+    """Delete all recorded unknown machines. Raises `UsageError`."""
     try:
         with files.hold_lock(state / _LOCK, f"{state} is in use"):
             files.write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))

@@ -1,4 +1,4 @@
-"""One reconcile: the components that its stages use, and the values that a stage passes to later stages."""
+"""One pass of a reconcile: the components that its stages use, and the values that stages pass on."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 
 
 def ignore(*_: object) -> None:
-    """Ignore an event, a status, or the end of a BMC task, for dry runs and tests."""
+    """Do nothing. Stands in for a callback in dry runs and tests."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Components:
-    """The components of an instance, and the receivers of its events, status, durations and progress."""
+    """The components of an instance, and the receivers of its events, status, stage durations and progress."""
 
     accepting: CommitAcceptor
     inbox: Inbox
     store: Store
     target: FollowedTarget
     bmcs: BmcPool
-    clock: Callable[[], datetime]  # measures how long a reconcile takes
+    clock: Callable[[], datetime]  # used to measure how long a reconcile takes
     checkpoint: Checkpoint | None = None
     tell: Callable[[Event], None] = ignore
     report: Callable[[Status, datetime], None] = ignore
@@ -41,13 +41,13 @@ class Components:
     laps: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
     windows: WindowWatch = field(init=False)
-    unwritten: list[Event] = field(default_factory=list)  # events that the ledger lacks because a write failed
+    unwritten: list[Event] = field(default_factory=list)  # events that are not in the ledger because a write failed
 
     def __post_init__(self) -> None:
         self.windows = WindowWatch(self.target.end_windows)
 
     def collect_results(self, *, wait_all: bool = False) -> None:
-        """Move the results of finished BMC tasks to the inbox. With ``wait_all``, wait for all tasks first."""
+        """Move the results of finished BMC tasks to the inbox. With ``wait_all``, first wait for all tasks."""
         results = self.bmcs.take_results(wait_all=wait_all)
         for result in results.values():
             if result.took_s is not None:
@@ -57,19 +57,19 @@ class Components:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One reconcile. The stages set the fields after ``time``, in the order of the fields."""
+    """One reconcile. The stages set the fields after ``time``, in the order in which they are declared."""
 
     components: Components
     before: InstanceState  # the state after the last reconcile
-    at: datetime  # the time of this reconcile; planning a large fleet moves it forward
+    at: datetime  # the time of this reconcile, which planning a large fleet moves forward
     wait: bool  # whether to wait for artifacts and BMC tasks
-    time: Callable[[], datetime]  # the time at which this reconcile began, plus the time since
+    time: Callable[[], datetime]  # returns the start time of this reconcile plus the time elapsed since
     taken: Intake = field(init=False)  # the inputs
     is_approval_left: bool = False  # whether an approval waits for the next reconcile
-    requested: BatchResult = field(init=False)  # the ledger changes by operator requests
+    requested: BatchResult = field(init=False)  # the ledger changes that operator requests cause
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
-    events: tuple[Event, ...] = ()  # the events of the attempt
+    events: tuple[Event, ...] = ()  # the events of judging the newest commit
     ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
-    learnt: BatchResult = field(init=False)  # the ledger changes by the attempt and by ``ready``
+    learnt: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -1,4 +1,4 @@
-"""Targets of an instance: OUTPUT, its signed list, and the targets that follow OUTPUT."""
+"""Targets of an instance: OUTPUT with its signed list, and the targets that follow OUTPUT."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.status.instance_status import SignedListState, TargetStatus
 
-TARGET_WAIT_S: Final = 60.0  # for which `gitboot run --once` waits for the targets
+TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targets
 
 
 class ListedTarget(Target, Protocol):
-    """A target that has a signed list of its files, and can end windows without a plan."""
+    """A target that has a signed list of its files, and that can end windows without plans."""
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the target is still the tree that gitboot published last."""
+        """Whether the tree in the target is still the one that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over in the files of an earlier process. Raises `PublishError`."""
+        """End the windows that are over in files published by an earlier process. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list to the published files, or renew a list that is due. Return when the list expires.
+        """Update the signed list if the published files changed or if its renewal is due. Return when the list expires.
 
-        Return None if there is no list yet. Raises `PublishError`.
+        The result is None if there is no list yet. Raises `PublishError`.
         """
 
 
 class FollowedTarget:
-    """A target that other targets follow. `publish` starts their updates without waiting for them."""
+    """A target that other targets follow. `publish` starts to update these without waiting for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
-        """``list_keys`` is the folder with the keys that sign the list. With None, the list is unsigned."""
+        """``list_keys`` is the folder with the keys that sign the list. If it is None, the list is unsigned."""
         self.followers = followers
         self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
@@ -83,7 +83,7 @@ class FollowedTarget:
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish as `Target.publish` does, write the signed list, then start the updates of the other targets."""
+        """Publish like `Target.publish`, write the signed list, then start to update the targets that follow."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
         self._has_published = True
@@ -91,9 +91,9 @@ class FollowedTarget:
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
-        """Write the signed list if it is due or if its keys changed, and return the state of the list.
+        """Renew the signed list if it is due or if its keys changed, and return the state of the list.
 
-        Before this process has published, the other targets do not follow, because OUTPUT may be older than they are.
+        Other targets are not updated before this process has published, because OUTPUT may be older than they are.
         """
         before = self._signed_list.expires
         self._update_list(at)
@@ -106,7 +106,7 @@ class FollowedTarget:
         try:
             keys = read_list_keys(self._list_keys) if self._list_keys is not None else None
             expires, failure = self._target.update_list(keys, at), None
-        except (PublishError, UsageError) as error:  # the earlier list stays
+        except (PublishError, UsageError) as error:  # the previous list stays in place
             expires, failure = before.expires, (type(error).__name__, str(error))
         self._signed_list = SignedListState(
             signed=self._list_keys is not None,
@@ -122,14 +122,17 @@ class FollowedTarget:
         return self._target.has_files(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows of the target that are over. The other targets do not follow, because they may be newer."""
+        """End the windows that are over.
+
+        The targets that follow are not updated, because they may be newer than this target.
+        """
         return self._target.end_windows(at)
 
 
 def build_followers(
     settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
 ) -> Followers:
-    """Return the targets in the settings, which follow OUTPUT. Raises `UsageError`."""
+    """Build the targets that follow OUTPUT according to the settings. Raises `UsageError`."""
     names = [each.name for each in settings.targets]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"--target {min(doubled)} appears twice; remove one")
@@ -174,7 +177,7 @@ def _build_target(
     if isinstance(target_address, RsyncAddress):
         folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
         return target(folder_target.rsync_opener(target_address, folder, _read_keys), most=folder_target.MOST)
-    from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
+    from gitboot.publish.targets.s3 import bucket_opener  # imported here, because obstore is an optional dependency
 
     return target(bucket_opener(target_address, _read_keys))
 
@@ -189,7 +192,7 @@ def _build_branch_target(
             f"--target {target_address.name} is the branch that this instance follows; choose another branch"
         )
     remote_of = partial(_build_remote, target_address, settings.git)
-    # Check the settings at the start. A credentials file that cannot be read only delays the target.
+    # Check the settings at startup, but not the credentials, because an unreadable file only delays the target.
     remote_of(read=lambda _: ("", ""))
     folder = settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git"
     return BranchTarget(
@@ -204,7 +207,7 @@ def _build_branch_target(
 
 
 def _repository_place(url: str) -> tuple[str | None, str]:
-    """Return the host and path of a repository, which are equal for all URLs of one repository."""
+    """Return the host and path of a repository, which are the same for all URLs of that repository."""
     parts = parse_git_url(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")

@@ -1,4 +1,4 @@
-"""Cache of evaluations: results as bytes, in the disk cache or held by another process."""
+"""Cache of evaluation results, stored as bytes in the disk cache or in another process."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 V = TypeVar("V")
-RECENT: Final = 8192  # decoded values in memory: an evaluation reads each server several times
+RECENT: Final = 8192  # decoded values kept in memory, because an evaluation reads each server several times
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
-    """The common part of `Decision` and `Host`."""
+    """The field that `Decision` and `Host` share."""
 
     server: str
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `DecidedServer` as bytes, of which an evaluation decodes only the parts that it needs."""
+    """An encoded `DecidedServer`. An evaluation decodes only the parts that it needs."""
 
-    decision: bytes  # a Decision
-    host: bytes  # a Host
+    decision: bytes  # an encoded Decision
+    host: bytes  # an encoded Host
     findings: tuple[DecisionFinding, ...]
 
 
@@ -57,12 +57,12 @@ def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
 
 
 def decode_row(data: bytes) -> DecidedRow | None:
-    """Return the row, or None if the bytes are not a row."""
+    """Decode a row. Return None if the bytes are not a valid row."""
     return _decode_or_none(_row_decoder, data)
 
 
 def decode_server_row(data: bytes, server: str) -> DecidedRow | None:
-    """Return the row of a server, or None if the bytes are not a row or are the row of another server."""
+    """Decode the row of a server. Return None if the bytes are not a valid row, or if they are another server's row."""
     if (row := decode_row(data)) is None:
         return None
     parts = (_decode_or_none(_name_decoder, part) for part in (row.decision, row.host))
@@ -74,12 +74,12 @@ def encode_result(result: LoadedFile | DecidedRow) -> bytes:
 
 
 def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Return a file's Server documents with their indexes, or None if the bytes are not such documents."""
+    """Decode the Server documents of a file, each with its index in the file. Return None for invalid bytes."""
     return _decode_or_none(_servers_decoder, data) or None
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a valid result, which gitboot can decode and whose parts belong to one server."""
+    """Return whether gitboot can decode the bytes as a result of this kind whose parts all belong to one server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
@@ -92,7 +92,7 @@ def is_result(kind: ResultKind, data: bytes) -> bool:
 
 
 class DecodedRows(Mapping[str, V], Generic[V]):
-    """Values by server, each decoded from its row on first access."""
+    """Values by server, each decoded from its row on access."""
 
     def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
         self.rows, self._decode = rows, decode
@@ -123,28 +123,28 @@ def decode_host(data: bytes) -> Host:
 _row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
 _name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
 _servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # the limit of a key that `serve_cache` inserts
-# Of a message that `serve_cache` reads; large enough for the largest value of the cache.
+MAX_KEY_BYTES: Final = 256  # maximum length of a key that `serve_cache` inserts
+# Maximum size of a message that `serve_cache` reads. A message can hold the largest value that the cache accepts.
 MAX_MESSAGE_BYTES: Final = 2**27
-_BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
+_BATCH_BYTES: Final = 2**24  # new results in one message; the last value may exceed this limit
 
 
 class Cache(Protocol):
-    """Results of evaluations, by kind and key."""
+    """A cache of evaluation results, by kind and key."""
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the known values by key."""
+        """Return the cached values, by key. Keys that are not cached are missing from the result."""
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        """Store values that the cache does not have yet."""
+        """Insert new values. A value that is already cached stays unchanged."""
 
 
 class RemoteCache:
-    """The cache of the process at the other end of two streams. After that process has ended, each lookup is a miss."""
+    """A cache in another process, reached over two streams. When that process ends, every later lookup is a miss."""
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing
-        self._is_lost = False  # whether the other process has ended, or an error has left a part of a frame in a stream
+        self._is_lost = False  # whether the other process ended, or an error left a partial frame in a stream
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found: dict[bytes, bytes] = {}
@@ -173,7 +173,7 @@ class RemoteCache:
 
 
 def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
-    """Yield the results of one message after the other, without values that are too large for the cache."""
+    """Split results into batches of one message each. Values that are too large for the cache are left out."""
     batch, size = dict[bytes, bytes](), 0
     for key, value in rows.items():
         if len(value) > MAX_VALUE_BYTES:
@@ -187,7 +187,7 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
 
 
 def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
-    """Answer a lookup. Without a cache, each key is a miss. Raises ValueError for too many keys."""
+    """Look up the keys of a request. Without a cache, each key is a miss. Raises ValueError for too many keys."""
     if len(request.keys) > protocol.MAX_KEYS:
         raise ValueError(f"{len(request.keys):,} keys at once")
     return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
@@ -196,10 +196,10 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
 def serve_cache(
     cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
 ) -> None:
-    """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends an invalid frame.
+    """Serve the lookups and insertions of a `RemoteCache` until its process ends or sends an invalid frame.
 
-    A frame is invalid if it has another message, too many keys, a key that is too long, or a value that ``is_result``
-    rejects. The results of an invalid frame are not inserted.
+    A frame is invalid if it contains any other message, too many keys, a key that is too long, or a value that
+    ``is_result`` rejects. The results of an invalid frame are not inserted.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
@@ -216,28 +216,29 @@ def serve_cache(
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
-MAX_BYTES: Final = 2**29  # of one evaluation; further results are not stored
+MAX_BYTES: Final = 2**29  # results of one evaluation; later results are discarded
 
 
 class ResultsFile:
-    """Results in a temporary file without a name, which the system deletes when this process ends."""
+    """Evaluation results in an unnamed temporary file, which the system deletes when this process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._is_full = False
-        self._verified: set[bytes] = set()  # digests of decisions with their hosts
+        self._verified: set[bytes] = set()  # digests of verified pairs of decision and host
 
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
-        """Mark the decisions and hosts of these servers as verified, after the instance has decoded and compared
-        them.
+        """Mark the decisions and hosts of these servers as verified.
+
+        Call this after the instance has decoded and checked them.
         """
         for each in servers:
             if each.decision is not None and each.network is not None:
                 self._verified.add(_compute_digest(each.decision, each.network))
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
-        """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
+        """Append results. After a disk error, or once MAX_BYTES would be exceeded, ignore all further results."""
         if self._is_full:
             return
         try:
@@ -251,7 +252,7 @@ class ResultsFile:
             self._is_full = True
 
     def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
+        """Insert the valid results into a cache, then close the file. Stop early if ``is_over`` returns True."""
         if (file := self._file) is None:
             return
         with file, suppress(OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""The client of the evaluator process, which evaluates commits within limits and may end at any time."""
+"""Client of the evaluator process, which evaluates commits within resource limits and may end at any time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress
 
 
 class EvaluatorClient:
-    """Evaluates commits of one clone in an evaluator process, each relative to a base.
+    """Evaluates the commits of one clone in an evaluator process. Each commit is compared with a base.
 
-    The first evaluation starts the process. If the process has ended, the next evaluation starts another process. The
+    The first evaluation starts the process, and the next evaluation starts a new process if the old one has ended. The
     evaluator process ends when this process ends, even if this process is killed.
     """
 
@@ -49,31 +49,30 @@ class EvaluatorClient:
         cache: DiskCache | None = None,
     ) -> None:
         self._state = state
-        self._cache = cache  # the cache of results, which the evaluator process does not open
-        self._site = site  # evaluate only the servers of this site; None: all servers
+        self._cache = cache  # the evaluator process never opens this cache itself
+        self._site = site  # evaluate only the servers at this site; None: all servers
         self._limits = limits or EvaluationLimits()
-        # Whether `evaluate` waits for the answer; otherwise it may return None.
+        # Whether `evaluate` waits for the result. If false, `evaluate` may return None.
         self._waits_for_answer = waits_for_answer
-        self._start_timer = (
-            start_timer  # is called when an evaluation begins, and returns a function to call at its end
-        )
-        self._report_progress = report_progress  # reports how many files of a commit the process has read
+        self._start_timer = start_timer  # called at the start of an evaluation; returns a function to call at its end
+        self._report_progress = report_progress  # called with the number of files that the process has read
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._running: _RunningEvaluation | None = None
-        self._evaluated: set[Revision] = set()  # commits that this process has evaluated
-        self._accepted: set[Revision] = set()  # commits that were accepted
+        self._evaluated: set[Revision] = set()  # commits that the current evaluator process has evaluated
+        self._accepted: set[Revision] = set()  # accepted commits
         self._unstored: dict[Revision, _UnstoredResults] = {}  # results of commits that may still be accepted
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
         self._closing = threading.Event()
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
-        """Return the evaluation of ``revision`` and its changes since ``base``. Without a base, everything is new.
+        """Return the result of evaluating ``revision``, with its changes since ``base``.
 
-        Returns None while the process evaluates this or an earlier commit: call again. Raises `InvalidRepository` with
-        all problems of the commit, `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot
-        be read. After the last two, the next call evaluates the commit again.
+        Without a base, everything is new. Return None while the process is still evaluating this commit or an earlier
+        commit. In that case, call this again. Raises `InvalidRepository` with all problems of the commit,
+        `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot be read. After
+        `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
         asked = self._running
         if asked is None or (asked.answer.done() and not asked.is_for(revision, base)):
@@ -86,16 +85,16 @@ class EvaluatorClient:
             if asked.is_retry:
                 self._running = None
                 raise NotEvaluated([build_limit_problem(str(error))]) from None
-            self._start_evaluation(revision, base, is_again=True)  # the commit may not be the reason
+            self._start_evaluation(revision, base, is_again=True)  # the commit may not be the cause
             return self.evaluate(revision, base)
         except (SourceError, NotEvaluated):
             self._running = None  # the next call may succeed
             raise
 
     def store_results(self, revision: Revision) -> None:
-        """Store the results of an accepted commit in the cache, in a thread.
+        """Store the results of an accepted commit in the cache, in a background thread.
 
-        The results are ignored if the same process evaluated an earlier commit that was not accepted.
+        The results are discarded if the same process had earlier evaluated a commit that was not accepted.
         """
         spooled = self._unstored.pop(revision, None)
         self._accepted.add(revision)
@@ -110,7 +109,7 @@ class EvaluatorClient:
         self._storing.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """End the process if it evaluated a commit other than ``accepted``, the accepted commit."""
+        """End the process if it has evaluated a commit that is not accepted. ``accepted`` is the accepted commit."""
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
 
@@ -138,7 +137,7 @@ class EvaluatorClient:
             self._end_process()
         if self._process is None:
             self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
-            self._accepted &= {base.revision} if base is not None else set()  # the new process has no other commit
+            self._accepted &= {base.revision} if base is not None else set()  # the new process evaluated no other
         untrusted = frozenset(self._evaluated - self._accepted)
         self._evaluated |= {revision} if base is None else {revision, base.revision}
         spooled = _UnstoredResults(ResultsFile(self._state), untrusted)
@@ -159,7 +158,7 @@ class EvaluatorClient:
         return self._running
 
     def _keep_results(self, revision: Revision, results: _UnstoredResults) -> None:
-        """Keep the results of the last few commits until the instance accepts one of these commits."""
+        """Keep the results of a commit in case the instance accepts it. Only the last few commits are kept."""
         if (before := self._unstored.pop(revision, None)) is not None:
             before.results.close()
         self._unstored[revision] = results
@@ -172,7 +171,7 @@ _MAX_UNSTORED: Final = 8
 
 class _UnstoredResults(NamedTuple):
     results: ResultsFile
-    untrusted: frozenset[Revision]  # earlier commits that the same process evaluated and that were not accepted
+    untrusted: frozenset[Revision]  # unaccepted commits that the same process evaluated before
 
 
 class _RunningEvaluation(Struct, frozen=True, kw_only=True):
@@ -186,13 +185,13 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process. The evaluator's own limits cause other errors."""
+    """Another process killed the evaluator process. Exceeding a limit of the evaluation raises other errors."""
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:
-    """Return a commit, assembled from the answers of an evaluator and the base.
+    """Assemble a commit from an evaluator's answers and the base.
 
-    Raises the error that the evaluator reports, and EOFError if the answers end early.
+    Raises the error that the evaluator reported, or EOFError if the answers end early.
     """
     parts = _Assembly(base)
     for answer in answers:
@@ -215,11 +214,11 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
     raise EOFError
 
 
-_MOST_COMMITS: Final = 2  # of one question: the base and the commit
+_MOST_COMMITS: Final = 2  # the base and the commit of one question
 
 
 class _Conversation:
-    """A question to an evaluator process, and its answers until the last answer or the end of the process."""
+    """One question to an evaluator process, and the answers to that question."""
 
     def __init__(
         self,
@@ -233,11 +232,11 @@ class _Conversation:
         self._cache, self._results = cache, results
         self._began = 0.0  # monotonic
         self._wall_s, self._files = question.limits.wall_s(0), 0
-        self._commits = 0  # number of commits that the process has begun to evaluate
+        self._commits = 0  # number of commits whose evaluation has begun
         self._is_late = False
 
     def evaluate(self, base: Commit | None) -> EvaluationResult:
-        """Send the question and return the answer. If the answer is wrong or missing, end the process."""
+        """Send the question and return the result. If an answer is invalid or missing, end the process."""
         self._began = time.monotonic()
         try:
             self._process.send(self._question, self._remaining_s)
@@ -256,14 +255,14 @@ class _Conversation:
             for frame in self._process.read_answers(self._remaining_s):
                 answer = protocol.decode_answer(frame)
                 match answer:
-                    case protocol.EvaluationBegun(files=None):  # the base and the commit each have limits of their own
+                    case protocol.EvaluationBegun(files=None):  # the base and the commit each have their own limits
                         self._commits += 1
                         if self._commits > _MOST_COMMITS:
                             raise ValueError("more commits than gitboot asked for")
                         self._began, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
                     case protocol.EvaluationBegun(files=int() as files):
                         self._wall_s, self._files = self._question.limits.wall_s(files), files
-                        self._report_progress(0, files + 1)  # one additional step, in which the servers are decided
+                        self._report_progress(0, files + 1)  # one extra step for deciding the servers
                     case protocol.FilesRead(files=done) if self._files:
                         self._report_progress(min(done, self._files), self._files + 1)
                     case protocol.CacheLookup() as wanted:
@@ -272,7 +271,7 @@ class _Conversation:
                         self._results.add(kind, values)
                 yield answer
                 if isinstance(answer, protocol.ServerParts) and self._cache is not None:
-                    self._results.verify(answer.servers)  # `assembled` has taken them
+                    self._results.verify(answer.servers)  # `assemble_commit` has checked these servers
         except TimeoutError:
             self._is_late = True
             self._process.kill()
@@ -283,7 +282,7 @@ class _Conversation:
             return NotEvaluated([build_limit_problem(f"the evaluation did not end within {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
-        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it cannot allocate memory
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts when it cannot allocate memory
             return InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _EvaluatorKilled(
@@ -309,7 +308,7 @@ class _Assembly:
             others = (server.decision, server.machine, server.network, server.labels)
             before = self._base.written if self._base is not None else None
             if before is not None and server.written == before.get(name) and all(each is None for each in others):
-                continue  # the same as in the base
+                continue  # the server is the same as in the base
             self._touched.append(name)
             if server.decision is not None:
                 self._decisions[name] = protocol.decode_verified_decision(server.decision)
@@ -329,7 +328,7 @@ class _Assembly:
             raise ValueError("a commit without a base lacks its fleet-wide part")
         before = base or shared
         written, locations = before.written, before.locations
-        if shared.shown is None:  # no page is published
+        if shared.shown is None:  # pages are not published
             written, locations = {}, SourceLocations()
         commit = replace(
             shared,
@@ -356,10 +355,10 @@ class _Assembly:
         return commit
 
     def _check_parts(self, commit: Commit, result: protocol.CommitEnd) -> None:
-        """Raise ValueError if the parts of a server belong to different servers, or if a server lacks a part.
+        """Raise ValueError if parts of different servers are mixed up, or if a server lacks a part.
 
-        The base was checked earlier. Therefore this checks only the servers that differ, and that no part of another
-        server was removed or replaced.
+        The base was checked when it was assembled, so only the servers that differ from it are checked. The machine of
+        an unchanged server must not have been removed or replaced.
         """
         servers, networks = commit.decisions.servers, commit.decisions.networks
         machines = self._base.machines if self._base is not None else {}

@@ -1,4 +1,4 @@
-"""Decision history: the commits that changed a server's decision, and their effects."""
+"""Decision history: the commits that changed a server's decision, and how each commit changed it."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import EffectKind, ServerEffect, find_server_effects
 from gitboot.text import format_rest
 
-_NO_TREE = ""  # replaces a missing tree: before the first commit, or if the commit lacks the fleet's folder
+_NO_TREE = ""  # stands for a missing tree: before the first commit, or in a commit without the fleet's folder
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
-    """A commit that changed the decision of the server."""
+    """A commit that changed the server's decision."""
 
     commit: CommitSummary
     effect: ServerEffect
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
-    """An invalid commit, which has no decisions."""
+    """An invalid commit. gitboot cannot compute its decisions."""
 
     commit: CommitSummary
     problem: str
 
 
-# Evaluates a commit against another commit. Raises `InvalidRepository`.
+# Evaluates a commit, and compares it with a base commit. Raises `InvalidRepository`.
 Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
 class DecisionHistory:
-    """The decision history of servers in the commits of a repository, the newest first.
+    """Finds the commits of a repository that changed a server's decision, newest first.
 
-    The cache has the problem of each tree, and the effects of each step between two trees. The name of a Git tree is
-    the digest of its content, so these results never become outdated.
+    The cache stores the first problem of each Git tree, and the effects of each step between two trees. The id of a
+    tree is a digest of its content, so these results never become outdated.
     """
 
     def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:
         self._commits, self._cache, self._evaluate = commits, cache, evaluate
-        self._pair: CommitPair | None = None  # the last evaluation
+        self._pair: CommitPair | None = None  # the result of the last evaluation
 
     def list_changes(self, server: str) -> Iterator[ChangingCommit | InvalidCommit]:
-        """Yield the commits that changed a server's decision, the newest first, with the invalid commits in between.
+        """Yield the commits that changed a server's decision, and the invalid commits between them, newest first.
 
-        ``server`` is the current or last name of the server. gitboot follows a renamed server by its UUID. If no commit
-        has the server, this yields no commit.
+        ``server`` is the server's current name, or its last name if it was removed. gitboot follows a renamed server by
+        its UUID. Yields nothing if no commit contains the server.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit, whose changes are not determined yet
-        before: list[InvalidCommit] = []  # invalid commits that are newer than `newer`, not yielded yet
+        newer: HistoryStep | None = None  # the last valid commit; its changes are not determined yet
+        before: list[InvalidCommit] = []  # invalid commits newer than `newer` that were not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # The fleet of every other commit equals the fleet of its parent byte for byte.
+        # In every other commit, the fleet is byte for byte the same as in the parent.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
@@ -90,7 +90,7 @@ class DecisionHistory:
             found = find_server_effects(self._decide_all(old), self._decide_all(new))
         else:
             pair = self._evaluate_beside(old, new)
-            assert pair.base is not None  # noqa: S101 - it is the newer commit
+            assert pair.base is not None  # noqa: S101 - the base is the newer commit
             found = find_server_effects(
                 _select_decisions(pair.head, pair.servers), _select_decisions(pair.base, pair.servers)
             )
@@ -102,7 +102,10 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return the problem of a commit, or None if it is valid. ``newer`` is a similar commit that is valid."""
+        """Return the first problem of a commit, or None if the commit is valid.
+
+        ``newer`` is the next valid commit, if any.
+        """
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
             return problem
@@ -116,7 +119,7 @@ class DecisionHistory:
         return problem
 
     def _look_up(self, kind: ResultKind, key: object) -> list[Any]:
-        """Return a list with the cached result of a key. The list is empty if the cache has no result."""
+        """Return a list with the cached result for a key, or an empty list if no result is cached."""
         values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
         return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
 
@@ -133,7 +136,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit together with the next valid commit, so that gitboot decides their common servers only
+        """Evaluate a commit with the next valid commit as its base, so that gitboot decides unchanged servers only
         once.
         """
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
@@ -144,16 +147,16 @@ class DecisionHistory:
 
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
-    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the commit is valid
+    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the tree is valid
     ResultKind.HISTORY_CHANGED: build_decoder(
         dict[SystemUuid, str]
-    ),  # by two trees: the servers that differ, with names
+    ),  # by two trees: the names of the servers that differ
     ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # by two trees and a server
 }
 
 
 def is_history_result(kind: ResultKind, value: bytes) -> bool:
-    """Return whether the bytes are a value of a kind that a history stores."""
+    """Return whether the bytes are a valid result of one of the kinds that a decision history stores."""
     try:
         _DECODERS[kind](value)
     except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -167,9 +170,9 @@ def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[s
 
 
 def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
-    """Return the UUID of the server with this UUID or name. If two servers have the name, return the first.
+    """Return the UUID of the server with this UUID or name, or None. If two servers share the name, return the first.
 
-    Servers that exist after the step come first, so a removed server matches only if no other server has the name.
+    ``names`` lists removed servers last, so a removed server matches only if no other server has its name.
     """
     if server in names:
         return SystemUuid(server)

@@ -1,4 +1,4 @@
-"""Evaluation of a commit: lookups of results by content key, and parallel computation of missing results."""
+"""Evaluation of a commit: look up results by content key, and compute the missing results in parallel."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-# Returns the files of a commit. It may read only the files that differ from an earlier snapshot.
+# Returns the files of a commit. Only the files that differ from an earlier snapshot may have to be read.
 Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 Key = bytes
 T = TypeVar("T")
 _encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # bytes: enough to exclude that two contents of one fleet have the same digest by chance
+_SIZE: Final = 16  # bytes: enough to rule out an accidental collision within one fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results that a cache may store, by key, without results that ``beside`` also has."""
+        """Return the results that a cache may store, by key, except results that ``beside`` has too."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -98,7 +98,7 @@ class Evaluation:
 
 
 class FleetSummary:
-    """Counts over all servers of a fleet. Commits with the same documents share one summary."""
+    """Values computed from all servers of a fleet. Commits with the same documents share one summary."""
 
     def __init__(self, loaded: LoadedRevision) -> None:
         self._loaded = loaded
@@ -121,11 +121,11 @@ class FleetSummary:
 class CommitPair:
     base: Evaluation | None
     head: Evaluation
-    claims: dict[Key, frozenset[Digest]]  # by content key, of earlier bases
+    claims: dict[Key, frozenset[Digest]]  # digests of earlier bases, by content key
 
     @cached_property
     def servers(self) -> Collection[str]:
-        """The servers whose content keys or source locations differ. All other servers are equal."""
+        """The servers whose content key or source location differs between the two commits."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
@@ -141,7 +141,7 @@ class CommitPair:
 
     @cached_property
     def documents(self) -> frozenset[Id]:
-        """The documents, and the files that documents name, that may differ between both commits."""
+        """The documents that may differ between the two commits, and the differing files that documents name."""
         base, head = self.base, self.head
         if base is None:
             return frozenset(head.repository.origins)
@@ -152,7 +152,7 @@ class CommitPair:
 
     def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare_decisions,  # imported here, because the import takes time and `validate` does not need it
+            compare_decisions,  # imported here, because it is slow and `validate` does not need it
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
@@ -164,10 +164,9 @@ class CommitPair:
         )
 
     def collect_offered_claims(self) -> frozenset[Digest]:
-        """Return the digest of each boot that the base offers and that claims to write no disk.
+        """Return the digests of the base's boots that claim to write no disk.
 
-        Afterwards ``claims`` has the digests by content key, so the next commit computes only the digests of decisions
-        that differ.
+        This updates ``claims``, so the next call computes only the digests of decisions that changed.
         """
         from gitboot.review.reinstalls import list_claims  # only here, as above
 
@@ -190,7 +189,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. The last two commits stay in memory, where the evaluator looks for results first."""
+    """Evaluates commits. Keeps the last two commits in memory to reuse their results."""
 
     def __init__(
         self,
@@ -201,18 +200,18 @@ class Evaluator:
         workers: Workers | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # results of earlier evaluations; None: there is no cache
-        self.workers = workers or Workers()  # for commits with many unknown results
-        self._on_begin = on_begin  # is called with the number of files of a commit before gitboot reads them
-        self._recent: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
+        self.results = results  # results of earlier evaluations; None: no cache
+        self.workers = workers or Workers()  # used if many results are missing
+        self._on_begin = on_begin  # called with a commit's number of files before gitboot reads them
+        self._recent: tuple[Evaluation, ...] = ()  # the last evaluated commit, after its base
         self._stored: dict[ResultKind, set[bytes]] = {
             kind: set() for kind in EVALUATION_KINDS
-        }  # keys that the cache has
-        self._complete: Evaluation | None = None  # the cache has all of its results
+        }  # keys that the cache contains
+        self._complete: Evaluation | None = None  # a commit whose results are all in the cache
         self._claims: dict[Key, frozenset[Digest]] = {}
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
-        """Evaluate a commit against ``base``.
+        """Evaluate a commit, and compare it with ``base``.
 
         Raises `InvalidRepository` with all problems of the commit, and `SourceError` if a file cannot be read.
         """
@@ -225,9 +224,9 @@ class Evaluator:
         return any(each.revision == revision for each in self._recent)
 
     def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
+        """Yield the results of the last two commits that are not in the cache, at most ``number`` at a time.
 
-        A second call does not yield the same results again.
+        Each result is yielded only once.
         """
         left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
         if not left:
@@ -239,7 +238,7 @@ class Evaluator:
             lacking = iter(sorted(results.keys() - stored))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
-            stored.clear()  # from now on, the cache has the results of `_complete`
+            stored.clear()  # the results of `_complete` need no tracking by key
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
@@ -257,7 +256,7 @@ class Evaluator:
 
 
 class _CommitEvaluation:
-    """The evaluation of one commit. ``beside`` is another commit, whose results are in memory."""
+    """The evaluation of one commit. ``beside`` is a similar commit whose results are in memory."""
 
     def __init__(
         self,
@@ -284,14 +283,15 @@ class _CommitEvaluation:
             decided = structs.replace(beside.decided, repository=found.repository, decisions=decisions)
             return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decide)
-        assert isinstance(found, LoadedRevision)  # noqa: S101 - otherwise `decide_loaded` has raised
+        assert isinstance(found, LoadedRevision)  # noqa: S101 - `decide_loaded` raises for any other result
         summary = FleetSummary(found)
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
-        """Return the documents of new files, from the cache or parsed by workers.
+        """Return the documents of new files, either from the cache or parsed by workers.
 
-        A file is new if the commit in memory does not have it. `load_revision` parses the files that the result lacks.
+        A file is new if the commit in memory does not contain it. `load_revision` parses the files that are missing
+        from the result.
         """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
@@ -314,7 +314,7 @@ class _CommitEvaluation:
         return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return the decision of each server, from memory or the cache, or compute the decision."""
+        """Return the decision of each server, from memory, from the cache, or newly computed."""
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
@@ -341,10 +341,10 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of each server's decision, or only of the servers in ``names``.
+    """Return the content key of each server's decision, for all servers or only for those in ``names``.
 
-    ``documents``: digests of the Server documents by name, if the caller has them. All digests must have the same
-    length, and different documents must have different digests.
+    ``documents`` are digests of the Server documents, by server name, if the caller has computed them. All digests must
+    have the same length, and different documents must have different digests.
     """
     view, shared_digests = FleetView(repository), _SharedDigests()
     files: dict[str, bytes] = {}  # digests by path
@@ -353,7 +353,7 @@ def compute_decision_keys(
         server = repository.servers[name]
         found = shared_digests.digest_inputs(view.shared_inputs(server))
         found += documents[name] if documents is not None else _encode_input(server)
-        for path in list_own_files(server):  # in an order that the document determines
+        for path in list_own_files(server):  # in the order in which the document names them
             if path not in files:
                 files[path] = _digest_input(repository.files[path])
             found += files[path]
@@ -362,7 +362,7 @@ def compute_decision_keys(
 
 
 class _SharedDigests:
-    """The digests of inputs that servers share. Each digest is computed once."""
+    """Digests of the inputs that servers share. Each digest is computed only once."""
 
     def __init__(self) -> None:
         self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
@@ -375,7 +375,7 @@ class _SharedDigests:
         return found[1]
 
     def _replace_structures(self, value: object) -> object:
-        """Replace each structure in a value by its digest, because other inputs may share the structure."""
+        """Replace each structure in a value with its digest, because several inputs may share a structure."""
         if isinstance(value, tuple):
             return [self._replace_structures(each) for each in value]
         if not (isinstance(value, Struct) or is_dataclass(value)):
@@ -399,7 +399,7 @@ def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Map
 
 
 def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
-    """Return the value of each name, in the order of the names. New values replace those of ``before``."""
+    """Merge two mappings, in the order of ``names``. Values in ``new`` replace values in ``before``."""
     if before.keys() == set(names):
         return {**before, **new}
     return {name: new[name] if name in new else before[name] for name in names}
@@ -420,8 +420,8 @@ def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
 
 
 MAX_WORKERS: Final = 8
-_MIN_ITEMS: Final = 500  # files or servers; a smaller number takes less time than the start of a process
-BATCH: Final = 64  # files or servers in one message of a worker
+_MIN_ITEMS: Final = 500  # files or servers; fewer are processed faster than a worker starts
+BATCH: Final = 64  # files or servers in one message from a worker
 _READ_BYTES: Final = 2**20  # bytes
 
 
@@ -430,15 +430,18 @@ def count_processors() -> int:
 
 
 class Workers(Struct, frozen=True, kw_only=True):
-    """Worker processes for one evaluation. ``on_read`` gets the number of files that the workers have read so far."""
+    """Worker processes for one evaluation.
+
+    ``on_read`` is called with the number of files that the workers have read so far.
+    """
 
     number: int = 1
     on_read: Callable[[int], None] = lambda _: None
 
     def parse(self, snapshot: Snapshot, files: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
-        """Return the encoded documents of the files that have only valid Server documents.
+        """Return the encoded documents of each file that contains only valid Server documents.
 
-        ``files``: blobs with their paths. The caller has to read the files that the result lacks.
+        ``files`` are blobs with their paths. The caller must read the files that are missing from the result.
         """
         if self.number < 2:
             return {}
@@ -466,11 +469,11 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item, or None for an item that this process has to compute itself."""
+        """Return the result of ``work`` for each item. None means that this process must compute the result itself."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
-        work(items[0])  # fills caches of this process, so that each worker starts with a copy
+        work(items[0])  # fill the caches of this process, because each worker inherits them
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
@@ -484,20 +487,20 @@ class Workers(Struct, frozen=True, kw_only=True):
 
 
 class _Worker(Struct, frozen=True):
-    """A worker process, and the pipe on which it sends its results."""
+    """A worker process, and the pipe to which it writes its results."""
 
     process: int
     pipe: int
 
     def end(self) -> float:
         os.close(self.pipe)
-        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still run
+        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still be running
         _, _, usage = os.wait4(self.process, 0)
         return usage.ru_utime + usage.ru_stime
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker. If the worker fails, this process does the remaining work of the worker."""
+    """Start a worker process. If it fails, the calling process has to compute the missing results."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:
@@ -511,13 +514,13 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
-    os._exit(0)  # without flushing buffers that the parent also has
+    os._exit(0)  # without flushing buffers inherited from the parent
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
-    """Yield results until all workers have ended.
+    """Yield the results of all workers until every worker has ended.
 
-    Each result has the worker's number, the index of its first item, and the values.
+    Each result consists of the worker's number, the index of its first item, and the values.
     """
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}

@@ -1,4 +1,4 @@
-"""The result of an evaluation for an instance: decisions, machines, and the input of the guards."""
+"""The result of an evaluation: decisions, machines, and the values that the guards check."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimu
 from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, WithheldBoot
 from gitboot.review.guards import Extent
 
-_FEW: Final = 8  # below one server in this number, lookups by name are faster than a scan of all machines
+_FEW: Final = 8  # look up machines by name if at most one server in this many is wanted; a full scan is slower
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A valid commit without its files, with the parts that an instance needs."""
+    """A valid commit as an instance uses it: decisions and machines, but no files."""
 
     revision: Revision
     fleet: FleetSpec
     decisions: Decisions
-    machines: Mapping[SystemUuid, Machine]  # in the order of their UUIDs
-    sites: Mapping[str, str]  # by server, for servers that a site selects
+    machines: Mapping[SystemUuid, Machine]  # sorted by UUID
+    sites: Mapping[str, str]  # the site of each server that has a site
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
-    site: str | None = None  # the commit has only the servers of this site; None: all servers
-    written: Mapping[str, FieldSources] = field(default_factory=dict)  # by server; empty if no page is published
-    locations: SourceLocations = field(default_factory=SourceLocations)  # empty if no page is published
-    shown: bytes | None = None  # the streams and windows on the page, as JSON
-    # Install boots that a newer commit takes back, by UUID: see `instance.withheld_boots`.
+    site: str | None = None  # the commit contains only the servers of this site; None: all servers
+    written: Mapping[str, FieldSources] = field(default_factory=dict)  # by server; empty if pages are not published
+    locations: SourceLocations = field(default_factory=SourceLocations)  # empty if pages are not published
+    shown: bytes | None = None  # the streams and windows on the published page, as JSON
+    # Install boots that a newer commit removes, by UUID: see `gitboot.controller.records.install_boots`.
     withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)
     base: Revision | None = field(default=None, compare=False)
-    # Servers that differ from the base, including removed servers.
+    # Names of the servers that differ from the base, including removed servers.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
 
     def is_for(self, ledger: str) -> bool:
-        """Return whether the instance with this ledger may act for the commit."""
+        """Return whether the Fleet allows the instance with this ledger to act."""
         return self.ledger in (None, ledger)
 
     @property
     def ledger(self) -> str | None:
-        """The ledger whose instance may act for the commit. If None, every instance may act, but must not change
-        BMCs.
+        """The ledger that the Fleet names, whose instance may act.
+
+        If None, any instance may act, but it must not change BMCs.
         """
         return self.fleet.ledger_for(self.site)
 
     def at_site(self, site: str | None) -> Commit:
-        """Return the commit with only the servers of one site, or with all servers if ``site`` is None."""
+        """Return the commit reduced to the servers of one site, or unchanged if ``site`` is None."""
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
@@ -87,7 +88,7 @@ class Commit:
         )
 
     def select_machines(self, names: Collection[str]) -> list[Machine]:
-        """Return the machines of the servers with these names, sorted by name."""
+        """Return the machines of the named servers, sorted by server name."""
         if len(names) * _FEW > len(self.machines):
             wanted = set(names)
             found = [each for each in self.machines.values() if each.name in wanted]
@@ -106,13 +107,13 @@ class Commit:
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
-    """A commit, and its differences from its base."""
+    """An evaluated commit, and its differences from the base."""
 
     commit: Commit
     extent: Extent
-    new_names: tuple[str, ...]  # servers whose machines are not in the base
-    moves: Moves = NO_MOVES  # between the site of this instance and the others
-    no_site: Problem | None = None  # if the Fleet does not have the site of this instance
+    new_names: tuple[str, ...]  # names of servers whose machines are not in the base
+    moves: Moves = NO_MOVES  # between this instance's site and other sites
+    no_site: Problem | None = None  # set if the Fleet does not define this instance's site
 
     @property
     def new_servers(self) -> Iterator[Decision]:

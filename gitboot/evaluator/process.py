@@ -1,4 +1,4 @@
-"""The evaluator process, which answers requests with the report of a commit."""
+"""The evaluator process: evaluates commits and reports the results to the instance that started it."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def main(state: str, parent: str) -> None:
 
     evaluator = Evaluator(read_snapshot, on_begin=answering.report_begin, results=RemoteCache(questions, answers))
     while (frame := read_frame(questions)) is not None:
-        gc.disable()  # nearly all new objects stay in memory
+        gc.disable()  # nearly all new objects are long-lived
         question = protocol.decode_question(frame)
         if _answer(evaluator, question, answering):
             lift_memory_limit()
         reader.close()
         gc.collect(_YOUNG)
-        gc.freeze()  # later collections skip the objects that stay
+        gc.freeze()  # later collections skip the long-lived objects
 
 
-_FILES: Final = 1000  # between two progress reports
-_YOUNG: Final = 1  # the number of young generations; older objects are frozen
+_FILES: Final = 1000  # files between two progress reports
+_YOUNG: Final = 1  # the oldest generation to collect; older objects are frozen
 
 
 class _AnswerStream:
-    """Sends the answers to each question, and sets the limits of each evaluation."""
+    """Sends the answers to each question, and sets the resource limits of each evaluation."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -91,16 +91,16 @@ class _AnswerStream:
         self.send(protocol.EvaluationBegun(files))
 
     def report_files_read(self, files: int) -> None:
-        """Report progress, if workers have read another 1,000 files."""
+        """Report progress each time the workers have read another 1,000 files."""
         if files // _FILES > (files - BATCH) // _FILES:
             self.send(protocol.FilesRead(files))
 
     def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
-        """Return a function that reads a file like ``read``, and reports progress every 1,000 files."""
+        """Wrap ``read`` in a function that reports progress every 1,000 files."""
         numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
-            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers must not write here
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # a forked worker must not write here
                 self.send(protocol.FilesRead(number))
             return read(blob)
 
@@ -118,13 +118,13 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             number=question.limits.workers or count_processors(), on_read=answering.report_files_read
         )
         if base is not None and not evaluator.has_in_memory(base):
-            answering.begin_evaluation(question.limits)  # the base has limits of its own
+            answering.begin_evaluation(question.limits)  # the base has its own limits
             evaluator.evaluate(base, None)
         answering.begin_evaluation(question.limits)
         pair = evaluator.evaluate(Revision(question.revision), base)
         for answer in build_report(pair, question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
-                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # results that the cache lacks
+                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # not in the cache yet
                     answering.send(protocol.NewResults(kind, values))
             answering.send(answer)
         return True
@@ -135,21 +135,21 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
         answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
-    except (MemoryError, SystemError):  # some extension modules raise SystemError if they cannot allocate memory
+    except (MemoryError, SystemError):  # some extension modules raise SystemError when out of memory
         os._exit(OUT_OF_MEMORY)  # values in memory may be incomplete
     except BrokenPipeError:
         os._exit(0)  # the instance has ended
     return False
 
 
-_BATCH: Final = 256  # servers a frame
+_BATCH: Final = 256  # servers per frame
 
 
 def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
-    """Yield the frames that report a commit to an instance that has the base.
+    """Yield the frames that describe a commit to an instance that already has the base.
 
-    With a ``site``, the frames are those of a fleet that has only the servers of the site. A server that comes from
-    another site is not reported as new, because it may be installed already. An unknown site has no servers.
+    With a ``site``, the frames contain only the servers of that site. A server that moved from another site is not
+    reported as new, because it may already be installed. An unknown site has no servers.
     """
     servers = _build_server_parts(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
@@ -158,7 +158,7 @@ def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
 
 
 def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
-    """Return the servers with these names that a commit has at a site, or at any site if ``site`` is None."""
+    """Return the named servers that exist at a site in this commit, or at any site if ``site`` is None."""
     repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
@@ -209,7 +209,7 @@ def _has_page(commit: Evaluation) -> bool:
 
 
 def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
-    """Return the end of the report: fleet-wide values, and the servers and documents that the commit removed."""
+    """Return the last frame of the report: the fleet-wide values, and the removed servers and documents."""
     base, head, names = pair.base, pair.head, pair.servers
     new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
     uuids = {server.uuid: name for name, server in new.items()}
@@ -247,9 +247,10 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the changed source locations of servers and of other documents, and the removed other documents.
+    """Return the changed source locations of servers and of other documents, and the removed documents that are not
+    servers.
 
-    ``come``: the servers that the base does not have at the site.
+    ``come`` are the servers that are new at the site.
     """
     base, head = pair.base, pair.head
     if not _has_page(head):
@@ -276,7 +277,10 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines that the base has at other sites. ``old``: the base's servers at this site."""
+    """Return the moves of machines that were at other sites in the base.
+
+    ``old`` are the servers at this site in the base.
+    """
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
     now = {each.uuid: each for each in after.values()}

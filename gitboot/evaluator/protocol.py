@@ -1,10 +1,10 @@
 """The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in memory,
-the evaluator first sends this frame twice for the base. Then it sends any number of `FilesRead`, `ServerParts` and
-`NewResults`, and one `CommitEnd`. It may send `RejectedCommit` or `UnreadableClone` at any time. Before the first part,
-it may send `CacheLookup`, which the instance answers with `CacheHits`. Both ends are the same program, so frames have
-no version.
+An instance sends a `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in
+memory, the evaluator first sends this frame twice for the base. Then the evaluator sends any number of `FilesRead`,
+`ServerParts` and `NewResults` frames, and ends with one `CommitEnd`. It may instead end with `RejectedCommit` or
+`UnreadableClone` at any time. Before the first `ServerParts`, it may send `CacheLookup`, to which the instance replies
+with `CacheHits`. Both ends run the same program, so frames carry no version.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from gitboot.resolve.explanation import DocumentLocation, ServerLocation
 from gitboot.resolve.server_decision import Decision, FieldSources, Host
 from gitboot.review.guards import Extent
 
-# The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
-# and 2.5 GiB, so the defaults fit a machine that is five times as slow.
+# The limits grow with a commit's number of files. On two slow cores, the first evaluation of 100,000 servers takes
+# about 120 s and 2.5 GiB, so the defaults suffice even for a machine that is five times slower.
 _SECONDS: Final = 60
 _SECONDS_A_FILE: Final = 0.006
-_MEBIBYTES: Final = 1024  # half of this is enough to list as many files as a commit may have
+_MEBIBYTES: Final = 1024  # half of this is enough to list the maximum number of files
 _MEBIBYTES_A_FILE: Final = 0.064
-_WALL: Final = 3  # times the processor time, because other processes use the processor too
-_STARTING_S: Final = 10  # for a process that reads its program from a slow disk
+_WALL: Final = 3  # multiple of the processor time, because other processes use the processors too
+_STARTING_S: Final = 10  # allowance for loading the program from a slow disk
 
 
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
-    """The limits of the evaluation of one commit.
+    """Resource limits for the evaluation of one commit.
 
-    A limit that is None has a default that grows with the number of files.
+    The default of ``seconds`` and ``mebibytes`` grows with the number of files.
     """
 
     seconds: int | None = None  # seconds of processor time
     mebibytes: int | None = None  # memory in addition to the current memory of the process
-    workers: int | None = None  # processes for a commit with many unknown results; None: one for each processor
+    workers: int | None = None  # worker processes if many results are missing; None: one per processor
 
     def processor_s(self, files: int) -> float:
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
@@ -54,7 +54,7 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
         return _STARTING_S + _WALL * self.processor_s(files)
 
     def set_limits(self, spent: ProcessUsage, files: int) -> None:
-        """Set the limits of this process for a commit with this number of files, in addition to ``spent``."""
+        """Limit this process for a commit with this number of files. The limits apply to usage beyond ``spent``."""
         spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
 
     def memory_bytes(self, files: int) -> int:
@@ -67,23 +67,23 @@ def build_limit_problem(message: str) -> Problem:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request to evaluate ``revision`` and to compare it with ``base``. ``base`` is None if there is no base."""
+    """A request to evaluate ``revision`` and to compare it with ``base``, if any."""
 
     revision: str
     base: str | None
     limits: EvaluationLimits
-    site: str | None = None  # the answer contains only servers of this site; None: all servers
+    site: str | None = None  # report only the servers at this site; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
 
 class ResultKind(StrEnum):
-    """The kinds of results that a cache stores.
+    """The kinds of results in a cache.
 
-    `gitboot.evaluator.decision_history` describes the results of a history, and `gitboot.artifacts.availability` those
-    of artifacts.
+    The results of a history are described in `gitboot.evaluator.decision_history`, and those of artifact checks in
+    `gitboot.artifacts.availability`.
     """
 
-    PARSED = "parsed"  # blob id -> the documents of a file that has only Server documents
+    PARSED = "parsed"  # blob id -> the documents of a file that contains only Server documents
     DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
     HISTORY_PROBLEM = "history-problem"
     HISTORY_CHANGED = "history-changed"
@@ -94,11 +94,11 @@ class ResultKind(StrEnum):
 EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)
 
 
-MAX_KEYS: Final = 1000  # the number of keys in one `Wanted`
+MAX_KEYS: Final = 1000  # keys in one `CacheLookup`
 
 
 class CacheLookup(msgspec.Struct, frozen=True, tag=True):
-    """A lookup of keys in the cache."""
+    """A request for cached results by their keys."""
 
     kind: ResultKind
     keys: tuple[bytes, ...]
@@ -109,7 +109,7 @@ class CacheHits(msgspec.Struct, frozen=True):
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):
-    """Results of the commit that the cache lacks."""
+    """Results of an evaluation that are not in the cache yet."""
 
     kind: ResultKind
     values: dict[bytes, bytes]
@@ -118,7 +118,7 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
 class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
     """The evaluation of a commit with this number of files has begun, and its limits are set.
 
-    If the number is None, the process starts to list the files and resets the limits.
+    If the number is None, the process resets its limits and starts to list the files.
     """
 
     files: int | None
@@ -131,14 +131,14 @@ class FilesRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server that differ from the base. A part that is None equals the part in the base."""
+    """The parts of one server that differ from the base. None means that the part is unchanged."""
 
     name: str
-    decision: bytes | None  # a Decision
+    decision: bytes | None  # an encoded Decision
     machine: Machine | None
-    network: bytes | None  # a Host
+    network: bytes | None  # an encoded Host
     labels: dict[str, str] | None
-    written: FieldSources | None = None  # only if the page is published
+    written: FieldSources | None = None  # set only if pages are published
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
@@ -148,20 +148,20 @@ class ServerParts(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of the report of a valid commit. The mappings contain only entries that differ from the base."""
+    """The last frame of the report on a valid commit. The mappings contain only entries that differ from the base."""
 
     extent: Extent
-    fleetwide: Commit | None  # without servers; None: the same as in the base
-    new_servers: tuple[str, ...]  # servers whose machines are not in the base
-    moves: Moves  # between the site of the question and the other sites
+    fleetwide: Commit | None  # the commit without its servers; None: unchanged since the base
+    new_servers: tuple[str, ...]  # names of servers whose machines are not in the base
+    moves: Moves  # between the question's site and other sites
     removed_servers: tuple[str, ...]  # servers
     removed_machines: tuple[SystemUuid, ...]
     sites: dict[str, str]  # by server
-    removed_sites: tuple[str, ...]  # servers that no site selects any more
-    locations: dict[str, ServerLocation]  # by server; only if the page is published
-    documents: dict[str, DocumentLocation]  # by document of another kind; only if the page is published
+    removed_sites: tuple[str, ...]  # servers that no longer belong to a site
+    locations: dict[str, ServerLocation]  # by server; only if pages are published
+    documents: dict[str, DocumentLocation]  # by document other than Server; only if pages are published
     removed_documents: tuple[str, ...]
-    no_site: Problem | None = None  # if the Fleet does not have the site of the question
+    no_site: Problem | None = None  # set if the Fleet does not define the question's site
 
 
 class RejectedCommit(msgspec.Struct, frozen=True, tag=True):
@@ -189,12 +189,12 @@ decode_host: Final[Callable[[bytes], Host]] = build_decoder(Host)
 
 
 def encode_decision(value: Decision) -> bytes:
-    """Return the bytes of a decision with its digest, for `decision`."""
+    """Encode a decision together with its digest."""
     return encode(value.with_digest())
 
 
 def decode_verified_decision(data: bytes) -> Decision:
-    """Return a decision from an evaluator. Raises ValueError if its digest does not match its content."""
+    """Decode a decision from an evaluator. Raises ValueError if its digest does not match its content."""
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
         raise ValueError(f"the digest of the decision of {found.server} does not match its content")

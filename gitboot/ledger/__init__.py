@@ -1,1 +1,1 @@
-"""Ledger: stores provisioning records, overrides, approvals and events durably, in SQLite or PostgreSQL."""
+"""Ledger: durable storage for provisioning records, overrides, approvals and events, in SQLite or PostgreSQL."""

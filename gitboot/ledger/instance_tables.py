@@ -26,13 +26,13 @@ from gitboot.system_clock import Uptime
 
 
 class Request(NamedTuple):
-    """A request of an operator to the instance with this ledger."""
+    """A request from an operator to the instance that uses this ledger."""
 
     id: int
     at: datetime
     operator: str
-    action: str  # records, resolve, retry …
-    facts: Mapping[str, Any]  # JSON values
+    action: str  # the kind of request: records, resolve, retry …
+    facts: Mapping[str, Any]  # JSON values; the keys depend on the action
 
 
 class Suspension(Struct, frozen=True):
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval, which lets changes with this digest pass these guards."""
+    """An operator's approval. It lets the changes with this digest pass the named guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -58,7 +58,7 @@ class Approval(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The last heartbeat of the instance, and the intervals between the earlier heartbeats."""
+    """The instance's last heartbeat, and the intervals between earlier heartbeats."""
 
     at: datetime
     intervals: tuple[timedelta, ...] = ()
@@ -66,57 +66,57 @@ class Heartbeat(NamedTuple):
 
 
 class WithheldBoots(NamedTuple):
-    """The install boots that newer commits do not offer. gitboot withholds them until it accepts one of the commits."""
+    """The install boots that newer commits do not offer. gitboot withholds each boot until it accepts such a commit."""
 
     by: str  # the newest commit that was evaluated
     servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Facts about a ledger and its instance, one row each."""
+    """Facts about a ledger and its instance. The ledger stores each fact in a row of its own."""
 
     identity: str
     accepted: str | None = None  # the last accepted commit
-    branch: str | None = None  # the reference that the instance follows: refs/heads/main, or the value of --rev
+    branch: str | None = None  # the Git reference that the instance follows: refs/heads/main, or the value of --rev
     is_default_branch: bool = False  # whether the branch came from HEAD at the first start, and not from --rev
     searched: str | None = None  # the accepted commit whose history was last searched for acknowledgements
-    lapsed: str | None = None  # the accepted commit, in a copy for a trial whose repository may lack it
-    # The number of decisions: accepted commits, and orders of operators to offer boots again. Each offer has the number
-    # of the last decision, so that gitboot can distinguish evidence of earlier and later offers.
+    lapsed: str | None = None  # the accepted commit, in a copy for a dry run, whose clone may not contain the commit
+    # Counts decisions: accepted commits, and operator requests to offer boots again. Each offer stores the number of
+    # the newest decision, so that gitboot can tell evidence for an older offer from evidence for a newer offer.
     sequence: int = 0
-    initialised: str | None = None  # how the first records were made: fresh, adopt, records
-    begun: datetime | None = None  # when an operator confirmed that
+    initialised: str | None = None  # how the first records were created: fresh, adopt, records
+    begun: datetime | None = None  # when an operator requested the first records
     doubt: str | None = None  # why the ledger is unverified: a reason such as RestoredLedger
-    observes: bool = True  # whether the instance reads fetches
-    foreign: str | None = None  # another ledger, whose tree is in this instance's output folder
-    heir_of: str | None = None  # the ledger whose tree this instance took over
-    output: str | None = None  # the output folder of the instance
-    spool: str | None = None  # the place where the endpoints record fetches
-    # The instance acts only for servers of this site; "": all servers; None: it has not run yet.
+    observes: bool = True  # whether fetches reach the instance
+    foreign: str | None = None  # the ledger whose tree is in this instance's OUTPUT, if it is another ledger
+    heir_of: str | None = None  # the ledger whose output tree this instance took over
+    output: str | None = None  # the instance's OUTPUT
+    spool: str | None = None  # the folder of the fetch log, to which endpoints write
+    # The site whose servers the instance manages; "": all servers; None: the instance has not run yet.
     site: str | None = None
     closes_output: bool = False  # whether only the owner and the group may read the published files
     published: bool = False  # whether the instance has ever published to the output folder
-    keyed: bool = False  # whether the tokens are made with a secret key of the instance
+    keyed: bool = False  # whether a secret key of the instance is used to create tokens
     heartbeat: Heartbeat | None = None
-    gap: bool = False  # whether the instance was down for long, and has not caught up with the newest commit
+    gap: bool = False  # whether the instance was down for a long time and has not accepted the newest commit since
     clock: str | None = None  # kept: a time service synchronizes the clock; accepted: an operator confirmed the clock
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # the orders of the newest Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders in the newest Fleet, if its commit is not accepted
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
-    # Servers whose boot an accepted commit removed while their records showed no fetch of the boot: the number of that
-    # decision in the sequence. Later evidence of an older offer counts as no installation.
+    # For each server whose boot an accepted commit removed before its record showed a fetch of the boot: the number of
+    # that decision. Evidence for an older offer that arrives later does not count as an installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
-    # Servers whose one-time boot was in OUTPUT before gitboot kept such boots out of copies. None: not determined yet.
+    # Servers whose one-time boot was in OUTPUT before an upgrade and is not served now. None: not determined yet.
     left_output: frozenset[SystemUuid] | None = None
 
 
 class _Fact(NamedTuple):
-    """The way in which the ledger stores one field of `Facts`."""
+    """Describes how the ledger stores one field of `Facts`."""
 
     name: str
     parse: Callable[[str], Any] = str
-    format: Callable[[Any], str | None] = str  # a result of None is not stored
+    format: Callable[[Any], str | None] = str  # None: do not store the value
 
 
 def _flag(name: str, value: str = "yes") -> _Fact:
@@ -155,7 +155,7 @@ def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
     return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
 
 
-_KEYED: Final = "keyed"  # a version of gitboot without a key stored another value
+_KEYED: Final = "keyed"  # versions of gitboot without token keys stored other values
 _FACTS: Final[Mapping[str, _Fact]] = {
     "accepted": _Fact("accepted"),
     "branch": _Fact("branch"),
@@ -214,14 +214,15 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
 
 
 def mark_accepted_lapsed(tx: Transaction) -> None:
-    """Store that the repository of this copy of a ledger may not have the accepted commit."""
+    """Record that the clone used with this copy of a ledger may not contain the accepted commit."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
-    """Mark a ledger as unverified until an operator initialises it again.
+    """Mark a ledger as unverified until an operator initializes it again.
 
-    The number of changes continues from the previous ledger. ``known_changes`` is the number in another source.
+    The change number never goes back: it becomes at least that of the mark beside the ledger, and at least
+    ``known_changes``, which the caller read elsewhere.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
@@ -232,24 +233,23 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Return whether a backup replaced the ledger, because the mark is of another ledger or of a newer state.
+    """Return whether an older copy replaced the ledger.
 
-    Only the process that writes to the ledger may call this. For another process, a write in the meantime looks the
-    same.
+    In that case the mark belongs to another ledger or to a newer state. Only the process that writes to the ledger may
+    call this. In another process, a concurrent write looks like a newer mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
-        # Every write leaves a mark. So a local ledger with changes but without a mark is a copy. A database may have
-        # got its changes from another host.
+        # Every change writes a mark. A local ledger with changes but without a mark is therefore a copy. In a database,
+        # the changes may come from another host.
         return changes > 0 and store.database.is_local
     return mark[0] != identity or mark[1] > changes
 
 
 def ensure_status_key(store: Store) -> bytes:
-    """Return the key that proves which commit statuses the instance of this ledger wrote. The first call creates the
-    key.
+    """Return the key that authenticates the commit statuses written with this ledger. The first call creates the key.
 
-    The key stays the same as long as the ledger exists, on every host that shares the ledger.
+    All hosts that share the ledger use the same key, and the key never changes.
     """
     query = "SELECT value FROM facts WHERE name = 'statusKey'"
     if not store.rows(query):
@@ -264,7 +264,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store which artifacts the instance at ``place`` found, and which artifacts are missing."""
+    """Store the results of the artifact checks by the instance at ``place``. Unknown results are not stored."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
@@ -282,7 +282,7 @@ def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
 
 
 def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
-    """Parse the stored results of artifact checks. Raises KeyError, TypeError and ValueError."""
+    """Parse the stored results of artifact checks. Raises KeyError, TypeError or ValueError for malformed items."""
     return {
         BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
             presence=Presence(item["presence"]), message=item["message"]
@@ -292,7 +292,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return the approvals: digest of the changes -> guard -> the person who approved, and the reason."""
+    """Return the approvals: digest of the changes -> guard -> a text with the approver and the reason."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -317,7 +317,7 @@ def delete_approvals(tx: Transaction, changes: Iterable[str]) -> None:
 
 
 def add_request(store: Store, at: datetime, operator: str, action: str, facts: Mapping[str, Any]) -> int:
-    """Add a request for the instance, from any process. Return its number."""
+    """Add a request for the instance, and return its number. Any process may call this."""
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
@@ -351,7 +351,7 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Add acknowledgements. A backup without these acknowledgements counts as an older copy."""
+    """Store acknowledgements as used. A backup without these entries counts as an older copy."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
@@ -386,14 +386,14 @@ def read_accepted_commits(store: Store) -> tuple[str, ...]:
 
 
 def read_last_event_number(path: Path) -> int:
-    """Return the number of the newest event in the ledger at ``path``, or 0 without events."""
+    """Return the number of the newest event in the ledger at ``path``, or 0 if there are no events."""
     with _open_read_only(path) as database:
         ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
 
 
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
-    """Return up to ``limit`` events after event ``number``, each with its number, oldest first."""
+    """Return up to ``limit`` events after event ``number``, oldest first, as pairs of number and event."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _open_read_only(path) as database:
         return [
@@ -404,7 +404,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate connection that only reads, blocks no writer, and is not blocked by a writer."""
+    """Open a separate read-only connection that neither blocks writers nor is blocked by writers."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

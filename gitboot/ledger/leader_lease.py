@@ -1,9 +1,9 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
-Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Every transaction
-of the holder first renews the lease, and fails if another instance holds the lease now, so two instances never write at
-the same time. Between transactions an instance uses its own clock, and counts from the time at which it sent the last
-renewal. Therefore the instance treats the lease as expired before the lease expires in the database.
+Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Each transaction of
+the holder first renews the lease, and fails if another instance holds the lease by then, so two instances never write
+at the same time. Between transactions, an instance measures with its own clock from the time at which it sent the last
+renewal. It therefore considers the lease expired before the database does.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 LEASE_SECONDS: Final = 15.0
-SHARE: Final = 5  # the lease is renewed after this fraction of its duration if no transaction renews it
-_ENDING_S: Final = 0.5  # how long `check_ending` waits for another thread's renewal
-_END_TIMEOUT_S: Final = 1.0  # for the last renewal when gitboot ends
+SHARE: Final = 5  # if no transaction renews the lease, renew it after its duration divided by this number
+_ENDING_S: Final = 0.5  # maximum time for which `check_ending` waits for another thread's renewal
+_END_TIMEOUT_S: Final = 1.0  # maximum wait for a renewal that is running when gitboot ends
 _HOLDER_FILE: Final = "holder"  # in STATE
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def describe_place(state: Path) -> str:
-    """Return the host and the state directory of an instance, for messages."""
+    """Format the host and the state directory of an instance for messages."""
     return f"{socket.gethostname()}:{state.resolve()}"
 
 
 class Holder(NamedTuple):
-    """An instance, identified by its state directory and this boot of its host.
+    """A potential lease holder, identified by its state directory and by the current boot of its host.
 
-    After a restart the instance has the same id, so it takes its own lease without waiting.
+    A restarted instance has the same id, so it takes over its own lease without waiting.
     """
 
     id: str
@@ -52,7 +52,8 @@ class Holder(NamedTuple):
     def load(cls, state: Path, seconds: float = LEASE_SECONDS) -> Self:
         """Return the holder for a state directory on this host. Raises OSError.
 
-        A copy of the state directory, or a clone of the host with the same name and files, is another holder.
+        A copy of the state directory counts as another holder, and so does a clone of the host with the same name and
+        files.
         """
         path = state / _HOLDER_FILE
         if not path.exists():
@@ -74,23 +75,24 @@ class LeaseState(NamedTuple):
     """A lease as stored in the database."""
 
     number: int
-    place: str  # the place of the instance that holds the lease, or held it last
+    place: str  # host and state directory of the current or last holder
     holder: str
-    is_current: bool  # whether it has not expired
-    until: str  # the end of the lease by the clock of the database server
+    is_current: bool  # whether the lease has not expired
+    until: str  # when the lease expires by the clock of the database server
 
 
 class HeldLease(Struct):
-    """A lease from the view of the instance that holds the lease."""
+    """A lease as seen by the instance that holds it."""
 
     lease: Lease
     seconds: float
     name: str  # the name of the ledger, for messages
-    place: str = ""  # the place of the instance
-    until_s: float = field(default=0.0)  # the end of the lease by `now_s`
-    is_lost: bool = False  # another holder has taken the lease; this object stays lost
-    previous_place: str | None = None  # the place of the previous holder; None: there was no other holder
-    moved_message: str | None = None  # a message if the ledger was moved to another place
+    place: str = ""  # host and state directory of the instance
+    until_s: float = field(default=0.0)  # when the lease expires, on the clock of `now_s`
+    is_lost: bool = False  # whether another instance took the lease; never becomes false again
+    # Host and state directory of the previous holder; None: there was no other holder.
+    previous_place: str | None = None
+    moved_message: str | None = None  # the message to raise if the ledger was moved
 
     def extend(self, sent_s: float) -> None:
         self.until_s = max(self.until_s, sent_s + self.seconds)
@@ -108,12 +110,15 @@ class HeldLease(Struct):
 
 
 class LeaseKeeper:
-    """Renews a lease in a thread during a `with` block. If the lease is lost, the thread calls ``on_lost`` once."""
+    """Renews a lease in a background thread during a `with` block.
+
+    The thread calls ``on_lost`` once if the lease is lost.
+    """
 
     def __init__(self, lease: HeldLease, connection: LeaseConnection, on_lost: Callable[[], None]) -> None:
         self._lease, self._connection, self._on_lost = lease, connection, on_lost
         self._lock = threading.Lock()
-        self._is_unanswered = False  # whether the server did not answer the last renewal
+        self._is_unanswered = False  # whether the last renewal got no response
         self._ending = threading.Event()
         self._thread = BackgroundThread(self._run, name="lease", first_pause_s=lease.seconds / SHARE)
 
@@ -136,20 +141,19 @@ class LeaseKeeper:
             self._connection.close()
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the server confirms now that this instance holds the lease. Any thread may call
-        this.
+        """Raise `LeaseLost` unless the database server confirms now that this instance holds the lease. Thread-safe.
 
-        The local clock is not enough, because it stops in a virtual machine that its host has paused.
+        The local clock is not enough, because it stops while the host pauses its virtual machine.
         """
         self._lease.check()
         if not self._renew():
             raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
-        """Raise `LeaseLost` like `check`, for a request that only ends something.
+        """Raise `LeaseLost` if this instance may have lost the lease.
 
-        If the server does not answer, the last confirmed lease is enough. While another thread renews the lease, this
-        waits no longer than `_ENDING_S`.
+        Use this before a change that only clears an override. Unlike `check`, this accepts the last confirmed lease if
+        the server does not respond. If another thread is renewing the lease, wait at most `_ENDING_S` for that renewal.
         """
         self._lease.check()
         until_s = now_s() + self._lease.seconds
@@ -161,19 +165,22 @@ class LeaseKeeper:
         self._lease.check()
 
     def _renew(self) -> bool:
-        """Renew the lease, unless another thread renews it at the same time. Return whether it is renewed."""
+        """Renew the lease, unless another thread has just renewed it. Return whether the lease is renewed."""
         until_s = now_s() + self._lease.seconds
         with self._lock:
             self._request_renewal(until_s)
         return self._lease.until_s >= until_s
 
     def _request_renewal(self, until_s: float) -> None:
-        """Renew the lease if it ends before ``until_s``. The caller must hold `_lock`."""
+        """Renew the lease if it expires before ``until_s``. The caller must hold `_lock`."""
         if self._lease.until_s < until_s:
             self._connection.renew(self._lease)
             self._is_unanswered = self._lease.until_s < until_s
 
 
 def now_s() -> float:
-    """Return the time of a clock that is never set, and that runs while the machine is suspended."""
+    """Return the seconds since boot.
+
+    This clock is never adjusted, and it keeps running while the machine is suspended.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Ledger location: a file or a PostgreSQL database, and notes of copies and moves."""
+"""Ledger location: a file or a PostgreSQL database, and notes about copies and moves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gitboot.errors import UsageError
 from gitboot.files import write_atomically
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database
 
-_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # in libpq's options
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # in the libpq parameter `options`
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
 class PostgresAddress(Struct, frozen=True, kw_only=True):
-    """The URL of a PostgreSQL database, in libpq's format. The password is in a separate file."""
+    """The address of a PostgreSQL database: a URL in libpq's format, and a separate file with the password."""
 
     url: str
     password: Path | None = None
 
     @classmethod
     def parse(cls, url: str, password: Path | None) -> Self:
-        """Return the address. Raises `UsageError`, whose message never contains a password."""
+        """Parse the URL of a database. Raises `UsageError`, whose message never contains a password."""
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
@@ -45,7 +45,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name for messages: the URL, and the schema if there is a schema. Ledgers may share a database."""
+        """The name for messages: the URL, and the schema if there is one, because ledgers may share a database."""
         place, schema = self.url.partition("?")[0], self.schema
         return f"{place} (schema {schema})" if schema is not None else place
 
@@ -80,7 +80,7 @@ def has_address_file(path: Path) -> bool:
 
 
 def read_address(path: Path) -> PostgresAddress | None:
-    """Return the database that replaces the file at ``path``, or None if the ledger is in the file.
+    """Return the address of the database that replaces the file at ``path``, or None if the ledger is that file.
 
     Raises `UsageError` if the address file is damaged.
     """
@@ -113,19 +113,19 @@ def _is_here(host: str) -> bool:
         return False
 
 
-COPY: Final = "copy"  # the id of a copy, stored in the old and the new ledger
-NOTES: Final = (LEFT, COPY, UNFINISHED)  # facts that are not copied
-NO_HOLDER: Final = ""  # the holder of the lease of a ledger that was moved
+COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # facts that are left out of a copy
+NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
 
 
 class CopyNotes(NamedTuple):
-    """The identity of a ledger, and its notes of copies."""
+    """The identity of a ledger, and its notes about copies."""
 
     identity: str
     changes: int
-    moved_to: str | None  # the place to which the ledger was moved
-    copy: str | None  # the id of the copy that this ledger is, or to which it was moved
-    copied_from: str | None  # of an unfinished copy: the ledger from which it is made
+    moved_to: str | None  # where the ledger was moved to
+    copy: str | None  # the id of the copy that this ledger is, or that it was moved to
+    copied_from: str | None  # the source of an unfinished copy
 
     @classmethod
     def read(cls, database: Database) -> Self:
@@ -142,14 +142,14 @@ class CopyNotes(NamedTuple):
 
 
 def note_left(database: Database, place: str, copy: str) -> None:
-    """Store in the current transaction that the ledger was moved."""
+    """Record in the current transaction that the ledger was moved to ``place``."""
     database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
 
 
 def end_lease(database: Database, place: str) -> None:
-    """End the lease of a shared ledger permanently, in the current transaction, because the ledger is being moved.
+    """End the lease of a shared ledger permanently, in the transaction that moves the ledger.
 
-    This transaction also blocks transactions that only read the lease.
+    Until this transaction ends, it also blocks transactions that only read the lease.
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -159,12 +159,12 @@ def end_lease(database: Database, place: str) -> None:
 
 
 def free_lease(database: Database) -> None:
-    """Allow instances to take the lease of a shared ledger that was moved."""
+    """Allow instances to take the lease of a shared ledger that is used again after a move."""
     if not database.is_local:
         database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
 
 
 def checkpoint_log(database: Database) -> None:
-    """Write the log of a SQLite ledger back into its file."""
+    """Write the write-ahead log of a SQLite ledger back into its file."""
     if database.is_local:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

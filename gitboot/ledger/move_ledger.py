@@ -1,4 +1,4 @@
-"""Ledger moves: move a ledger to another place, or reclaim a moved ledger."""
+"""Ledger moves: move a ledger to another location, or reclaim a ledger that was moved."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from gitboot.ledger.store import Store, copy_in_transaction, count_rows, mark_pa
 class MoveResult(NamedTuple):
     old: str
     new: str
-    rows: Mapping[str, int]  # by table
-    old_file: Path | None  # the renamed old file, if the ledger was a file
-    was_copied: bool  # whether an earlier call copied it; this call did the remaining steps
+    rows: Mapping[str, int]  # number of rows by table
+    old_file: Path | None  # new name of the old file, if the ledger was a file
+    was_copied: bool  # whether an earlier call copied the ledger, and this call only did the remaining steps
 
 
 def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
-    """Move the ledger of ``path`` to a database, or to the file ``path`` if ``address`` is None. Use it from now on.
+    """Move the ledger of ``path`` to a database, or back to the file ``path`` if ``address`` is None.
 
-    The caller must hold the lock of the state directory. If the ledger was already copied there, only its address is
-    written. Raises `UsageError` if the place is the same or not empty, `HeldByAnother` if an instance on another host
-    uses one of the two, `LedgerLeft` if the ledger was moved to another place, and `LedgerError` if the copy differs.
+    From then on, gitboot uses the new location. The caller must hold the lock on the state directory. If an earlier
+    call has already copied the ledger, only the remaining steps run. Raises `UsageError` if the new location is the
+    current location or is not empty, `HeldByAnother` if an instance on another host uses either location, `LedgerLeft`
+    if the ledger was already moved elsewhere, and `LedgerError` if the copy differs.
     """
     if read_address(path) == address:
         raise UsageError("the ledger is already there")
@@ -75,14 +76,17 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy the ledger in one transaction, and mark the old ledger as moved. The copy is still marked as unfinished."""
+    """Copy the ledger, and mark the old ledger as moved in the same transaction.
+
+    The copy stays marked as unfinished.
+    """
     copy = str(uuid4())
     try:
         old.begin(at_leisure=True)
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
-        _require_fetches_read(old)  # after this, no endpoint can record a fetch in the old ledger
+        _require_fetches_read(old)  # from here on, no endpoint can record a fetch in the old ledger
         note_left(old, place, copy)
         old.commit()
         checkpoint_log(old)
@@ -103,7 +107,7 @@ def _finish(new: Database) -> None:
 
 
 def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
-    """Write the new address. Return the renamed old file, if the ledger was a file."""
+    """Store the new address. If the ledger was a file, rename the file and return its new path."""
     if address is None:
         address_file(path).unlink()
         return None
@@ -116,7 +120,9 @@ def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
 
 
 def _require_fetches_read(old: Database) -> None:
-    """Raise `UsageError` if the instance has not read all fetches: gitboot would serve their boots once more."""
+    """Raise `UsageError` if fetches are unread, because gitboot would serve the boots of these fetches a second
+    time.
+    """
     if not old.is_local:
         ((unread,),) = old.execute(
             "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
@@ -129,9 +135,7 @@ def _require_fetches_read(old: Database) -> None:
 
 @contextmanager
 def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
-    """Prepare the place for a new file, and remove the file if the copy fails. The place may have an unfinished
-    copy.
-    """
+    """Check that ``path`` is free or contains an unfinished copy. If the block fails, remove the incomplete file."""
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
@@ -147,7 +151,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """Open the database at an address, or the file, without a check of its notes about copies."""
+    """Open the database at an address, or the file. Its notes about copies are not checked."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -160,7 +164,7 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
 
 
 def _require_unused(new: Database, notes: CopyNotes) -> None:
-    """Raise `UsageError` if the new place has data, except an unfinished copy of this ledger."""
+    """Raise `UsageError` if the new location contains data other than an unfinished copy of this ledger."""
     found = CopyNotes.read(new)
     if _is_unfinished(found, notes):
         return
@@ -186,16 +190,16 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # None: another host has already reclaimed the ledger
+    moved_to: str | None  # where the ledger was moved to; None: another host has already reclaimed it
     identity: str
     changes: int
 
 
 def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
-    """Check whether the moved ledger at ``place`` can be reclaimed as the ledger of ``path``, and return its facts.
+    """Check whether the moved ledger at ``place`` can be reclaimed as the ledger of ``path``, and describe it.
 
-    Raises `UsageError` if the ledger was not moved, if ``path`` has another ledger, or if the place to which the ledger
-    was moved is still usable. In that case the ledger has to be copied back.
+    Raises `UsageError` if the ledger was not moved, if ``path`` contains another ledger, or if the moved ledger is
+    still usable at its new location. In the last case, it must be copied back instead.
     """
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"{place} is not a file")
@@ -211,10 +215,10 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Use the moved ledger at ``place`` again, as the unverified ledger of ``path``.
+    """Make the moved ledger at ``place`` the ledger of ``path`` again, as an unverified ledger.
 
-    The caller must hold the lock of the state directory. After a crash, call this again: the ledger is marked as
-    unverified before it is used.
+    The caller must hold the lock on the state directory. The ledger is marked as unverified before it can be used, so
+    this can be repeated after a crash.
     """
     with closing(_open_at(place)) as database:
         if CopyNotes.read(database).moved_to is not None:
@@ -234,7 +238,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
 
 
 def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
-    """Raise `UsageError` if this host finds the ledger in use at the place to which it was moved."""
+    """Raise `UsageError` if the ledger is usable at its new location, as far as this host can determine."""
     host, _, file = (notes.moved_to or "").partition(":")
     address = read_address(path)
     if address is not None and address.name == notes.moved_to:
@@ -245,7 +249,7 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
         return
     try:
         database = open_database(found, reads_only=True)
-    except (LedgerError, UsageError):  # its schema may have been removed
+    except (LedgerError, UsageError):  # for example, its schema was removed
         return
     with closing(database):
         if CopyNotes.read(database).identity == notes.identity:

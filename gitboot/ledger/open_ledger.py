@@ -17,9 +17,9 @@ from gitboot.ledger.store import Store, copy_tables, count_rows, mark_path, open
 
 
 def open_ledger(path: Path) -> Store:
-    """Open the ledger at ``path``. If there is no ledger, create a ledger with a new identity.
+    """Open the ledger at ``path``. If it does not exist, create a ledger with a new identity.
 
-    Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote the ledger.
+    Raises `DamagedLedger` if the ledger is damaged, and `LedgerError` if a newer version of gitboot wrote it.
     """
     store = Store.open(path)
     try:
@@ -31,9 +31,9 @@ def open_ledger(path: Path) -> Store:
 
 
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
-    """Return the output folder of the instance of a ledger, and its spool. The ledger is neither written nor checked.
+    """Return the output folder and the fetch log folder of a ledger's instance.
 
-    Raises `LedgerError` if the ledger cannot be read.
+    The ledger is neither written nor checked. Raises `LedgerError` if the ledger cannot be read.
     """
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
@@ -44,18 +44,18 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
 
 
 class LedgerSummary(NamedTuple):
-    """The main facts about a ledger."""
+    """The main facts about a ledger, for an operator."""
 
     name: str
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
-    moved_to: str | None = None  # the place to which the ledger was moved
+    moved_to: str | None = None  # where the ledger was moved to
     lease: LeaseState | None = None
 
 
 def summarize_ledger(path: Path) -> LedgerSummary:
-    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
+    """Describe the ledger of ``path``. Raises `LedgerError` if the ledger cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
@@ -63,7 +63,7 @@ def summarize_ledger(path: Path) -> LedgerSummary:
 
 
 def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
-    """Return the place of another instance that is active with a shared ledger, or None."""
+    """Return the host and state directory of another instance that is active with a shared ledger, or None."""
     if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -74,8 +74,9 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """Return the token keys of hosts that share a ledger, as lines. Raises `LedgerError` if the ledger cannot be
-    read.
+    """Return the token keys that hosts with a shared ledger use, as lines.
+
+    Raises `LedgerError` if the ledger cannot be read.
     """
     if read_address(path) is None:
         return ()
@@ -84,7 +85,7 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_lease(path: Path) -> LeaseState | None:
-    """Return the lease of a shared ledger, or None if no instance ever took it or the ledger is a file.
+    """Return the lease of a shared ledger. Return None if no instance has ever taken it, or if the ledger is a file.
 
     Raises `LedgerError` if the ledger cannot be read.
     """
@@ -103,7 +104,7 @@ def _read_lease(database: Database) -> LeaseState | None:
 
 
 def check_tables(store: Store) -> None:
-    """Raise `DamagedLedger` if a table cannot be read, so that damage shows at the start."""
+    """Read the tables once, so that damage is found at the start. Raises `DamagedLedger` if a table is unreadable."""
     for read in (
         instance_tables.read_facts,
         server_tables.read_machines,
@@ -121,14 +122,14 @@ def check_tables(store: Store) -> None:
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger of ``path`` into a file. Nothing in its folder is changed.
+    """Copy the ledger of ``path`` into the file ``to``, without changing any file of the ledger.
 
-    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can then read a consistent state. Otherwise
-    the files are copied, because SQLite would create files there, or recover the transactions of a killed process. The
-    tables of a PostgreSQL database are read in one snapshot.
+    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state while another
+    process writes. Otherwise the files are copied, because SQLite would create files in the ledger's folder, or recover
+    the transactions of a killed process. The tables of a PostgreSQL database are read in one snapshot.
     """
     if in_use or read_address(path) is not None:
-        _copy_mark(path, to)  # first, so that the copied ledger is not older than its mark
+        _copy_mark(path, to)  # copied first, so that the copied ledger is not older than its mark
     if read_address(path) is not None:
         with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
             copy_tables(ours, new)
@@ -147,9 +148,9 @@ def _copy_mark(path: Path, to: Path) -> None:
 
 
 def set_aside(path: Path, label: str = "damaged") -> Path:
-    """Rename a ledger and its other files. Return the new path, which ends with the label and a number.
+    """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
 
-    The mark stays, so that gitboot detects an older ledger in its place.
+    The mark is not renamed, so that gitboot detects an older ledger that is put in the same location.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
@@ -158,7 +159,7 @@ def set_aside(path: Path, label: str = "damaged") -> Path:
         "-wal",
         "-shm",
         "",
-    ):  # the ledger is renamed last, so that after a crash gitboot finds a damaged ledger and creates no new ledger
+    ):  # the ledger comes last: after a crash, gitboot finds the damaged ledger and does not create a new ledger
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
     return aside

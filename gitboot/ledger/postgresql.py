@@ -1,4 +1,4 @@
-"""PostgreSQL driver of the ledger, with deadlines."""
+"""PostgreSQL driver of the ledger, with a deadline for each call."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ except ImportError:
 
 _CONNECT_S: Final = 5
 _ROWS_PER_FETCH: Final = (
-    100  # few enough to fit into a socket buffer, so that a paused reader does not keep the transaction open
+    100  # rows that fit into a socket buffer, so that a paused reader does not keep the transaction open
 )
-_LOST_AFTER_MS: Final = 10_000  # the time without an acknowledgement of sent data
+_LOST_AFTER_MS: Final = 10_000  # close a connection if sent data is not acknowledged for this long
 _MIN_SERVER_VERSION: Final = 130000
-# These limit how long a client that is paused in a transaction blocks others. A commit waits for the disk.
+# The timeouts limit how long a client that pauses within a transaction blocks others. A commit waits for the disk.
 _SETTINGS: Final = (
     "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
@@ -71,15 +71,15 @@ _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clo
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
-_SHORT_S: Final = 6.0  # for a call on a connection with these limits
+_SHORT_S: Final = 6.0  # deadline of a call on a connection with these limits
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout` is 10 s
 
 
 class PostgresDatabase(Database):
-    """The ledger's tables in the schema of an address. Missing tables are created.
+    """A ledger in a PostgreSQL schema. Missing tables are created.
 
-    A lost connection is replaced before the next statement, but never within a transaction.
+    If the connection is lost, the next statement opens a new connection, but never within a transaction.
     """
 
     errors: ClassVar = (psycopg.Error,)
@@ -92,15 +92,15 @@ class PostgresDatabase(Database):
         for table in NUMBERED
     )
 
-    _commit_s = LOCK_S  # how long the commit of the current transaction may take
-    _renewed_s = 0.0  # when the current transaction sent its renewal of the lease
+    _commit_s = LOCK_S  # deadline for committing the current transaction
+    _renewed_s = 0.0  # when the current transaction sent its lease renewal
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
         self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
         self._column_names: dict[str, list[str]] = {}
-        self._names: dict[str, str] = {}  # names of prepared statements, by text
-        self._prepared_on: LimitedConnection | None = None  # the connection with these prepared statements
+        self._names: dict[str, str] = {}  # prepared statement names by SQL text
+        self._prepared_on: LimitedConnection | None = None  # the connection on which these statements are prepared
         with self.reading():
             self._connection = self._open()
 
@@ -131,7 +131,7 @@ class PostgresDatabase(Database):
             self._get_connection_for(found).execute(_build_delete(table, keys), (_encode_rows(keys, found),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # the last row of each key wins
+        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # of rows with the same key, the last one wins
         for found in _split_rows(last.values()):
             gone, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
@@ -145,14 +145,14 @@ class PostgresDatabase(Database):
         return connection
 
     def _prepare(self, statement: str, count: int) -> str:
-        """Prepare a statement with ``count`` parameters once for each connection. Return its name."""
+        """Prepare a statement with ``count`` parameters, once per connection, and return its name."""
         if (connection := self._get_connection()) is not self._prepared_on:
             self._prepared_on, self._names = connection, {}
         if (name := self._names.get(statement)) is None:
             name = f"many_{len(self._names)}"
             marks = (f"${number}" for number in range(1, count + 1))
             connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
-            self._names[statement] = name  # a rollback does not remove the prepared statement
+            self._names[statement] = name  # a prepared statement survives a rollback
         return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
@@ -174,9 +174,10 @@ class PostgresDatabase(Database):
             )
 
     def commit(self) -> None:
-        """Commit. After a long transaction, first renew the lease, because no other thread could renew it meanwhile.
+        """Commit the transaction.
 
-        A commit without an answer may be durable: see `may_have_lost`.
+        If it took long, first renew the lease, which no other thread could renew in the meantime. A commit without a
+        response may still be durable: see `may_have_lost`.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -212,7 +213,7 @@ class PostgresDatabase(Database):
             with (
                 suppress(psycopg.Error),
                 self._connection.answering_within(ANSWER_S),
-            ):  # otherwise the lease expires by itself
+            ):  # if this fails, the lease expires by itself
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
@@ -245,9 +246,9 @@ class PostgresDatabase(Database):
 
 
 def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
-    """Connect, check the server and the schema, and migrate the tables to this version.
+    """Connect to a database, check the server and the schema, and migrate the tables to this version.
 
-    Raises `UsageError` if the schema is missing. gitboot does not create schemas.
+    Raises `UsageError` if the schema is missing, because gitboot does not create schemas.
     """
     connection, name = _connect(address, "any" if reads_only else "read-write"), address.name
     try:
@@ -274,7 +275,7 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
-    """Create the tables, or migrate those of an older version. Another process may have done it already."""
+    """Create the tables, or migrate the tables of an older version, unless another process has already done so."""
     with connection.transaction():
         connection.execute(_ONE_WRITER)
         (there,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
@@ -295,7 +296,7 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
-    """Renew a lease in the current transaction. Return the time at which the renewal was sent, from `now_s`.
+    """Renew a lease in the current transaction. Return when the renewal was sent, on the clock of `now_s`.
 
     Raises `LeaseLost` if another instance holds the lease.
     """
@@ -308,7 +309,7 @@ def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
 
 
 def open_connection(address: PostgresAddress) -> LimitedConnection:
-    """Open a connection for short transactions to an existing ledger. Raises `psycopg.Error` and `LedgerError`."""
+    """Open a connection to an existing ledger, for short transactions. Raises `psycopg.Error` or `LedgerError`."""
     connection = _connect(address, "read-write")
     connection.limit_calls(_SHORT_S)
     connection.execute(_SHORT)
@@ -321,7 +322,7 @@ def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
 
 
 def _read_password(file: Path) -> str:
-    """Return the password in a file. Raises `LedgerError`, whose message never contains the password."""
+    """Read the password from a file. Raises `LedgerError`, whose message never contains the password."""
     try:
         password = file.read_bytes().decode().strip()
     except OSError as error:
@@ -334,14 +335,16 @@ def _read_password(file: Path) -> str:
 
 
 class LeaseConnection:
-    """A separate connection that renews or reads a lease, and that is opened on first use."""
+    """A separate connection for renewing or reading a lease. It is opened on first use."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
         self._connection: LimitedConnection | None = None
 
     def renew(self, lease: HeldLease) -> None:
-        """Renew the lease if the server answers. Raises `LeaseLost` if another instance holds the lease."""
+        """Renew the lease. If the server does not respond, the lease is not extended. Raises `LeaseLost` if another
+        instance holds the lease.
+        """
         used_before = self._connection is not None
         try:
             lease.extend(_renew(self._get_connection(), lease))
@@ -349,11 +352,11 @@ class LeaseConnection:
             raise
         except (psycopg.Error, LedgerError):
             self.close()
-            if used_before:  # the server may have restarted since then
+            if used_before:  # the server may have restarted since the last use
                 self.renew(lease)
 
     def find_other_holder(self, holder: Holder) -> str | None:
-        """Return the place of the instance that holds the lease, if it is not ``holder``, or None if the lease is free.
+        """Return the host and state directory of another lease holder, or None if ``holder`` can take the lease.
 
         Raises `LedgerLeft` if the ledger was moved, and `LedgerError` if the database cannot be read.
         """
@@ -369,7 +372,7 @@ class LeaseConnection:
         return rows[0][0] if rows else None
 
     def read_progress(self) -> tuple[str, int] | None:
-        """Return the ledger's identity and its number of changes, or None if they cannot be read now."""
+        """Return the ledger's identity and change number, or None if they cannot be read now."""
         try:
             found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
@@ -378,7 +381,10 @@ class LeaseConnection:
             return None
 
     def read_fact(self, name: str) -> str | None:
-        """Return a fact of the active instance, such as its branch, or None if it does not exist or cannot be read."""
+        """Return a fact about the active instance, such as its branch.
+
+        Return None if the fact is missing or cannot be read.
+        """
         try:
             found = self._get_connection().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
@@ -398,9 +404,10 @@ class LeaseConnection:
 
 
 def build_arguments(address: PostgresAddress) -> dict[str, Any]:
-    """Return libpq's parameters for an address.
+    """Return the libpq connection parameters for an address.
 
-    Over a network, the connection is encrypted and the server's certificate is verified, unless the URL has an sslmode.
+    Over a network, the connection is encrypted and the server's certificate is verified, unless the URL sets
+    ``sslmode``.
     """
     try:
         parameters = conninfo_to_dict(address.url)
@@ -423,12 +430,12 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
 
 
 def convert_placeholders(statement: str) -> str:
-    """Return a statement with psycopg's placeholder %s instead of ?."""
+    """Replace the placeholder ? in a statement with psycopg's placeholder %s."""
     return statement.replace("?", "%s")
 
 
 def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a row with NUL characters replaced, because PostgreSQL cannot store them."""
+    """Replace the NUL characters in a row, because PostgreSQL cannot store them."""
     return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
 
 
@@ -451,23 +458,23 @@ def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str
     return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
 
 
-ANSWER_S: Final = 5.0  # for a statement that a healthy server answers at once
-STATEMENT_S: Final = 35.0  # for any other: `statement_timeout` is 30 s
-LEISURE_S: Final = 605.0  # for a statement while a ledger is copied: `statement_timeout` is 10 min then
-TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from begin to commit
+ANSWER_S: Final = 5.0  # for a statement to which a healthy server responds immediately
+STATEMENT_S: Final = 35.0  # for any other statement: `statement_timeout` is 30 s
+LEISURE_S: Final = 605.0  # for a statement while a ledger is copied, when `statement_timeout` is 10 min
+TRANSACTION_S: Final = 60.0  # for a transaction with few rows, from begin to commit
 ROW_S: Final = 0.01  # added for each row; PostgreSQL stores about 10,000 rows a second
 _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
-    """A connection with deadlines. A call that exceeds its deadline closes the connection and raises
-    `OperationalError`.
+    """A connection with deadlines.
 
-    The result of that call is unknown, because a commit may be durable. Use a connection from one thread at a time.
+    A call that exceeds its deadline closes the connection and raises `OperationalError`. The outcome of such a call is
+    unknown: a commit may be durable. Use a connection from one thread at a time.
     """
 
     _call_s = STATEMENT_S
-    _until_s = math.inf  # of the transaction, by the monotonic clock
+    _until_s = math.inf  # deadline of the transaction, on the monotonic clock
 
     @contextmanager
     def answering_within(self, seconds: float) -> Iterator[None]:
@@ -481,7 +488,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Limit the total duration of all further calls, until the next call of this method."""
+        """Limit the total duration of all subsequent calls. The next call of this method sets a new limit."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
@@ -491,7 +498,9 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Wait as `psycopg.Connection.wait` does, but only until the deadline. psycopg uses it for each operation."""
+        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this method for each
+        operation.
+        """
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)

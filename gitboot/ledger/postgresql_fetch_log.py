@@ -1,8 +1,8 @@
-"""Fetch log in PostgreSQL, for hosts that share a ledger: each host records a boot there before it serves the boot.
+"""Fetch log in PostgreSQL for hosts that share a ledger: each host records a boot there before it serves the boot.
 
-An endpoint serves one-time boots only from the tree of the instance that holds the lease. A tree of another instance is
-out of date. One transaction records the boot and reads the lease, and an instance that takes the lease waits for these
-transactions.
+An endpoint serves one-time boots only from the output tree of the instance that holds the lease, because any other
+instance's tree may be outdated. The transaction that records a boot also reads the lease, and an instance that takes
+the lease waits for such transactions to end.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # replaces a file's name in the table of spool files
-_PING_INTERVAL_S: Final = 5.0  # the interval of checks if no boot is looked up
-_MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted: each deletion needs a new publication for all endpoints
+FETCHES: Final = "fetches"  # stands for a file name in the table `spool`
+_PING_INTERVAL_S: Final = 5.0  # interval between checks while no boot is looked up
+_MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted, because each deletion requires a new publication
 _LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals
 _SELECT_LEASE: Final = "SELECT epoch, holder, forgotten, place FROM lease"
 _RECORD: Final = "INSERT INTO fetches (writer, place, server, offer, line) VALUES (%s, %s, %s, %s, %s)"
@@ -40,15 +40,15 @@ _Run = Callable[..., list[Any]]  # (statement, parameters) -> rows
 
 
 class SharedFetchLog:
-    """The shared fetch log from the view of endpoints. Any thread may use the object."""
+    """The shared fetch log as endpoints use it. Thread-safe."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
         self._queried_s = -math.inf
-        self.serving_identity: str | None = None  # the lease at the last query; None: no instance has taken it yet
-        self.deletion_count = 0  # how often rows had been deleted at the last query
-        self.failure: str | None = "there was no query yet"  # why the last query failed
+        self.serving_identity: str | None = None  # the lease at the last query; None: no instance has ever taken it
+        self.deletion_count = 0  # number of deletions at the last query
+        self.failure: str | None = "there was no query yet"  # why the last query failed; None: it succeeded
 
     def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
         return find_served_boot(self._read_fetches(server, offer), offer, report)
@@ -59,11 +59,11 @@ class SharedFetchLog:
     def record(
         self, observation: Observation, serving_identity: str | None, is_given_up: Callable[[], bool] = bool
     ) -> None:
-        """Record a fetch durably, before the endpoint answers it. ``serving_identity`` is the lease that the tree
-        names.
+        """Record a fetch durably before the endpoint responds.
 
-        Raises `FetchLogUnavailable` if the fetch may not have been recorded. If the caller gives up before the database
-        receives the fetch, this records nothing.
+        ``serving_identity`` is the lease that the output tree names. Raises `FetchLogUnavailable` if the fetch may not
+        have been recorded. Nothing is recorded if ``is_given_up`` returns True just before the fetch is sent to the
+        database.
         """
         with self._querying() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
@@ -71,15 +71,15 @@ class SharedFetchLog:
             run(_RECORD, (None, None, *_to_row(observation)))
 
     def ping(self) -> None:
-        """Query the database if the last query failed or is some seconds old."""
+        """Query the database if the last query failed or was not recent."""
         if self.failure is not None or now_s() - self._queried_s >= _PING_INTERVAL_S:
             with suppress(FetchLogUnavailable):
                 self._read_fetches("", None)
 
     def receive_batch(self, batch: ForwardedBatch, spool_files: Collection[str]) -> int:
-        """Store a batch if it is the next batch of its writer. Return the byte at which the next batch has to begin.
+        """Store a batch if it is its writer's next batch. Return the offset at which the next batch must begin.
 
-        ``spool_files`` are the files of the batch's spool. Raises `BatchRejected`.
+        ``spool_files`` are the files that exist in the sender's fetch log. Raises `BatchRejected`.
         """
         spool, file = batch.writer
         with self._receiving() as run:
@@ -93,7 +93,7 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if the batch would begin later. Raises `BatchRejected`."""
+        """Move the offset of a writer's next batch back to ``place`` if it is greater. Raises `BatchRejected`."""
         query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
         with self._receiving() as run:
             run(query, (place, *writer, place))
@@ -128,7 +128,7 @@ class SharedFetchLog:
 
     @contextmanager
     def _querying(self) -> Iterator[_Run]:
-        """Run a query, and store its result in `failure`."""
+        """Run queries in one transaction, and record in `failure` whether it succeeded."""
         self._queried_s = now_s()
         with self._transactions.begin(self._fail) as run:
             yield run
@@ -140,23 +140,26 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The shared fetch log from the view of the instance with the lease. Every method raises `LedgerError`."""
+    """The shared fetch log as the lease holder uses it.
+
+    Each method raises `LedgerError` if the database cannot be used.
+    """
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """Return the fetches after ``offsets``, each once. First wait for transactions that are recording now."""
+        """Return the fetches after ``offsets``, after waiting for transactions that are recording a fetch."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
             ((until,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
         if until > after:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
-            with self._transaction() as run:  # without a lock, so that a slow reader blocks no endpoint
+            with self._transaction() as run:  # no lock here, so that a slow reader blocks no endpoint
                 rows = run(query, (after, until))
-        latest: dict[str | None, datetime] = {}  # by writer, because the clock of a writer may be set back
+        latest: dict[str | None, datetime] = {}  # newest time by writer, because a writer's clock may be set back
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:
             if isinstance(each := parse_line(line.encode()), Observation):
@@ -169,18 +172,16 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of deletions after the next deletion, or the current number if there are too few rows to
-        delete.
-        """
+        """Return the deletion number after the next deletion. It stays the same if there are too few rows to delete."""
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
         return int(deletions + (rows >= _MIN_DELETED_ROWS))
 
     def delete_read(self, offsets: Mapping[str, int], times: int, lease: Lease) -> None:
-        """Delete the rows that were read, as deletion number ``times``.
+        """Delete the rows up to ``offsets``, as deletion number ``times``.
 
-        If the number is not new, or another instance holds the lease, no row is deleted.
+        Nothing is deleted if the number is not new, or if another instance holds the lease.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:
@@ -194,7 +195,7 @@ class RecordedFetches:
 
 
 class _Transactions:
-    """Transactions on one connection, one at a time. A lost connection is replaced."""
+    """Runs transactions on one connection, one at a time. A lost connection is replaced."""
 
     def __init__(self, address: PostgresAddress) -> None:
         from gitboot.ledger import postgresql
@@ -206,7 +207,7 @@ class _Transactions:
 
     @contextmanager
     def begin(self, failure: Callable[[Exception], Exception]) -> Iterator[_Run]:
-        """Begin a transaction. ``failure`` makes the exception to raise from a database or ledger error."""
+        """Run a block in a transaction. ``failure`` converts a database or ledger error into the exception to raise."""
 
         def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
             cursor = self._connection.execute(statement, parameters or None)
@@ -228,7 +229,8 @@ class _Transactions:
 
 
 def _store_batch(run: _Run, batch: ForwardedBatch) -> None:
-    name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")  # 2fefe59 stored the batches of other hosts in a spool
+    # Commit 2fefe59 stored the batches of other hosts in files.
+    name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")
     writer, place = f"{batch.writer.spool}/{name}", base + batch.begin
     for line in batch.lines.splitlines(keepends=True):
         match parse_line(line):

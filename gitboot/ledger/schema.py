@@ -1,4 +1,4 @@
-"""Ledger schema: tables and migrations, and the interface of a database."""
+"""Ledger schema: tables, migrations, and the interface of a database driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gitboot.errors import LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.ledger.leader_lease import HeldLease, Holder
 from gitboot.text import quote_words
 
-# The migrations from each version to the next. A new ledger runs all of them.
+# One migration from each schema version to the next. A new ledger runs all of them.
 MIGRATIONS: Final = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -126,7 +126,7 @@ MIGRATIONS: Final = (
     """,
 )
 VERSION: Final = len(MIGRATIONS)
-# The migrations of PostgreSQL tables, by the version before the migration. The first version in PostgreSQL was 5.
+# Migrations of the PostgreSQL tables, by the version that they start from. The first PostgreSQL version was 5.
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
@@ -143,7 +143,7 @@ POSTGRESQL_MIGRATIONS: Final = {
         WHERE stands = 0 AND serial IS NOT NULL;
     """,
 }
-# The tables of a new PostgreSQL ledger. The columns have the same order as in SQLite.
+# The tables of a new PostgreSQL ledger. The columns are in the same order as in SQLite.
 POSTGRESQL: Final = """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE records (
@@ -201,7 +201,7 @@ POSTGRESQL: Final = """
     );
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
-# Tables for hosts that share a ledger: the lease, and the fetch log of all endpoints. They are not copied.
+# Tables for hosts that share a ledger: the lease, and the fetch log of all endpoints. A copy leaves them out.
 SHARED: Final = """
     CREATE TABLE lease (
         one INTEGER PRIMARY KEY CHECK (one = 1), epoch BIGINT NOT NULL, holder TEXT NOT NULL, place TEXT NOT NULL,
@@ -221,60 +221,63 @@ TABLES: Final = (
     *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
     "lost_identities",
 )
-NUMBERED: Final = ("events", "observations", "requests")  # tables with a generated key
-LEFT: Final = "left"  # the fact of a ledger that was moved
-UNFINISHED: Final = "unfinished"  # the fact of an unfinished copy
+NUMBERED: Final = ("events", "observations", "requests")  # tables whose key the database generates
+LEFT: Final = "left"  # name of the fact that marks a moved ledger
+UNFINISHED: Final = "unfinished"  # name of the fact that marks an unfinished copy
 Row = tuple[Any, ...]
 
 
 class Database(ABC):
-    """An open database with the ledger's tables. Use it from one thread at a time."""
+    """An open ledger database. Use it from one thread at a time."""
 
-    errors: ClassVar[tuple[type[Exception], ...]]  # errors that the driver raises
+    errors: ClassVar[tuple[type[Exception], ...]]  # the exceptions that the driver raises
 
-    snapshot: ClassVar[str]  # a statement that begins a transaction which reads one snapshot and blocks no writer
-    after_copying: ClassVar[tuple[str, ...]] = ()  # statements to run after rows with generated keys were copied
-    # Whether the database is a file in the state directory, and is lost or restored with that directory.
+    snapshot: ClassVar[str]  # begins a transaction that reads one snapshot and blocks no writer
+    after_copying: ClassVar[tuple[str, ...]] = ()  # statements to run after rows with generated keys are copied
+    # Whether the database is a file in the state directory, which is lost or restored together with that directory.
     is_local: ClassVar[bool]
 
     name: str  # for messages
     takes_any = False  # whether a moved ledger or an unfinished copy may be used
-    lease: HeldLease | None = None  # the lease of a shared ledger; a file needs only the lock of the state directory
+    lease: HeldLease | None = None  # the lease of a shared ledger; a file needs only the lock on the state directory
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Execute a statement. Return its rows, or [] without a result."""
+        """Execute a statement, and return its rows, or [] if it returns none."""
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
-        """Yield the rows of a large result, within a transaction that may block others."""
+        """Yield the rows of a large result. The surrounding transaction may block others."""
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute a statement without a result for each row of parameters."""
+        """Execute a statement that returns nothing, once for each row of parameters."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows with these columns. Other columns get their defaults."""
+        """Insert rows with values for these columns. All other columns get their defaults."""
 
     @abstractmethod
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Delete the rows with these values of the columns ``keys``."""
+        """Delete the rows whose ``keys`` columns have these values."""
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert whole rows, or replace rows with the same ``keys``. The keys are the first columns of the table."""
+        """Insert complete rows, and replace rows that have the same ``keys``.
+
+        The keys are the table's first columns.
+        """
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:
-        """Begin a transaction after all other processes have ended their transactions.
+        """Begin a write transaction. Waits until other writers have ended their transactions.
 
         ``at_leisure`` allows long pauses between statements. Raises `LedgerLeft` if the ledger was moved.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit the transaction, so that its writes are durable."""
+        """Commit the transaction. Its writes are then durable."""
 
     @abstractmethod
     def rollback(self) -> None:
@@ -282,28 +285,28 @@ class Database(ABC):
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
-        """Return whether an error leaves open which writes are durable."""
+        """Return whether it is unknown, after this error, which writes are durable."""
 
-    def probe(self) -> None:  # noqa: B027 - a file answers at once, or hangs with its disk
-        """Send a query that a healthy server answers immediately. Raises one of `errors`."""
+    def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
+        """Send a query to which a healthy server responds immediately. Raises one of `errors`."""
 
     @abstractmethod
     def reopen(self) -> None:
-        """Close the database and open it again, to read its durable state. Raises `LedgerError`."""
+        """Close and reopen the database, so that later reads return its durable state. Raises `LedgerError`."""
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
-        """Take the lease, until `close`. Raises `HeldByAnother` while another instance holds the lease."""
+        """Take the lease and keep it until `close`. Raises `HeldByAnother` if another instance holds the lease."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection, and return the lease."""
+        """Close the connection, and release the lease."""
 
     @abstractmethod
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        """Return a ledger error for an error that was raised while rows were read or decoded."""
+        """Convert an error that occurred while rows were read or decoded to a ledger error."""
 
     def require_current(self) -> None:
-        """Raise `LedgerLeft` if the ledger was moved elsewhere, and `LedgerUnfinished` if it is an incomplete copy."""
+        """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if it is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:
@@ -316,7 +319,7 @@ class Database(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert errors in a block to ledger errors, including errors from malformed rows."""
+        """Convert the errors of a block to ledger errors, including errors caused by malformed rows."""
         try:
             yield
         except self.errors as error:

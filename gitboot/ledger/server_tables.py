@@ -44,7 +44,7 @@ def parse_time_or_none(text: str | None) -> datetime | None:
 
 
 def to_json(value: object) -> str:
-    """Return a value as JSON. Times become text, and a structure becomes an object with its field names."""
+    """Encode a value as JSON. Times are encoded as text, and structures as objects."""
     return json.dumps(value, sort_keys=True, default=_to_plain_value)
 
 
@@ -66,10 +66,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Return a structure from its JSON, as written by `to_json`, with ``more`` fields.
+    """Decode a structure that `to_json` encoded. ``more`` are the values of fields that the JSON does not contain.
 
-    Raises ValueError or TypeError for other JSON, including JSON with unknown fields, because the fields of a newer
-    gitboot would get lost.
+    Raises ValueError or TypeError for other JSON. Unknown fields are rejected too, because a later write would lose the
+    fields of a newer version of gitboot.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -183,7 +183,7 @@ def override_from_row(row: Sequence[Any]) -> OverrideRecord:
     )
 
 
-_OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # the plan is the key
+_OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # `plan` is the key of the table
 
 
 def format_offer(offer: Offer) -> str:
@@ -209,29 +209,29 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observation that waits until the machine's BMC confirms the observation."""
+    """An observed fetch that the machine's BMC has yet to confirm."""
 
     id: int
     observation: Observation
     offer: Offer  # the boot that was fetched
-    marks: Marks | None = None  # the first marks that the BMC showed after the fetch
+    marks: Marks | None = None  # the first marks that the BMC reported after the fetch
 
 
 # Offers
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """Return the offer of a published plan, or None without an offer."""
+    """Return the offer that was stored for a plan, or None if there is none."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Store the offers of boots that gitboot is about to publish. A stored offer may have a new window now.
+    """Store the offers of boots that gitboot is about to publish, replacing earlier offers of the same plans.
 
-    A backup without a new offer counts as an older copy: the machine may have fetched the boot, and with the backup
-    gitboot would not recognize the fetch.
+    A backup without a new offer counts as an older copy, because gitboot could not recognize a fetch of the offered
+    boot.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -240,7 +240,10 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """Return the plan of the boot script with a path and a modification time, and its number in the sequence."""
+    """Find a boot script by its path and modification time.
+
+    Return its plan, and the decision number at its publication.
+    """
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
 
@@ -250,15 +253,15 @@ def has_version_modified_at(store: Store, modified_at: int) -> bool:
 
 
 def find_token(store: Store, path: str) -> Digest | None:
-    """Return the token of a published path that names a token."""
+    """Return the token in a published path, or None if no such path was published."""
     found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)
     return Digest(found[0][0]) if found else None
 
 
 def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
-    """Store the plans of published boot scripts: (path, modification time, plan).
+    """Store which plan each published boot script belongs to, as (path, modification time, plan).
 
-    ``number`` is a number of the sequence.
+    ``number`` is the number of the newest decision.
     """
     tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
@@ -267,7 +270,10 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Return the observations without a verdict, oldest first, except those whose offer was deleted."""
+    """Return the observations that have no verdict yet, oldest first.
+
+    Observations whose offer was deleted are left out.
+    """
     with store.reading():
         found = store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
@@ -295,7 +301,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations that wait for a verdict, or the first marks that the BMC showed after the observations."""
+    """Store observations that wait for a verdict, with the first marks that the BMC reported afterwards, if any."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -318,7 +324,7 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete old offers, versions and judged observations from before a time. Current entries stay."""
+    """Delete the offers, versions and judged observations from before a time, except those that are still current."""
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
         "DELETE FROM versions WHERE modified < ? AND modified <"
@@ -337,13 +343,16 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Store how far each spool file was read. Use the same transaction for the result of reading."""
+    """Store how far each file of the fetch log was read. Call this in the transaction that stores the fetches."""
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of BMC and credentials, normalized, because 0.1.0 stored addresses as in documents."""
+    """Return the known pairs of BMC and credentials.
+
+    Addresses are normalized, because 0.1.0 stored them as written in documents.
+    """
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
@@ -359,7 +368,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the lost identities. A backup that lacks a new lost identity counts as an older copy."""
+    """Replace the stored lost identities. A backup without a newly lost identity counts as an older copy."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -391,9 +400,9 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Store machines, and mark machines that were removed from the fleet. The last state of a removed machine stays.
+    """Store machines, and mark the machines that were removed from the fleet. The entry of a removed machine stays.
 
-    ``is_current`` is false for machines that the accepted commit does not have.
+    ``is_current`` is false for machines that are not in the accepted commit.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in removed])
     rows = [
@@ -404,7 +413,7 @@ def write_machines(
 
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
-    """Return the overrides that were set, by server and reason."""
+    """Return the override records, by machine and reason."""
     found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
     with store.reading():
         for uuid, *rest in store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
@@ -426,15 +435,16 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 
 
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
-    """Store the pinned identity of each BMC.
+    """Store pinned identities: the machine identity that each BMC must report.
 
-    A backup without it does not count as an older copy, because gitboot pins the identity again at the next contact.
+    A backup without a pinned identity does not count as an older copy, because gitboot pins the identity again at the
+    next contact.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
-    """Return the record of each server by UUID. A server without a record is unknown."""
+    """Return the records of servers, by UUID. A server without a record is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
@@ -446,7 +456,7 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
 
 
 def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Store records: (UUID, name of the server, record)."""
+    """Store records, given as (UUID, server name, record)."""
     found = {uuid: (server, record) for uuid, server, record in records}
     if not found:
         return
@@ -470,7 +480,7 @@ def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
 
 
 def delete_all_records(tx: Transaction) -> None:
-    """Delete the records of all servers. Their overrides stay."""
+    """Delete the records of all servers, but not their overrides."""
     tx.execute("DELETE FROM records")
     tx.execute("DELETE FROM runs")
     tx.mark()
@@ -483,9 +493,9 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Store the secret fetches of servers. None deletes the fetches of a server.
+    """Store the fetches of secrets by server. None deletes a server's entry.
 
-    A backup without these fetches does not count as an older copy, because they change no plan.
+    A backup without these fetches does not count as an older copy, because they do not affect plans.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]
@@ -493,7 +503,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
 
 
 def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
-    """Return the recorded power operations by server and reason."""
+    """Return the recorded power changes, by machine and reason."""
     found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):

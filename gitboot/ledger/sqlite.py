@@ -16,7 +16,10 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """The ledger in a file, which is created if it is missing. With ``synchronous`` each transaction is synced."""
+    """A ledger in a SQLite file, created if it is missing.
+
+    With ``synchronous``, each transaction is synced to the disk.
+    """
 
     errors: ClassVar = (sqlite3.Error,)
     is_local: ClassVar = True
@@ -24,7 +27,8 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        self._is_read_only = False  # whether the disk has no space for the files that a writer needs
+        # Whether the file is open read-only, because the disk is too full for a writer's files.
+        self._is_read_only = False
         self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -59,7 +63,7 @@ class SqliteDatabase(Database):
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        if self._connection.in_transaction:  # SQLite itself rolls back if the disk is full
+        if self._connection.in_transaction:  # if the disk is full, SQLite has already rolled back
             self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
@@ -70,12 +74,12 @@ class SqliteDatabase(Database):
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
-                # So that SQLite reads from the disk and not from the kernel's page cache.
+                # Makes SQLite read from the disk instead of the kernel's page cache.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._open()
 
     def probe(self) -> None:
-        """If the file could only be opened for reading, try to open it for writing. Raises `LedgerError`."""
+        """If the file is open read-only, try to reopen it for writing. Raises `LedgerError`."""
         if not self._is_read_only:
             return
         try:
@@ -94,10 +98,10 @@ class SqliteDatabase(Database):
         return build_read_error(self.name, error)
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, or open it read-only if the disk has no space for SQLite's shared-memory index.
+        """Open the file. Open it read-only if there is no disk space for SQLite's shared-memory index.
 
-        Read-only is safe if the file has no log, as after a clean end, because then the file is complete. No other
-        process can write to the file.
+        Reading only the file is safe if it has no write-ahead log, as after a clean shutdown, because the file is then
+        complete. No other process can write to it.
         """
         try:
             connection, self._is_read_only = self._open_to_write(), False
@@ -130,9 +134,9 @@ class SqliteDatabase(Database):
 
 
 class ReadOnlySqlite(SqliteDatabase):
-    """A ledger file that is only read, without checks and migrations.
+    """A ledger file opened for reading only, without checks or migrations.
 
-    Reads block no writer, and no writer blocks reads.
+    Readers and writers do not block each other.
     """
 
     def _open(self) -> sqlite3.Connection:
@@ -149,10 +153,10 @@ def back_up(path: Path, to: Path) -> None:
 
 
 def build_read_error(name: str, error: Exception) -> LedgerError:
-    """Return a ledger error for an error of SQLite, or for a malformed row."""
+    """Convert a SQLite error, or an error caused by a malformed row, to a ledger error."""
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     if isinstance(error, sqlite3.OperationalError) and not lacks_table:
-        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # no such file, no rights, locked
+        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # for example missing or locked
     return build_damaged_error(name, str(error))
 
 
@@ -163,7 +167,7 @@ def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     )
 
 
-# The errors of SQLite when it cannot create files on a full disk: https://sqlite.org/rescode.html
+# The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
 _NO_ROOM: Final = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,

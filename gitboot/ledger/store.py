@@ -1,4 +1,4 @@
-"""Ledger store: transactions, the mark of the newest state, and copies."""
+"""Ledger store: transactions, the mark that identifies the newest state, and copies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'ch
 
 
 class Transaction:
-    """A write transaction. A table module marks it if a backup without the change would count as an older copy.
+    """A write transaction. Table modules mark it if a backup without its changes would count as an older copy.
 
     A transaction blocks all other writers, and PostgreSQL aborts a transaction that is idle for some seconds. Therefore
-    a transaction in PostgreSQL begins with the first read or at the end of the block, after all rows have been
-    prepared. In a file the rows are written immediately, and not kept in memory.
+    a PostgreSQL transaction begins only at the first read, or at the end of the block when all rows have been prepared.
+    In SQLite, rows are written immediately instead of being kept in memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -69,12 +69,12 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Mark this transaction as a change, so that a backup without it counts as an older copy."""
+        """Count this transaction as a change, so that a backup without it counts as an older copy."""
         self.is_marked = True
 
 
 class Store:
-    """A ledger with one writer at a time. Every write is durable when its block ends."""
+    """A ledger with one writer at a time. A write is durable once its block has ended."""
 
     synchronous: ClassVar = True  # whether each transaction waits for the disk
 
@@ -83,15 +83,15 @@ class Store:
         self._lock = threading.Lock()
         self.is_failing = False  # whether the last read or write failed
         self._failures = 0  # the number of failed writes
-        self.is_suspect = False  # whether a write may be lost: the ledger has to be read back
-        self._synced_progress: tuple[str, int] | None = None  # identity and number of changes at the last sync
-        self._known_progress: tuple[str, int] | None = None  # identity and number of changes at the last read
+        self.is_suspect = False  # whether a write may be lost, so that the ledger must be read back
+        self._synced_progress: tuple[str, int] | None = None  # identity and change number at the last sync
+        self._known_progress: tuple[str, int] | None = None  # identity and change number at the last read
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the ledger of ``path``: the file, or the database that replaces the file.
+        """Open the ledger of ``path``, which is either this file or the database that replaces it.
 
-        Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote the ledger.
+        Raises `DamagedLedger` if the ledger is damaged, and `LedgerError` if a newer version of gitboot wrote it.
         """
         return cls(open_database(path, synchronous=cls.synchronous), path)
 
@@ -106,10 +106,10 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Begin a transaction. When the block ends, either all of its writes are durable or no write is.
+        """Run a block in a transaction. When the block ends, either all of its writes are durable or none is.
 
-        If another write fails while this write waits for it, this write fails too. Otherwise many writers would wait,
-        each in turn, for a database that hangs.
+        If this write has to wait for another write and that write fails, this write fails too. Without this rule, each
+        waiting writer in turn would wait for a database that hangs.
         """
         failures = self._failures
         with self._lock:
@@ -131,7 +131,7 @@ class Store:
                 if isinstance(error, (*database.errors, LedgerError)):
                     self.is_failing = True
                     self._failures += 1
-                with suppress(*database.errors):  # the first error has the cause
+                with suppress(*database.errors):  # the first error shows the cause
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
@@ -144,10 +144,10 @@ class Store:
                 self.write_mark(*changes)
 
     def read_back(self) -> None:
-        """Open the ledger again and read its durable state, without the kernel's page cache.
+        """Reopen the ledger and read its durable state from the disk, bypassing the kernel's page cache.
 
-        After a failed sync, the kernel may treat pages as written that are not on the disk (fsync(2)). Raises
-        `LedgerError` if a synced change is missing.
+        After a failed sync, the page cache may contain pages that are marked as written but are not on the disk
+        (fsync(2)). Raises `LedgerError` if a synced change is missing.
         """
         with self._lock:
             self.database.reopen()
@@ -155,7 +155,7 @@ class Store:
         self.is_suspect = False
 
     def probe(self) -> None:
-        """Raise `LedgerError` if a database on another host does not answer within seconds."""
+        """Check that the database responds within seconds. Raises `LedgerError`. A file is not checked."""
         with self._lock:
             try:
                 with self.reading():
@@ -177,7 +177,8 @@ class Store:
     def reading(self) -> AbstractContextManager[None]:
         return self.database.reading()
 
-    # The mark beside the ledger has its number of changes. A backup that replaces the ledger has fewer changes.
+    # The mark beside the ledger stores the ledger's change number. A backup that replaces the ledger has a lower
+    # number.
 
     @property
     def mark(self) -> tuple[str, int] | None:
@@ -185,9 +186,9 @@ class Store:
 
     @property
     def progress(self) -> tuple[str, int]:
-        """The identity and the number of changes of the ledger. If the ledger cannot be read, the last known values."""
+        """The identity and the change number of the ledger, or the last known values if the ledger cannot be read."""
         if self.is_failing and self._known_progress is not None:
-            return self._known_progress  # without another wait
+            return self._known_progress  # do not wait for the ledger again
         try:
             self._known_progress = self._read_progress()
         except LedgerError:
@@ -201,11 +202,11 @@ class Store:
             return _parse_progress(found)
 
     def write_mark(self, identity: str, changes: int) -> None:
-        """Write the mark durably, after each transaction that counts as a change. Raises `LedgerError`."""
+        """Write the mark durably. Called after each transaction that counts as a change. Raises `LedgerError`."""
         try:
             write_mark(mark_path(self.path), identity, changes)
         except OSError as error:
-            self.is_suspect = True  # the change is in the ledger, but the caller gets an error
+            self.is_suspect = True  # the ledger contains the change, but the caller gets an error
             raise LedgerError(
                 f"{mark_path(self.path)}: the ledger's mark cannot be written ({error.strerror})"
             ) from error
@@ -214,9 +215,9 @@ class Store:
 def open_database(
     path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
 ) -> Database:
-    """Open the database of the ledger of ``path``. Raises `LedgerError`.
+    """Open the database that stores the ledger of ``path``. Raises `LedgerError`.
 
-    With ``takes_any`` it also opens a ledger that was moved, or an unfinished copy.
+    With ``takes_any``, also open a ledger that was moved, or an unfinished copy.
     """
     database: Database
     if (address := read_address(path)) is not None:
@@ -242,7 +243,7 @@ def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
 
 
 def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
-    """Raise `LedgerError` if a synced change is missing."""
+    """Raise `LedgerError` if the ledger found on the disk lacks a synced change."""
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
         lost = f"the disk lost synced changes ({found[1]} of {synced[1]} are there), or a backup replaced the ledger"
         raise LedgerError(
@@ -256,7 +257,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 def read_mark(path: Path) -> tuple[str, int] | None:
-    """Return the identity and the number of changes in a mark, or None without a valid mark."""
+    """Return the identity and the change number in a mark file, or None if there is no valid mark."""
     try:
         identity, changes = path.read_text("ascii").split()
         return identity, int(changes)
@@ -265,7 +266,7 @@ def read_mark(path: Path) -> tuple[str, int] | None:
 
 
 def write_mark(path: Path, identity: str, changes: int) -> None:
-    """Write a mark durably. Raises OSError."""
+    """Write a mark file durably. Raises OSError."""
     mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     try:
         os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
@@ -275,10 +276,10 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
 
 
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
-    """Replace all rows of ``new`` with a snapshot of ``ours``. Return the number of rows of each table.
+    """Replace all rows in ``new`` with a snapshot of ``ours``. Return the number of rows by table.
 
-    Writers of ``ours`` are not blocked, and later writes are not copied. Raises `LedgerError` if the copy differs when
-    it is read back. ``new`` is unchanged then.
+    The copy does not block writers of ``ours``, and does not contain their later writes. Raises `LedgerError`, and
+    leaves ``new`` unchanged, if the copied rows differ when they are read back.
     """
     with ours.reading():
         ours.execute(ours.snapshot)
@@ -289,14 +290,15 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 
 
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """Replace all rows of ``new`` with the rows in the current transaction of ``ours``. Return the number of rows.
+    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads. Return the number of
+    rows by table.
 
-    The notes of copies in ``ours`` are not copied. ``new`` gets ``notes`` instead.
+    The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored in ``new``.
     """
     counted = {}
     with ours.reading(), new.reading():
         try:
-            new.begin(at_leisure=True)  # reading the old ledger may take long
+            new.begin(at_leisure=True)  # reading the old ledger may take a long time
             for table in TABLES:
                 new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
                 found = _rows(ours, table)
@@ -328,18 +330,18 @@ def count_rows(database: Database) -> dict[str, int]:
 
 
 def _rows(database: Database, table: str) -> list[Row]:
-    """Return all rows of a table, sorted, so that the order does not depend on the database."""
+    """Return all rows of a table, sorted so that the order does not depend on the database."""
     if not _is_there(database, table):
         return []
     return sorted(database.stream_rows(f"SELECT * FROM {_copied_part(table)}"), key=repr)  # noqa: S608
 
 
 def _is_there(database: Database, table: str) -> bool:
-    """Return whether a database has a table. An older ledger that is only read lacks the newest tables."""
+    """Return whether a table exists. An older ledger that is opened read-only lacks newer tables."""
     query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
     return bool(database.execute(query, (table,))[0][0])
 
 
 def _copied_part(table: str) -> str:
-    """Return the part of a table that is copied: all rows except notes of copies."""
+    """Return the SQL for the rows of a table to copy: all rows except notes about copies."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

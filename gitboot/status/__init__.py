@@ -1,1 +1,1 @@
-"""Status: conditions, events and progress that the controller, endpoints and commands share."""
+"""Status: the conditions, events and progress that the controller, endpoints and commands share."""

@@ -1,4 +1,4 @@
-"""Conditions and events: the types of conditions with their remedies, events and alerts."""
+"""Condition types, each with its remedies, events and alerts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_NAMED: Final = 3
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """An event for the log, `gitboot events` and the audit log."""
+    """An event that gitboot writes to its log and to the audit log, and that `gitboot events` shows."""
 
     at: datetime
     type: str  # Fetched, Accepted, Refused, Published, OverrideSet …: one word in CamelCase
     message: str
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    warning: bool = False  # whether an operator should look
+    warning: bool = False  # whether an operator should look into the event
 
 
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return the events in order. Events that differ only in the server are merged at the place of the first."""
+    """Merge events that differ only in their server. A merged event takes the position of its first event."""
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
@@ -46,12 +46,12 @@ def _merge_events(events: list[Event]) -> Event:
     return structs.replace(first, message=message, facts=facts)
 
 
-ANY: Final = "*"  # all reasons without their own remedy, such as names of errors
-BMC: Final = "Bmc/SERVER"  # the type of the condition of one server's BMC
+ANY: Final = "*"  # every reason that has no remedy of its own, such as the name of an error
+BMC: Final = "Bmc/SERVER"  # the condition type of a server's BMC; the name of the server replaces SERVER
 SERVER: Final = "SERVER"
 STATUS_CURRENT: Final = "StatusCurrent"
-STALE_S: Final = 150.0  # an older status is stale. This is a bit more than two intervals
-STATE: Final = "STATE"  # the state directory, which the command that shows a remedy fills in
+STALE_S: Final = 150.0  # age from which a status is stale: a bit more than two write intervals
+STATE: Final = "STATE"  # placeholder for the state directory; the command that shows the remedy fills it in
 
 
 class Condition(Struct, frozen=True, kw_only=True):
@@ -61,43 +61,43 @@ class Condition(Struct, frozen=True, kw_only=True):
     status: bool
     reason: str  # one word in CamelCase
     message: str
-    last_transition_time: datetime  # when the status changed last
-    remedy: str | None = None  # a command or setting for a false condition
+    last_transition_time: datetime  # when the status last changed
+    remedy: str | None = None  # the command or setting that resolves a false condition
 
 
 class Announcement(Enum):
-    """The situations in which gitboot reports an event for a false condition."""
+    """The changes of a false condition for which gitboot reports an event."""
 
-    CHANGE = auto()  # if the status, the reason or the message changed
-    REASON = auto()  # if the status or the reason changed
-    STATUS = auto()  # if the status changed
+    CHANGE = auto()  # the status, the reason or the message changed
+    REASON = auto()  # the status or the reason changed
+    STATUS = auto()  # the status changed
 
 
 class Alert(NamedTuple):
-    """A rule of docs/monitoring/alerts.yml. `scripts/reference.py` derives its expression, duration and labels."""
+    """A rule in docs/monitoring/alerts.yml. `scripts/reference.py` generates its expression, duration and labels."""
 
     name: str
     severity: str  # critical or warning
-    after: str  # how long the condition has to be false, as a Prometheus duration
-    reasons: str = ""  # the reasons that fire it, as a PromQL matcher. "": all reasons without another alert
+    after: str  # how long the condition must be false before the alert fires, as a Prometheus duration
+    reasons: str = ""  # PromQL matcher for the reasons that fire the alert; "": all reasons without another alert
     also: str = ""  # a second expression that fires the alert
 
 
 class ConditionType(Struct, frozen=True):
-    """The declaration of a condition type, from which docs, alerts and events are derived."""
+    """The declaration of a condition type. Documentation, alerts and events are derived from it."""
 
     name: str
-    remedies: Mapping[str, str]  # by reason: a command or setting. Words in capitals are placeholders
+    remedies: Mapping[str, str]  # by reason: a command or setting, in which words in capitals are placeholders
     alerts: tuple[Alert, ...]
-    event: str | None = None  # the type of the event when the condition becomes false; None: other events report that
-    events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: another event type
+    event: str | None = None  # event type when the condition becomes false; None: other events report it
+    events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: an event type that replaces `event`
     announces_on: Announcement = Announcement.CHANGE
 
     def find_remedy(self, reason: str) -> str | None:
         return self.remedies.get(reason, self.remedies.get(ANY))
 
     def find_event_type(self, before: Condition | None, now: Condition) -> str | None:
-        """Return the type of the event for a false condition, or None if no event is due."""
+        """Return the type of the event that reports a false condition, or None if the change needs no event."""
         is_same = before is not None and (
             before.status == now.status
             if self.announces_on is Announcement.STATUS
@@ -164,7 +164,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
-        announces_on=Announcement.STATUS,  # each file has its own event
+        announces_on=Announcement.STATUS,  # a separate event reports each file
     ),
     ConditionType(
         "BmcsReachable",
@@ -182,7 +182,7 @@ _TYPES: Final = (
         {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # add to spec of the Fleet"},
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
         event="LedgerNotNamed",
-        announces_on=Announcement.STATUS,  # not for each further server
+        announces_on=Announcement.STATUS,  # not again for each additional server
     ),
     ConditionType(
         "BootsServed",
@@ -217,7 +217,7 @@ _TYPES: Final = (
         {ANY: _OTHER_BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
-        announces_on=Announcement.STATUS,  # not for each branch that is checked out
+        announces_on=Announcement.STATUS,  # not again for each branch that is checked out
     ),
     ConditionType(
         "CertificateReadable",
@@ -278,7 +278,7 @@ _TYPES: Final = (
     ConditionType(
         "LedgerNamed",
         {"AnotherLedger": _ACT, "BecameStandby": _ACT},
-        # A standby has the reason AnotherLedger all the time.
+        # A standby has the reason AnotherLedger all the time, so that reason fires no alert.
         (Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),),
         event="BecameStandby",
     ),
@@ -312,7 +312,7 @@ _TYPES: Final = (
         {ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself and keeps the notices"},
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
-        announces_on=Announcement.STATUS,  # not for each different error
+        announces_on=Announcement.STATUS,  # not again for each different error
     ),
     ConditionType(
         "OneTimeBootsServed",
@@ -342,7 +342,7 @@ _TYPES: Final = (
         {"Unnamed": 'trusted-proxies = ["PROXIES"]  # if it is your proxy, add to the file of --config'},
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
-        announces_on=Announcement.STATUS,  # any client can choose its address
+        announces_on=Announcement.STATUS,  # the message contains addresses that a client can choose
     ),
     ConditionType(
         "Published",
@@ -386,7 +386,7 @@ _TYPES: Final = (
         {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
         (Alert("GitbootSecretFetchedAgain", "warning", "5m"),),
         event="SecretsFetchedAgain",
-        announces_on=Announcement.REASON,  # each further fetch changes the message
+        announces_on=Announcement.REASON,  # the message changes with each fetch
     ),
     ConditionType(
         "Serving",
@@ -453,7 +453,7 @@ _TYPES: Final = (
         },
         (Alert("GitbootThreadDied", "warning", "0m"),),
         event="ThreadDied",
-        announces_on=Announcement.STATUS,  # not for each further death
+        announces_on=Announcement.STATUS,  # not again each time a thread dies
     ),
     ConditionType(
         "OutputTreeReadable",
@@ -498,7 +498,7 @@ _TYPES: Final = (
             ),
             "Waiting": f"{_ASK}  # tries now. Usually you only have to wait",
         },
-        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # gitboot tries such a BMC again
+        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # Waiting is retried
         event="OverrideStalled",
         events={"Overdue": "OverrideOverdue", "Waiting": "OverrideWaiting"},
     ),
@@ -507,14 +507,15 @@ CONDITIONS: Final[Mapping[str, ConditionType]] = {each.name: each for each in _T
 
 
 def find_condition_type(type: str) -> ConditionType | None:
-    """Return the declaration of a condition type, or None for a type that is never false or has no remedy."""
+    """Return the declaration of a condition type, or None if the type is not declared."""
     return CONDITIONS.get(BMC if "/" in type else type)
 
 
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """Return the remedy of a false condition, without the value of STATE, or None if no remedy is declared.
+    """Return the remedy of a false condition, or None if no remedy is declared.
 
-    ``values`` replace the other words in capitals, as in `fill_placeholders`.
+    The placeholder STATE stays in the text. ``values`` are values for the other placeholders, as in
+    `fill_placeholders`.
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None
@@ -522,9 +523,10 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
 
 
 def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> str:
-    """Replace the words in capitals of a line by values, quoted for a shell. A word without a value stays.
+    """Replace the placeholders in a line (words in capitals) with shell-quoted values. A word without a value stays.
 
-    A sequence becomes several words. A word in double quotes becomes strings of a TOML list.
+    A sequence is inserted as several words. If the placeholder is in double quotes, its values are inserted as the
+    strings of a TOML list.
     """
 
     def value(word: re.Match[str]) -> str:

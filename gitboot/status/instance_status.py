@@ -1,4 +1,4 @@
-"""Instance status: the state that an instance reports, and the age of a status."""
+"""Instance status: a summary of the state that an instance reports, and the age of that status."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from gitboot.jsonio import Digest, format_instant, to_json_value
 from gitboot.problems import Problem
 from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, find_remedy
 
-WRITTEN_EVERY_S: Final = 60.0  # at most, between two writes of a running instance
+WRITTEN_EVERY_S: Final = 60.0  # maximum time between two writes by a running instance
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
-    """The processes of the endpoint that an instance starts."""
+    """The endpoint processes that an instance started."""
 
     expected: int
-    alive: int  # processes that respond
-    restarts: int  # number of restarts since the start
-    hung: int = 0  # processes that do not respond
-    unread: tuple[str, ...] = ()  # unusable credential files: option, file, cause
-    certificate: str | None = None  # why the operators' certificate cannot be used
+    alive: int  # number of processes that respond
+    restarts: int  # number of restarted processes since the instance started
+    hung: int = 0  # number of processes that do not respond
+    unread: tuple[str, ...] = ()  # the unusable credential files, as texts with option, file and cause
+    certificate: str | None = None  # why the certificate of the operators' address is unusable
 
 
 class ForgeReport(Struct, frozen=True, kw_only=True):
-    """The reports to the forge."""
+    """The last report to the forge, and the number of ledger changes that the forge has recorded."""
 
     commit: str | None = None  # the last reported commit
-    report: str = ""  # the report about it
+    report: str = ""  # the text of the last report
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    has_asked: bool = True  # whether gitboot has requested the ledger's state from the forge, with or without success
+    has_asked: bool = True  # whether gitboot has tried to read the ledger's change number from the forge
     known_changes: int | None = (
-        None  # number of ledger changes according to the forge; None: the forge has no number, or did not respond
+        None  # the ledger's change number at the forge; None: the forge has no number, or did not respond
     )
-    claimed_changes: int | None = None  # changes of the ledger in commit statuses without a proof
+    claimed_changes: int | None = None  # the ledger's change number in commit statuses without a proof
 
 
 class ThreadFailure(NamedTuple):
-    """A thread of an instance that died of an error, and has run for less than a minute since."""
+    """A thread of an instance that died from an error, and that has run for less than a minute since its restart."""
 
     thread: str
     message: str  # the error on one line
-    deaths: int  # number of deaths since the start of the instance
+    deaths: int  # how often the thread has died since the instance started
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
@@ -53,30 +53,31 @@ class TargetStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     base_url: str | None = None  # the URL that machines use, if known
-    commit: str | None = None  # the commit whose files are completely on the target, if any
+    commit: str | None = None  # the commit whose files are all on the target, if any
     behind_since: datetime | None = None  # None: the target is up to date
-    overdue_since: datetime | None = None  # the first transition that the target may lack
+    overdue_since: datetime | None = None  # time of the first transition that the target may have missed
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    withheld: int = 0  # servers whose one-time boot is missing on the target, because no fetch would be recorded
+    # Number of servers whose one-time boot is not on the target, because nothing would record the fetch.
+    withheld: int = 0
 
 
 class SignedListState(Struct, frozen=True, kw_only=True):
-    """The signed list of the published tree."""
+    """The state of the signed list in OUTPUT."""
 
     signed: bool = False  # whether a key signs the list
-    expires: datetime | None = None  # None: this process has not written a list
+    expires: datetime | None = None  # when the list expires; None: this process has not written a list
     root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
-    failure: tuple[str, str] | None = None  # why it could not be written: reason, message
+    failure: tuple[str, str] | None = None  # why the list could not be written: reason, message
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A commit that waits for an acknowledgement."""
+    """A commit that a guard holds until a person acknowledges or approves it."""
 
     commit: str
     digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
-    lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge the commit
-    # Servers that the commit may reinstall, because their records do not rule that out.
+    lines: tuple[str, ...] = ()  # the lines that acknowledge the commit if they are in a commit message
+    # Servers that the commit may reinstall, because their records do not rule out a reinstallation.
     reinstalls: tuple[str, ...] = ()
 
 
@@ -84,19 +85,19 @@ class WithheldServer(Struct, frozen=True, kw_only=True):
     """A server whose install boot gitboot withholds, because a newer commit does not offer it."""
 
     server: str
-    by: tuple[str, ...]  # the newer commits, sorted
-    boots: str | None  # the image that the server boots now; None: its disk
-    why: str  # the reason for the current boot
+    by: tuple[str, ...]  # the newer commits that do not offer the boot, sorted
+    boots: str | None  # the image that the server boots instead; None: its disk
+    why: str  # why the server boots this image or its disk
 
 
 class ChangedArea(Struct, frozen=True, kw_only=True):
-    """The changes of an accepted commit to a group of servers."""
+    """The changes that an accepted commit makes to a group of servers."""
 
     commit: str
-    label: str  # such as site=fra1; "" is the whole fleet
+    label: str  # the group, such as site=fra1; "": the whole fleet
     size: int
     changed: int
-    less: int  # servers that offer no new boot
+    less: int  # number of servers whose change offers no new boot
     removed: int
     added: int
     reinstalled: int
@@ -111,7 +112,7 @@ class PassedCommit(Struct, frozen=True, kw_only=True):
 
 
 class Acknowledgement(Struct, frozen=True, kw_only=True):
-    """An acknowledgement by which a commit was accepted."""
+    """An acknowledgement that let a commit pass a guard."""
 
     commit: str
     guard: str
@@ -122,33 +123,34 @@ class Status(Struct, frozen=True, kw_only=True):
     """A summary of an instance."""
 
     ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
-    attempted: str | None = None  # the commit of the last attempt
+    attempted: str | None = None  # the newest commit that gitboot judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     held: Held | None = None  # the newest commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
-    passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the newest commit, the oldest first
-    accepted: str | None = None  # the commit that the next commit is compared with
+    # The commits between the accepted and the newest commit, oldest first.
+    passed_commits: tuple[PassedCommit, ...] = ()
+    accepted: str | None = None  # the accepted commit, with which the next commit is compared
     committed_at: datetime | None = None  # the committer time of the accepted commit
-    signer: Signer | None = None  # the owner of the trusted key that signed the commit
-    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements on the commit path to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # the changes by the commits of the last acceptance
-    applied: str | None = None  # the commit of the published files
+    signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements that were used to accept the commit
+    changed: tuple[ChangedArea, ...] = ()  # the changes in the commits that were accepted last
+    applied: str | None = None  # the commit whose files are published
     fetch_began: datetime | None = None  # when the last completed fetch began
     fetched: str | None = None  # the last fetched commit
     planned_at: datetime | None = None
     next_transition: datetime | None = None
-    phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
-    records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
-    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later -> servers with an install boot
-    # Attempted, Started, Made -> number of servers in an open window.
+    phases: Mapping[str, int] = field(default_factory=dict)  # phase -> number of servers
+    records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> number of servers
+    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later -> number of servers with an install boot
+    # Attempted, Started, Made -> number of servers in the window of a maintenance.
     runs: Mapping[str, int] = field(default_factory=dict)
-    installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> servers
-    installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest last step first
-    drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
-    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
-    below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
-    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # by server
-    stages: Mapping[str, Any] = field(default_factory=dict)  # histograms of durations
+    installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> number of servers
+    installations: tuple[Mapping[str, Any], ...] = ()  # one for each of these servers, longest without a step first
+    drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> number of servers
+    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> number of BMCs
+    below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> number of servers
+    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # one per server
+    stages: Mapping[str, Any] = field(default_factory=dict)  # stage -> histogram of its durations
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, type: str) -> bool:
@@ -201,11 +203,11 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime | None) -> dict[str, Any]:
-    """Return a status with its age, and with a false condition if the status is stale.
+    """Return a status with its age added, and with a false condition if the status is stale.
 
-    A stale status may be wrong in all parts, so it needs this condition even if all other conditions are true.
-    ``written_at`` is the time of the last status that this process has read, and ``age_s`` its age. They are None if no
-    instance has written a status.
+    Everything in a stale status may be outdated, so the status must show this even if all other conditions are true.
+    ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both are None if no instance has
+    written a status.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:
@@ -216,7 +218,7 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
 
 
 def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return when an instance wrote a status, by the clock of its host, or None if no instance wrote the status."""
+    """Return when an instance wrote a status, by its host's clock, or None if no instance wrote it."""
     try:
         return datetime.fromisoformat(status["clock"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Work progress: the progress of long work, and the durations of stages."""
+"""Work progress: the progress of long-running work, and the durations of stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gitboot.text import format_count
 
-ReportProgress = Callable[[int, int], None]  # gets the finished and the total number of items
+ReportProgress = Callable[[int, int], None]  # called with the number of finished items and the total number
 _T = TypeVar("_T")
 
 
@@ -23,7 +23,7 @@ def ignore_progress(_done: int, _total: int) -> None:
 
 
 def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iterator[_T]:
-    """Yield the items. Call ``report`` before each item and at the end."""
+    """Yield the items, and report progress before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
         report(done, total)
@@ -32,9 +32,9 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
 
 
 class Work(StrEnum):
-    """Work that takes long for a large fleet, in the order of a reconcile."""
+    """The kinds of work that take long for a large fleet, in the order in which a reconcile does them."""
 
-    READ = "Reading"  # the decisions that follow are not counted
+    READ = "Reading"  # includes the time of deciding, but counts only files
     PLAN = "Planning"
     PUBLISH = "Publishing"
 
@@ -46,7 +46,7 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
     work: Work
     done: int
     total: int
-    remaining_s: int | None  # estimated; None: no estimate yet
+    remaining_s: int | None  # estimated time left; None: no estimate yet
 
     @property
     def message(self) -> str:
@@ -70,11 +70,11 @@ BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 
 
 
 class Stage(StrEnum):
-    """A stage that gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
+    """A stage whose duration gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
 
-    FETCH = "fetch"  # work in another thread
-    EVALUATE = "evaluate"  # the evaluation of one commit, in another process
-    BMC = "bmc"  # one task, in another thread
+    FETCH = "fetch"  # runs in another thread
+    EVALUATE = "evaluate"  # evaluates one commit, in another process
+    BMC = "bmc"  # one BMC task, in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"
     LEARN = "learn"
@@ -86,33 +86,35 @@ class Stage(StrEnum):
     RECONCILE = "reconcile"  # a whole reconcile
 
 
-# The stages of a reconcile in order. Each stage begins when the previous stage ends.
+# The stages of a reconcile, in order. Each stage begins when the previous stage ends.
 _RECONCILED: Final = (
     *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE_LEDGER, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
 )
 
 
 class StageTimes:
-    """Histograms of the durations of stages since the start of the process. Any thread may use the object."""
+    """Histograms of stage durations since the process started. Thread-safe."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
-        self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}  # the last: longer than all bounds
+        # The last bucket counts durations above all bounds.
+        self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}
         self._seconds = dict.fromkeys(Stage, 0.0)
-        self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and the time of its last progress
+        # The current stage of a reconcile, and when it last made progress.
+        self._under_way: tuple[Stage, float] | None = None
 
     def start(self, first: Stage | None = None) -> Stopwatch:
-        """Start a stopwatch. ``first`` is the stage of a reconcile that begins now."""
+        """Start a stopwatch. Pass ``first`` if a reconcile begins now with that stage."""
         if first is not None:
             self.enter(first)
         return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
 
     def start_stage(self, stage: Stage) -> Callable[[], None]:
-        """Start the stopwatch of a stage. Return the function that stops it and counts the duration."""
+        """Start to measure a stage. Call the returned function to record the duration."""
         return partial(self.start(), stage)
 
     def enter(self, stage: Stage | None) -> None:
-        """Set the current stage of a reconcile. None: no reconcile is running."""
+        """Set the current stage of the reconcile. None means that no reconcile is running."""
         self._under_way = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
@@ -121,13 +123,13 @@ class StageTimes:
             self.enter(under_way[0])
 
     def find_stalled_stage(self, seconds: float) -> Stage | None:
-        """Return the stage of a reconcile without progress for at least ``seconds``, or None."""
+        """Return the current stage if it has made no progress for at least ``seconds``, otherwise None."""
         under_way = self._under_way
         is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
         return under_way[0] if under_way is not None and is_stalled else None
 
     def add(self, stage: Stage, seconds: float) -> None:
-        """Count the duration of a stage. A duration that equals a bound is in the bucket below that bound."""
+        """Add a stage's duration to its histogram. Bucket bounds are inclusive."""
         with self._lock:
             self._counts[stage][bisect_left(BOUNDS_S, seconds)] += 1
             self._seconds[stage] += seconds
@@ -142,7 +144,7 @@ class StageTimes:
 
 
 class Stopwatch:
-    """A stopwatch. Each call counts a stage that began at the end of the previous stage."""
+    """Measures consecutive stages. Each call records a stage that began when the previous stage ended."""
 
     def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
         self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile
@@ -167,12 +169,12 @@ EVERY_S: Final = 10.0
 
 class _WorkPeriod(Struct, kw_only=True):
     began_s: float
-    next_s: float  # the time of the next report
+    next_s: float  # when the next report is due
     is_reported: bool = False
 
 
 class WorkListener:
-    """Receives the progress of work and calls ``report`` at intervals, with None after reported work ended."""
+    """Receives the progress of long work, and calls ``report`` at intervals, and once with None when the work ends."""
 
     def __init__(
         self,
@@ -186,7 +188,10 @@ class WorkListener:
         self._periods: dict[Work, _WorkPeriod] = {}
 
     def make_reporter(self, work: Work) -> ReportProgress:
-        """Return the function to call at each step of this work, first with 0, and at the end with the total."""
+        """Return the progress callback for this work.
+
+        Call it first with 0 items done, and at the end with all of them.
+        """
         return partial(self._record, work)
 
     def _record(self, work: Work, done: int, total: int) -> None:

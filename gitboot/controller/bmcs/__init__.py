@@ -1,1 +1,1 @@
-"""BMC tasks: which BMCs get a task, when, and in which order."""
+"""BMC tasks: which BMCs need a task, and when and in which order the tasks run."""

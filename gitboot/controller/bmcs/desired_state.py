@@ -1,4 +1,4 @@
-"""Desired state of BMCs: the override and the power state that a plan requires."""
+"""Desired state of BMCs: the override and the power change that a plan requires."""
 
 from __future__ import annotations
 
@@ -32,30 +32,33 @@ from gitboot.resolve.server_plan import (
     StopScope,
 )
 
-SITE = "Site"  # the value of maxUnavailablePer that is not a label
+SITE = "Site"  # the only value of maxUnavailablePer that is not a label key
 
 
 class PowerPlan(Struct, frozen=True, kw_only=True):
     """The reset that a plan requires of one machine, and the power wave that limits the reset."""
 
     switching: WantedPowerChange
-    is_due: bool  # whether the plan requires the reset now; otherwise gitboot only waits until the machine is back
+    is_due: bool  # whether the reset is due now; if false, gitboot only waits until the machine is back
     maintenance: str | None = None  # None: a policy requires the reset, without a limit
-    group: str | None = None  # the servers that share the limit; None: all servers, or servers without a group
+    group: str | None = None  # the group of servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
-    run_at: datetime | None = None  # when its run was seen to boot
+    run_at: datetime | None = None  # when gitboot observed the boot of the maintenance run
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
-        """Return the power change for a task, or None. ``now``: the machine is in the power wave."""
+        """Return the power change to include in a task, or None.
+
+        ``now`` means that the machine is in the power wave.
+        """
         return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[PowerRecord]) -> bool:
-        """Return whether a machine still has to be switched, according to the ledger."""
+        """Return whether the power change is due and the ledger does not show that gitboot has requested it."""
         own = next((each for each in switches if each.reason == self.switching.reason), None)
         return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return a plan that only waits until the machine is back, or None if gitboot has not switched the machine."""
+        """Return a plan that only waits until the machine is back, or None if gitboot has not changed its power."""
         if not self._is_open(switches):
             return None
         return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
@@ -82,12 +85,13 @@ def plan_power(
 ) -> PowerPlan | None:
     """Return the power plan of a server, or None if its plan requires no power change.
 
-    A plan requires no power change while boots are stopped, or if the machine has no usable record.
+    No power change is required while boots are stopped, or if the machine has no usable record.
     """
     if plan is None or record is None or decision.stopped or stop is not StopScope.NONE:
         return None
     override = plan.override.reason if plan.override is not None else None
-    # After a reset, the machine boots the planned image if an override or the firmware's own boot order leads there.
+    # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots the
+    # disk.
     is_reached = plan.override is not None or plan.boot is None
     if plan.maintenance is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
@@ -102,7 +106,7 @@ def plan_power(
     maintenance = next(each for each in decision.maintenances if each.name == plan.maintenance)
     if maintenance.power is MaintenancePower.NONE:
         return None
-    # A maintenance without an image always requires a boot from the local disk, and needs no override.
+    # A maintenance without an image boots the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
@@ -123,9 +127,7 @@ def plan_power(
 
 
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
-    """Return the reason that identifies a maintenance's power change. A switch in an earlier window has another
-    reason.
-    """
+    """Return the reason that identifies the power change of a maintenance run in its current window."""
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
@@ -138,7 +140,7 @@ def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str,
 
 
 def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Extend the power records of servers to the new end of their windows, after a commit moved that end."""
+    """Extend the power records of servers after a commit moved the end of a maintenance window to a later time."""
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
@@ -152,7 +154,7 @@ def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection
 def resolve_switches(
     update: KnowledgeUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
-    """Set the state of the selected power switch records, as an operator requests. Return how many changed."""
+    """Set the state of the selected power records, as an operator requested. Return the number of changed records."""
     selected = [each for each in update.switches.list_records(uuid) if each.state is not state and is_selected(each)]
     for each in selected:
         update.switches.set_record(uuid, structs.replace(each, state=state))
@@ -160,12 +162,12 @@ def resolve_switches(
 
 
 def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
-    """Return the URLs of the media that are or may be in the virtual drives: the boot image, and its user data."""
+    """Return the URLs of the boot image and of its user data, which may be inserted as virtual media."""
     if plan is None:
         return None, None
     if (token := plan.data_medium) is None:
         return plan.medium, None
-    name = keys.build_name(token) if token == plan.data else token  # a digest is its own published name
+    name = keys.build_name(token) if token == plan.data else token  # a digest is published under its own name
     return plan.medium, f"{plan.base_url}/{MEDIUM.build_path(plan.uuid, name).removeprefix(BOOT)}"
 
 
@@ -196,11 +198,11 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
 
 
 class DesiredState(NamedTuple):
-    """The task and the power plan of one machine's BMC."""
+    """The task for a machine's BMC, and the power plan of the machine."""
 
     task: BmcTask | None = None  # None: no task is needed
     power: PowerPlan | None = None
-    is_new: bool = False  # whether the plan requires a new setting, even if gitboot may not make it
+    is_new: bool = False  # whether the plan requires a change at the BMC, even if gitboot must not make it now
 
 
 def find_desired_state(
@@ -212,7 +214,7 @@ def find_desired_state(
     *,
     may_set: bool,
 ) -> DesiredState:
-    """Return the desired state of a machine's BMC. Without ``may_set``, the task only clears and observes."""
+    """Return the desired state of a machine's BMC. Without ``may_set``, the task only clears overrides and observes."""
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
@@ -233,7 +235,7 @@ def find_desired_state(
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
         is_new = is_new or wanted.should_set(own)
-        # The ledger began with `fresh`, and has no other evidence about this server.
+        # The ledger was initialized with `fresh`, and contains no evidence about this server.
         is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
         wanted = structs.replace(
             wanted,
@@ -249,7 +251,7 @@ def find_desired_state(
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
-    )  # gitboot waits until the machine is off
+    )  # the plan waits until the machine is off
     stands = any(each.may_be_left_on_bmc for each in records)
     if wanted is None and power is None and not (stands or awaits or runs):
         return DesiredState(is_new=is_new)
@@ -269,9 +271,9 @@ def find_desired_state(
 
 
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
-    """Return when the plan stops requiring this override, or None if no planned transition ends the override.
+    """Return the time of the planned transition that ends this override, or None if no transition ends it.
 
-    A maintenance without an end continues for as long as an instance plans it.
+    A maintenance without an end continues as long as an instance plans it, so it does not end the override.
     """
     for since, plan in state.later:
         if plan is None or plan.override is None or plan.override.reason != wanted.reason:
@@ -280,7 +282,9 @@ def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime |
 
 
 def _waits_for_off(state: ServerState) -> bool:
-    """Return whether gitboot sets the override only while the machine is off, as a policy can require at first."""
+    """Return whether gitboot may set the override only while the machine is off, as a policy can require for the first
+    attempt of an installation.
+    """
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False
@@ -288,7 +292,7 @@ def _waits_for_off(state: ServerState) -> bool:
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
-    """Return the task that clears an override at a BMC which the machine's document does not name any more."""
+    """Return the task that clears an override at a BMC that the machine's document no longer names, or None."""
     records = knowledge.list_overrides(uuid)
     standing = [each for each in records if each.may_be_left_on_bmc]
     if not standing:

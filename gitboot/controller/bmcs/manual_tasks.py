@@ -1,4 +1,4 @@
-"""Manual BMC tasks: inspect BMCs and switch power for an operator."""
+"""Manual BMC tasks: inspect BMCs and change the power of machines for an operator."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ _UNVERIFIED_CONDITIONS: Final = {
 class Subject(BmcTask, frozen=True, kw_only=True):
     """A machine with a BMC, or a former machine whose BMC may still have an override of gitboot."""
 
-    decision: Decision | None  # None: the machine has no document any more
+    decision: Decision | None  # None: the machine no longer has a document
     plan: BootPlan | None
     record: Record | None
-    is_unobservable: bool = False  # the record is not usable: no evidence could prove the next boot
+    is_unobservable: bool = False  # whether no evidence could prove the next boot, so that the record is unusable
     power: PowerPlan | None = None
     unverified_reason: str | None = None  # why the ledger is unverified
-    unnamed_ledger: str | None = None  # this instance's ledger, if the Fleet names no ledger
+    unnamed_ledger: str | None = None  # identity of this instance's ledger, if the Fleet names no ledger
 
     @property
     def evidence(self) -> str:
@@ -115,7 +115,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the override for the pending boot disappeared without evidence."""
+        """Whether the override for the pending boot disappeared and there is no evidence of a boot."""
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False
@@ -123,7 +123,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def unverified_condition(self) -> tuple[str, str] | None:
-        """The condition and reason that require an operator to check the machine's disks, or None."""
+        """The condition type and reason if an operator must check the machine's disks, otherwise None."""
         if self.plan is None or self.is_unobservable:
             return None
         if self.unverified_reason is not None:
@@ -138,13 +138,13 @@ class Inspection(Struct, frozen=True, kw_only=True):
     observed: BmcObservation | None = None  # None: the BMC could not be read
     step: Step | None = None
     failure: Failure | None = None
-    unsigned_urls: tuple[str, ...] = ()  # programs without a signature that the firmware would start
-    # The next step for the power, if the machine were in the wave; None: no step is due.
+    unsigned_urls: tuple[str, ...] = ()  # URLs of unsigned programs that the firmware would start
+    # The next step of the power change, assuming that the machine is in the power wave; None: no step is due.
     switch: PowerChangeStep | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return problems that the planned boot will meet."""
+        """The problems that the planned boot will run into."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
         return tuple(
@@ -162,7 +162,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """A text about the next reset, or about the obstacle to the reset, or None if no reset will follow."""
+        """A text about the next reset or about what prevents it, or None if no reset is planned."""
         power = self.subject.power
         match self.switch:
             case RequestReset(record=record) if power is not None:
@@ -177,7 +177,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def request(self) -> tuple[str, ...]:
-        """The request to the BMC: for Redfish the method, path and body, for IPMI only the command."""
+        """The next request to the BMC: method, path and body for Redfish, the command for IPMI."""
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def hint(self) -> str | None:
-        """Return a command to copy after a look at the machine. STATE is a placeholder for the state directory."""
+        """The command that resolves the state once the operator has checked the machine. STATE is a placeholder."""
         name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
@@ -279,7 +279,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 
 def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """Yield all machines with a BMC, by name, and then former machines whose BMC may still have an override."""
+    """Yield all machines that have a BMC, sorted by name, then former machines whose BMC may still have an override."""
     commit = remove_withheld_boots(commit, knowledge.facts.withheld)
     shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
@@ -345,11 +345,11 @@ def inspect_bmcs(
     on_read: Callable[[int], None] = lambda _: None,
     has_signature: HasSignature = lambda _url, _base_url: None,
 ) -> list[Inspection]:
-    """Read each BMC once, many at a time.
+    """Read each BMC once, many in parallel.
 
-    The result starts with the BMCs that need an operator, then has those that could not be read, then those that
-    differ from their plans. ``on_read`` gets the number of further BMCs that were read. ``has_signature`` gets the URL
-    of a program and the base URL of its server.
+    The result lists first the BMCs that need an operator, then unreadable BMCs, then BMCs that differ from their plans.
+    ``on_read`` is called with the number of BMCs read since its last call. ``has_signature`` is called with the URL of
+    a program and the base URL of its server.
     """
 
     def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
@@ -374,9 +374,10 @@ def _run_at_each_bmc(
     build_failure: Callable[[Subject, Failure], Value],
     on_done: Callable[[int], None],
 ) -> list[Value]:
-    """Call ``work`` for each BMC, many at a time. ``on_done`` gets the number of further BMCs that are done.
+    """Call ``work`` for each BMC, many in parallel.
 
-    ``build_failure`` turns an error into a value.
+    ``on_done`` is called with the number of BMCs done since its last call. ``build_failure`` returns the result for a
+    BMC that failed.
     """
 
     def do(subject: Subject) -> tuple[Value, ResponseSample]:
@@ -403,9 +404,10 @@ def _run_at_each_bmc(
 
 
 def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterator[str]:
-    """Yield the URLs of unsigned programs that the firmware starts for the plan, directly or by a boot loader.
+    """Yield the URLs of unsigned programs that the firmware would start for the plan, directly or through a boot
+    loader.
 
-    gitboot does not check the content of an ISO.
+    The programs inside an ISO are not checked.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -417,7 +419,10 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
 
 
 def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
-    """Read a BMC and decide the next step for its override, and for its power as if the machine were in the wave."""
+    """Read a BMC, and determine the next steps for its override and for its power.
+
+    The machine is assumed to be in the power wave.
+    """
     observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:
         observed = bmc.firmware.with_secure_boot(observed)
@@ -458,7 +463,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: 
 
 
 def format_override(override: Override | None) -> str:
-    """Format an override in two words. The target of a disabled override is ignored."""
+    """Format an override in two words. A disabled override is formatted without its target."""
     if override is None:
         return "-"
     return (
@@ -481,10 +486,10 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
 
 
 class PowerResult(Struct, frozen=True, kw_only=True):
-    """The reset of one machine: planned, sent or failed."""
+    """The result of a power action on one machine: the reset that was planned, sent or failed."""
 
     subject: Subject
-    observed: BmcObservation | None  # the reading before the reset; None: gitboot could not read the BMC
+    observed: BmcObservation | None  # what the BMC reported before the reset; None: the BMC could not be read
     step: PowerStep
     sent: bool | None = False  # None: the response was lost, so the BMC may have reset the machine
 
@@ -524,14 +529,14 @@ def switch_power(
     send: bool,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> list[PowerResult]:
-    """Read each BMC, and with ``send`` request once the reset that `next_power` selects.
+    """Read each BMC and select the reset for a power action. With ``send``, request the reset once.
 
-    The results are sorted by server name. ``on_done`` gets the number of further BMCs that are done.
+    The results are sorted by server name. ``on_done`` is called with the number of BMCs done since its last call.
     """
 
     def work(subject: Subject, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
-            bmc.login.keeps_session = False  # two requests at most do not justify a session
+            bmc.login.keeps_session = False  # a session is not worth it for at most two requests
         seen = bmc.with_reset_types(bmc.observe())
         identified = subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address))
         step = choose_reset_type(action, seen, identified, force=force)

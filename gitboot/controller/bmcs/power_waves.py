@@ -1,4 +1,4 @@
-"""Power waves: which machines of a maintenance may be switched now."""
+"""Power waves: which machines of a maintenance gitboot may reset now."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gitboot.controller.records.ledger_snapshot import Knowledge
 
 
 def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
-    """Return the schedule with the machines that gitboot may switch now.
+    """Return the schedule with an updated set of machines that gitboot may reset now.
 
-    A maintenance stops if one of its machines has not come back within ``patience``.
+    A maintenance stops if a machine that gitboot reset does not come back within ``patience``.
     """
     if not schedule.power:
         return (
@@ -69,10 +69,10 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
 def _is_ready(
     task: BmcTask, power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord | None, at: datetime
 ) -> bool:
-    """Return whether gitboot can switch a machine, according to the last BMC task.
+    """Return whether the result of the last BMC task allows gitboot to reset a machine.
 
-    The override must be set and the power state must be as expected. If the last task could have switched the machine
-    but did not, gitboot reads the BMC again first.
+    The override must be confirmed and the power state must be the expected one. If the last task was allowed to reset
+    the machine but did not, gitboot first reads the BMC again.
     """
     if (
         bmc_state is None
@@ -94,9 +94,9 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether a machine may still be down for another reason, such as an earlier run.
+    """Return whether an earlier power change, such as that of an earlier run, may still keep a machine down.
 
-    If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, so it waits
+    If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, and only waits for
     ``patience``.
     """
     shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
@@ -104,7 +104,10 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
 
 
 def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
-    """Return whether a fetch shows that a machine is back, if its BMC does not report the boot progress."""
+    """Return whether a fetch proves that a machine is back.
+
+    Only needed if the BMC does not report the boot progress.
+    """
     if (
         bmc_state is None
         or bmc_state.outcome is None
@@ -116,32 +119,31 @@ def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) 
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A server of a maintenance that switches power."""
+    """A server in a maintenance that changes the power of its servers."""
 
     name: str
     maintenance: str
-    # A site or a label's value; None: the limit applies to all servers, or the server has no such label.
+    # The server's site or label value; None: the limit applies to all servers, or the server lacks the label.
     group: str | None
-    limit: str  # how many of the group may be down: a number or a percentage
-    ready: bool  # whether it could be switched now
-    away_since: datetime | None = None  # since when gitboot waits for the machine; None: not switched, or back again
-    down: bool = False  # whether it is or may be down for another reason
+    limit: str  # how many servers of the group may be down: a number or a percentage
+    ready: bool  # whether gitboot could reset the server now
+    away_since: datetime | None = None  # since when gitboot waits for the machine; None: not reset, or back again
+    down: bool = False  # whether the server is down, or may be down, for another reason
 
 
 class PowerWave(Struct, frozen=True, kw_only=True):
-    """The servers that gitboot may switch now, by name."""
+    """The names of the servers that gitboot may reset now."""
 
     servers: frozenset[str] = frozenset()
     stopped: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # servers that do not come back, by maintenance
+    )  # servers that did not come back, by maintenance
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
-    """Return the servers that gitboot may switch now: in each group the first by name, up to its limit.
+    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to its limit.
 
-    If a switched server does not come back within ``patience``, its maintenance stops in all groups until the server is
-    back.
+    If a server does not come back within ``patience`` after its reset, the whole maintenance stops until it is back.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
@@ -152,7 +154,7 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
     go: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
-            limit = group[0].limit  # a percentage is rounded down, but is at least one server
+            limit = group[0].limit  # a percentage is rounded down, but to no less than one server
             most = max(int(limit[:-1]) * len(group) // 100, 1) if limit.endswith("%") else int(limit)
             spare = most - sum(each.down or each.away_since is not None for each in group)
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])

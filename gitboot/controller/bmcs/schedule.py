@@ -1,4 +1,4 @@
-"""BMC schedule: the tasks of all BMCs, their due times, and the results."""
+"""BMC schedule: the tasks for all BMCs, with their due times and results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.status.conditions import Event
 
-ONCE_READ_EVERY: Final = timedelta(seconds=30)  # for a BMC with a one-time override
-READ_EVERY: Final = timedelta(minutes=5)  # for a BMC with a permanent override
+ONCE_READ_EVERY: Final = timedelta(seconds=30)  # interval for a BMC with a one-time override
+READ_EVERY: Final = timedelta(minutes=5)  # interval for a BMC with a permanent override
 FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
-WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC responds that it cannot clear the override now
+WITHDRAW_EVERY: Final = timedelta(seconds=10)  # interval while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
-_PAUSE: Final = timedelta(minutes=1)  # the pause after too many consecutive failures
+_PAUSE: Final = timedelta(minutes=1)  # pause after too many consecutive failures
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
@@ -42,23 +42,23 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     name: str  # the name of its server
     due: datetime
-    wanted: WantedOverride | None = None  # the override of the last task
-    bmc: BmcAccess | None = None  # the BMC of the last task
+    wanted: WantedOverride | None = None  # the override that the last task wanted
+    bmc: BmcAccess | None = None  # the BMC that the last task contacted
     outcome: Outcome | None = None
     message: str = ""
     operator_condition: OperatorCondition | None = None  # the decision that an operator has to make
     answered: bool = True
-    credentials: str | None = None  # the fingerprint of the credentials of the last task
+    credentials: str | None = None  # fingerprint of the credentials that the last task used
     failures: int = 0
-    late_since: datetime | None = None  # the time since which gitboot has tried in vain to reach the desired state
-    power: str | None = None  # the last power state
+    late_since: datetime | None = None  # since when gitboot has failed to reach the desired state
+    power: str | None = None  # the power state that the BMC last reported
     in_post: bool = False
     shows_progress: bool = False  # whether the BMC reports the boot progress
-    dhcp_reason: str | None = None  # why DHCP names the loader although the plan has a URI: see `left_to_dhcp`
-    may_be_switching: bool = False  # whether a task that may switch the machine is running
-    was_not_switched: bool = False  # whether the last such task did not switch the machine
-    pending_ids: frozenset[int] = frozenset()  # the pending fetches when the last task began
-    open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the last task began
+    dhcp_reason: str | None = None  # why DHCP must name the boot loader although the plan has a URI: see `left_to_dhcp`
+    may_be_switching: bool = False  # whether a task that may reset the machine is running
+    was_not_switched: bool = False  # whether the last task that was allowed to reset the machine did not do so
+    pending_ids: frozenset[int] = frozenset()  # ids of the fetches that were pending when the last task began
+    open_intents: frozenset[str] = frozenset()  # intents that had no outcome when the last task began
 
     @property
     def is_fine(self) -> bool:
@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Return whether the BMC rejects gitboot, so that an operator has to act, for example with new credentials."""
+        """Whether the BMC rejects gitboot until an operator acts, for example by providing new credentials."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
@@ -75,41 +75,43 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """The tasks of all BMCs, their due times, and the results of the last tasks."""
+    """The tasks for all BMCs, with their due times and the results of the last tasks."""
 
-    most_failures: int = 20  # consecutive failures, after which gitboot pauses new settings
-    jitter: float = 0.2  # retries are shortened by up to this share, so that they are spread out
-    may_set: bool | None = None  # the value when the tasks were planned; None: no tasks yet
-    is_ledger_named: bool | None = None  # whether the Fleet named a ledger then
-    without_named_ledger: frozenset[SystemUuid] = frozenset()  # machines that are not set for this reason
+    most_failures: int = 20  # consecutive failures after which gitboot makes no new settings for a while
+    jitter: float = 0.2  # fraction by which the wait before a retry may be shortened, to spread out retries
+    may_set: bool | None = None  # whether tasks could make new settings when they were planned; None: no tasks yet
+    is_ledger_named: bool | None = None  # whether the Fleet named a ledger when the tasks were planned
+    # Machines that gitboot does not set because the Fleet names no ledger.
+    without_named_ledger: frozenset[SystemUuid] = frozenset()
     # The tasks by machine, including tasks that are not due.
     tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)
-    leftovers: frozenset[SystemUuid] = frozenset()  # tasks at BMCs that no document names any more
+    leftovers: frozenset[SystemUuid] = frozenset()  # machines with a task at a BMC that no document names any more
     power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # power plans by machine
-    in_wave: frozenset[SystemUuid] = frozenset()  # machines that may be switched now
+    in_wave: frozenset[SystemUuid] = frozenset()  # machines that gitboot may reset now
     stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # servers that do not come back, by maintenance
-    blocked: frozenset[SystemUuid] = frozenset()  # another override has to be cleared there first
+    )  # servers that did not come back, by maintenance
+    blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC another override must be cleared first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the end of the last task
+    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits until the last task ends
     failing: frozenset[SystemUuid] = frozenset()
-    uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejects the URI of the plan
-    outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
+    uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejected the URI in the plan
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> number of BMCs
     failures: int = 0  # consecutive failures over all BMCs
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended
-    sharing: SharedIdentityValues = field(default_factory=SharedIdentityValues)  # identities that several BMCs share
+    # Values of identities that several BMCs share.
+    sharing: SharedIdentityValues = field(default_factory=SharedIdentityValues)
 
     @property
     def next_due(self) -> datetime | None:
-        """The time of the next task, unless another event causes a task earlier."""
+        """When the next task is due, unless an event causes a task earlier."""
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
-        """Return the schedule with the states of these BMCs replaced, or dropped if the state is None."""
+        """Return the schedule with the states of these BMCs replaced. A state of None removes the BMC."""
         if not changed:
             return self
         bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
@@ -148,14 +150,14 @@ def plan_tasks(
     keys: TokenKeys,
     outdated_base_urls: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
-    """Return the schedule with the tasks that plans require, and the machines whose task may have changed.
+    """Return the schedule with the tasks that the plans require, and the machines whose task may have changed.
 
-    ``changed``: the machines with any difference. ``outdated_base_urls``: base URLs whose files are not current yet.
+    ``changed`` are the machines that changed in any way. ``outdated_base_urls`` are base URLs whose files are not up to
+    date yet.
 
-    The tasks make no new settings for machines under these base URLs or without ``may_set``. The same applies if the
-    Fleet names no ledger, because another instance may set the same BMCs. The tasks clear overrides in all cases. If a
-    BMC has an override for a machine whose document names another BMC now, gitboot clears that override before it sets
-    a new override.
+    Tasks make no new settings for machines under these base URLs, without ``may_set``, or if the Fleet names no ledger,
+    because another instance may then set the same BMCs. Tasks always clear overrides. If a machine's document now names
+    another BMC, gitboot clears the override at the old BMC before it sets a new one.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -169,7 +171,7 @@ def plan_tasks(
     tasks |= left
     left_behind = (schedule.leftovers - uuids) | left.keys()
     taken = {tasks[uuid].bmc.normalized_address for uuid in left_behind}
-    if left:  # machines with a task at a BMC that has to be cleared first
+    if left:  # machines whose old BMC must be cleared first
         uuids |= {
             uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.normalized_address in taken
         }
@@ -208,11 +210,11 @@ def plan_tasks(
 def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return the tasks that are due, because of the time or because plans changed, and the schedule."""
+    """Return the tasks that are due, either by the clock or because their plan changed, and the updated schedule."""
     sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
-        if not is_same:  # machines that waited because of a shared identity
+        if not is_same:  # also retry machines that waited because of a shared identity
             schedule = reschedule_now(schedule, schedule.failing, at)
     candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
     due = []
@@ -233,7 +235,7 @@ def select_due_tasks(
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
         has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
-        # Fetches that this task will confirm or rule out.
+        # Whether there are fetches that this task will confirm or rule out.
         unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
@@ -251,7 +253,7 @@ def select_due_tasks(
 
 
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether a BMC task is due now, because of a new fetch or intent, or because the machine joined the
+    """Return whether an event makes a BMC task due: a new fetch, a new intent, or that the machine joined the power
     wave.
     """
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
@@ -260,9 +262,10 @@ def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, be
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return all tasks.
+    """Limit the tasks after many consecutive failures.
 
-    After many consecutive failures, return only tasks without new settings, and one task as a probe.
+    Without many failures, return all tasks. Otherwise, return only the tasks that make no new settings, and one other
+    task as a probe.
     """
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
@@ -289,7 +292,7 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
 def record_submission(
     schedule: Schedule, tasks: Iterable[BmcTask], accepted: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
-    """Return the schedule after tasks were submitted. ``accepted``: the machines whose tasks the pool accepted."""
+    """Return the schedule after tasks were submitted. ``accepted`` are the machines whose tasks the pool accepted."""
     changed, refused = {}, set()
     for task in tasks:
         before = schedule.bmcs[task.uuid]
@@ -297,7 +300,7 @@ def record_submission(
             refused.add(task.uuid)
             changed[task.uuid] = structs.replace(
                 before, due=at + FIRST_RETRY
-            )  # the end of the running task wakes the loop earlier
+            )  # when the running task ends, it wakes the loop before this time
             continue
         changed[task.uuid] = structs.replace(
             before,
@@ -314,23 +317,23 @@ def record_submission(
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
-    """Return the intents to serve a machine that have no outcome. After a new intent, gitboot reads the BMC."""
+    """Return a machine's intents that have no outcome. A new intent causes a BMC task."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
 def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines with a pending fetch but no BMC task. Before the first `plan_tasks`, the set is empty."""
+    """Return the machines that have a pending fetch but no BMC task. Before the first `plan_tasks`, there are none."""
     if schedule.may_set is None:
         return frozenset()
     return frozenset(
         uuid for uuid in knowledge.pending if uuid not in schedule.tasks
-    )  # set difference would iterate over all tasks
+    )  # a set difference would iterate over all tasks
 
 
 def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
-    """Return the schedule with these BMCs due now and their failure counts cleared."""
+    """Return the schedule with the tasks of these machines due now and their failure counts cleared."""
     if not uuids:
         return schedule
     found = {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
@@ -347,7 +350,10 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks ended. ``judged`` are the machines whose tasks only read, to judge a fetch."""
+    """Return the schedule after tasks ended.
+
+    ``judged`` are the machines with a fetch that their task confirmed or ruled out.
+    """
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
@@ -356,7 +362,7 @@ def record_results(
         now = _reschedule(before, result, knowledge, at, schedule.jitter)
         changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
-        # A BMC responded, so the postponed tasks are due now.
+        # A BMC responded, so the tasks that were postponed are due now.
         rested = schedule.paused_until
         freed = {uuid: structs.replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
         changed = {**freed, **changed}
@@ -365,7 +371,10 @@ def record_results(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Count consecutive failures over all BMCs. Many failures mean a problem of the network or of a password."""
+    """Count consecutive failures over all BMCs.
+
+    Many failures in a row indicate a problem with the network or a password.
+    """
     if not result.was_attempted:
         return schedule
     if result.is_reachable:
@@ -402,7 +411,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
         for each in knowledge.list_overrides(result.uuid)
     )
-    if result.outcome is Outcome.STALLED:  # after many rejected logins, a BMC locks the account
+    if result.outcome is Outcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
         now = structs.replace(now, due=at + LONGEST_RETRY)
     elif result.is_reachable and is_withdrawing:
         now = structs.replace(now, due=at + WITHDRAW_EVERY)
@@ -416,7 +425,9 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """Yield the events of a task: the last state of each override record, and at ``first`` an unproven identity."""
+    """Yield the events for a task's override records, one per record with its last state. With ``first``, also report
+    an unproven identity.
+    """
     if first and isinstance(result.identity_result, UnprovenIdentity):
         message = f"{result.server}: {result.identity_result.message}"
         yield Event(at=at, type="MachineUnverified", message=message, facts={"server": result.server}, warning=True)
@@ -454,7 +465,7 @@ _OVERRIDE_STATE_TEXTS: Final = {
 
 
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
-    """Yield the events of a task about power: the last state of each switch record."""
+    """Yield the events for a task's power records, one per record with its last state."""
     for record in {record.reason: record for record in result.power_records}.values():
         facts = {
             "server": result.server,
@@ -481,15 +492,17 @@ _SWITCH_STATE_TEXTS: Final = {
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Return whether the state may change at any moment: a one-time override, or a machine that has to come back."""
+    """Return whether the BMC's state may change soon: it has a one-time override, or its machine has yet to come
+    back.
+    """
     wanted = task.wanted
     if power is not None:
         before = next((each for each in task.power_records if each.reason == power.switching.reason), None)
         if before is None or before.state is PowerRecordState.REFUSED:
             if power.is_due:
-                return True  # a machine that is down delays the others
+                return True  # a machine that is down delays the other machines
         elif before.state.is_open:
-            return True  # the machine has to come back
+            return True  # gitboot waits until the machine is back
         if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
             return False
     return (

@@ -1,1 +1,1 @@
-"""Instance: built from its settings and its state directory, or waiting as a standby."""
+"""Instance: assembled from its settings and its state directory, or waiting as a standby."""

@@ -1,4 +1,4 @@
-"""Assembly of an instance, for a run, for a dry run, or for reading its state."""
+"""Assembly of an instance for a run, for a dry run, or for reading its state."""
 
 from __future__ import annotations
 
@@ -91,38 +91,40 @@ from gitboot.status.instance_status import Held, Status
 from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
 from gitboot.system_clock import Uptime, read_uptime
 
-Fence = Callable[[], None]  # raises if another instance may act; called right before each change at a BMC
-WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores the next action of a BMC task
+# Raises an error if another instance may be active; called right before each change at a BMC.
+Fence = Callable[[], None]
+# Stores an action of a BMC task before it is taken.
+WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
-    """The objects that an instance uses but does not create. Tests pass fakes."""
+    """The collaborators that an instance does not create itself. Tests pass fakes."""
 
     store: Store  # the open ledger
     source: Source
     evaluation: EvaluatorClient
     target: ListedTarget
     clock: Clock
-    make_bmcs: MakeBmcs | None = None  # None: tasks use real BMCs
+    make_bmcs: MakeBmcs | None = None  # None: tasks contact real BMCs
     dry_run: bool = False  # whether BMC tasks only read
     fence: Fence = ignore
-    ending_fence: Fence | None = None  # the fence for changes that only clear overrides; None: `fence`
+    ending_fence: Fence | None = None  # the fence before changes that only clear overrides; None: use `fence`
     followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
-    published: Revision | None = None  # the commit that was published to the target before
-    owner: str | None = None  # the ledger that published to the target before
-    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # the records in the target
+    published: Revision | None = None  # the commit whose files are in the target from before
+    owner: str | None = None  # the ledger that published the files in the target
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # the records published in the target
     observes: bool = True  # whether fetches reach the instance
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
     trust: Authority = NO_AUTHORITY
     artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
-    checkpoint: Checkpoint | None = None  # None: the instance neither reads nor writes a checkpoint
-    resumes: bool = False  # whether the instance continues from the checkpoint
-    shared: RecordedFetches | None = None  # the fetch log in a ledger that hosts share
-    read: Knowledge | None = None  # the records of the ledger without its facts, if they were already read
+    checkpoint: Checkpoint | None = None  # None: no checkpoint is read or written
+    resumes: bool = False  # whether to continue from the checkpoint
+    shared: RecordedFetches | None = None  # the fetch log in a shared ledger
+    read: Knowledge | None = None  # the ledger's content except its facts, if it was already read
     # Receivers of events
     tell: Tell = ignore
-    wake: Callable[[], None] = ignore  # called from the thread of a BMC task that has ended
+    wake: Callable[[], None] = ignore  # called from a BMC task's thread when the task has ended
     report: Callable[[Status, datetime], None] = ignore
     stalled: Callable[[Condition], None] = ignore
     uptime: Callable[[], Uptime] = read_uptime
@@ -134,7 +136,7 @@ MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], BmcPool]
 
 
 class Instance(Struct, frozen=True, kw_only=True):
-    """An assembled instance."""
+    """An instance that is ready to reconcile."""
 
     reconciler: Reconciler
     inbox: Inbox
@@ -142,7 +144,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 
 
 def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
-    """Return a pool that runs tasks at real BMCs."""
+    """Return the pool that runs tasks at real BMCs."""
     return BmcPool(
         credentials=settings.bmc.credentials,
         write=write,
@@ -158,7 +160,7 @@ def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteR
 
 @contextmanager
 def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
-    """Build an instance from its dependencies. The end of the block waits for the BMC tasks."""
+    """Build an instance from its dependencies. At the end of the block, wait for the BMC tasks."""
     store, held = dependencies.store, dependencies.store.database.lease
     shared = dependencies.shared
     inbox = Inbox(
@@ -222,7 +224,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     if dependencies.owner == knowledge.facts.identity and find_newer_records(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
     ):
-        # The ledger is older than the output tree that it published.
+        # The ledger is older than the output tree that was published with it.
         instance_tables.mark_unverified(store, "RestoredLedger")
         knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if not knowledge.is_trusted:
@@ -247,7 +249,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
 
 
 class _StatusReporter:
-    """Writes the events, the progress and the status of a running instance."""
+    """Writes the events, progress and status of a running instance."""
 
     def __init__(
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
@@ -273,10 +275,10 @@ class _StatusReporter:
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
-        """Write the status for `gitboot status`, and for endpoints, which compare their clock with its time.
+        """Write the status, for `gitboot status` and for endpoints, which compare their clock with the status.
 
-        The status contains the change number of the ledger. At its next start, the instance can detect an older copy of
-        the ledger by this number.
+        The status contains the ledger's change number, by which the instance can detect an older copy of the ledger at
+        its next start.
         """
         identity, changes = store.progress
         said = {
@@ -294,7 +296,7 @@ class _StatusReporter:
         if (seen := self._unknown.update(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
-            with suppress(LedgerError):  # report the events anyway
+            with suppress(LedgerError):  # the events are reported even if they cannot be stored
                 write_events(store, events)
             for event in events:
                 self._tell(event)
@@ -332,12 +334,12 @@ def run_instance(
     uptime: Callable[[], Uptime] = read_uptime,
     on_lease_lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
-    """Yield the instance of the settings and its source. Meanwhile, no other instance can use its state directory.
+    """Yield an instance and its Git source. Until the block ends, no other instance can use the state directory.
 
-    - ``wake``: called from other threads when a BMC task or the evaluation of a commit has ended
-    - ``wait``: whether to wait for the evaluation of a commit
-    - ``on_status``: called with each status and the change number of the ledger
-    - ``evaluation_of``: returns an evaluation client, for tests. None: use an evaluator process and a fetch process
+    - ``wake``: called from another thread when a BMC task or the evaluation of a commit ends
+    - ``wait``: whether to wait until the evaluation of a commit ends
+    - ``on_status``: called with each status and the ledger's change number
+    - ``evaluation_of``: builds an evaluation client, for tests. None: use an evaluator process and a fetch process
     - ``on_lease_lost``: called from a thread if another instance may have taken the lease of a shared ledger
     """
     check_repository(settings)
@@ -419,7 +421,7 @@ def run_instance(
 def open_dry_run(
     settings: Settings, *, tell: Tell, clock: Clock
 ) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
-    """Yield an instance that uses a copy of the state, and only reads OUTPUT and BMCs."""
+    """Yield an instance that works on a copy of the state, and that only reads OUTPUT and BMCs."""
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
@@ -427,11 +429,11 @@ def open_dry_run(
             in_use = state.find_running_process(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
         store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
-        # If the file exists, read the keys; never create keys here.
+        # Read the keys if the file exists, but never create keys here.
         has_keys = (settings.state / state.TOKEN_KEYS).exists()
         keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            instance_tables.mark_accepted_lapsed(tx)  # the new clone lacks the accepted commit
+            instance_tables.mark_accepted_lapsed(tx)  # the new clone may not contain the accepted commit
         about = instance_tables.read_facts(store)
         cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
         looked = PublicationPreview(settings.output, ledger=about.identity, heir_of=about.heir_of)
@@ -454,7 +456,8 @@ def open_dry_run(
         )
         spool, empty = settings.spool_folder, None
         if spool is not None and (spool / IDENTITY).exists():
-            # An empty fetch log with the identity of the real fetch log, whose entries belong to the real instance.
+            # Use an empty fetch log with the identity of the real one, because the real instance has to process those
+            # entries.
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
@@ -465,10 +468,10 @@ def open_dry_run(
 def _hold_lease(
     store: Store, tell: Tell, at: datetime, on_lease_lost: Callable[[], None]
 ) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
-    """Renew the lease of a shared ledger until the block ends.
+    """Keep the lease of a shared ledger until the block ends.
 
-    Yields the shared fetch log, or None for a SQLite ledger, and two fences. The second fence is for changes that only
-    clear overrides (`LeaseKeeper.check_ending`).
+    Yields the shared fetch log (None for a SQLite ledger) and two fences. The second fence is for changes that only
+    clear overrides: see `LeaseKeeper.check_ending`.
     """
     held, address = store.database.lease, read_address(store.path)
     if held is None or address is None:
@@ -490,7 +493,7 @@ def _hold_lease(
 
 
 def find_ledger(settings: Settings) -> Path:
-    """Return the path of the ledger, or of the file with its address. Raises `UsageError`."""
+    """Store the address of a configured database, and return the path of the ledger. Raises `UsageError`."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
     if wanted is not None and read_address(path) != wanted:
         if path.exists() and not has_address_file(path):
@@ -504,9 +507,9 @@ def find_ledger(settings: Settings) -> Path:
 
 @contextmanager
 def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
-    """Open the ledger at ``path``, and read its records. Replace a damaged ledger by a new, unverified ledger.
+    """Open the ledger at ``path``, and read its records. A damaged ledger is replaced with a new, unverified ledger.
 
-    A shared ledger is read later, when this instance has its lease, and is never replaced.
+    A shared ledger is never replaced, and it is read later, when this instance holds its lease.
     """
     if read_address(path) is not None:
         store, read = Store.open(path), None
@@ -548,9 +551,10 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
 def watch_artifacts(
     settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]
 ) -> Iterator[ThreadedArtifactWatch | None]:
-    """Check artifacts until the block ends. Yields None if the settings turn checks off.
+    """Check artifacts in the background until the block ends. Yields None if the settings turn checks off.
 
-    The ledger has the results from before the start, and the cache has the digests that gitboot computed.
+    The ledger provides the results from before the start, and the cache provides the digests that were computed
+    earlier.
     """
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
@@ -564,7 +568,8 @@ def watch_artifacts(
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         mirrored: dict[str, Fetcher] = {
-            # Check a site's own copy of the output tree. If that copy is unreachable, check the local tree, its source.
+            # Check each site's copy of the output tree. If it is unreachable, check the local tree, from which it is
+            # copied.
             **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
             own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
         }
@@ -587,9 +592,9 @@ def watch_artifacts(
 
 
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
-    """Return the results of artifact checks from before the start.
+    """Read the results of artifact checks from before the start.
 
-    An earlier version stored the results in a file, which is deleted when the ledger has results.
+    Earlier versions stored the results in a file, which is deleted once the ledger contains results.
     """
     former = settings.state / state.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
@@ -602,7 +607,10 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
 
 def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
-    """Return the keys of published tokens. If the keys are lost, gitboot ignores reports with tokens by these keys."""
+    """Return the keys of published tokens.
+
+    If they were lost, create a new key; reports with older tokens are ignored.
+    """
     about, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
     if is_shared and (lines := instance_tables.read_token_keys(store)):
@@ -621,14 +629,14 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Mark the ledger as unverified if its output tree is missing, or if a mark outside STATE has a later change
+    """Mark the ledger as unverified if its output tree is gone, or if a mark outside STATE has a later change
     number.
     """
     identity, changes = store.progress
     marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
     with suppress(
         OSError, ValueError, TypeError, KeyError
-    ):  # the output tree contains the status of the ledger that published the tree
+    ):  # the status in the output tree also contains a change number
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
@@ -638,16 +646,14 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _spool_mark_path(settings: Settings) -> Path | None:
-    """Return the file outside STATE and OUTPUT with the ledger's change number, which shows if both are older
-    copies.
-    """
+    """Return the path of a mark file outside STATE and OUTPUT, which shows whether both of these are older copies."""
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
 def separate_mark_path(settings: Settings) -> Path | None:
-    """Return the file of `_spool_mark_path` if it is on another disk than STATE and OUTPUT.
+    """Return the path of the mark file beside the fetch log, or None if it is on the same disk as STATE or OUTPUT.
 
-    A snapshot of the disk of STATE and OUTPUT then does not contain the file.
+    A file on another disk is not part of a snapshot of the disk with STATE and OUTPUT.
     """
     with suppress(OSError):
         if settings.spool is not None:
@@ -658,7 +664,7 @@ def separate_mark_path(settings: Settings) -> Path | None:
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Warn about file systems that may lose the ledger or the fetch log, or reject them."""
+    """Warn about file systems that may lose the ledger or the fetch log, or reject them with an error."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
@@ -674,10 +680,10 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
-    """The state of an instance that does not have to run: its accepted commit, its records, and its keys."""
+    """The state of an instance that need not be running: its accepted commit, its records, and its keys."""
 
     commit: Commit
-    repository: FleetRepository  # the documents of the commit
+    repository: FleetRepository  # the documents in the accepted commit
     knowledge: Knowledge
     keys: TokenKeys  # the keys of published tokens
 
@@ -686,12 +692,12 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
 def open_offline(
     directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[OfflineInstance]:
-    """Read the state of the instance in ``directory``, which may be running. No file there is changed.
+    """Read the state of the instance in ``directory``, which may be running, without changing any of its files.
 
-    ``on_begin`` is called with the number of files of the accepted commit before they are read. ``results`` is a cache
-    of evaluations.
+    ``on_begin`` is called with the number of files in the accepted commit before they are read. ``results`` is a cache
+    of evaluation results.
     """
-    # A running instance uses an evaluator process, and does not need this import.
+    # Imported here, because a running instance uses an evaluator process instead.
     from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
@@ -704,13 +710,14 @@ def open_offline(
         )
         try:
             store = stack.enter_context(open_ledger(copy / state.LEDGER))
-        except LedgerError as error:  # replace the path of the temporary copy
+        except LedgerError as error:  # do not name the temporary copy in the message
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = load_accepted_snapshot(directory)
         evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
-        has_keys = (directory / state.TOKEN_KEYS).exists()  # if the file exists, read the keys; never create keys here
+        # Read the keys if the file exists, but never create keys here.
+        has_keys = (directory / state.TOKEN_KEYS).exists()
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
         before = _read_offline_knowledge(store)
         commit = whole.at_site(before.facts.site or None)
@@ -723,9 +730,9 @@ def open_offline(
 
 
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
-    """Carry out operator requests for an instance that does not run.
+    """Carry out operator requests on behalf of an instance that is not running.
 
-    ``commit`` is the accepted commit. ``held`` is the commit that guards held when the instance last ran.
+    ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance last ran.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
@@ -733,7 +740,10 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the knowledge after a request to begin with records. Nothing is stored. Raises `UsageError`."""
+    """Return the knowledge that a request to begin with records would produce.
+
+    Nothing is stored. Raises `UsageError`.
+    """
     request = Request(0, at, "", BEGIN, facts)
     batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
     learnt = apply_batch(look.knowledge, batch, at)
@@ -744,7 +754,7 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
 
 def _read_offline_knowledge(store: Store) -> Knowledge:
-    """Read the records of a ledger whose instance is not running."""
+    """Read the knowledge from a ledger whose instance is not running."""
     found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found

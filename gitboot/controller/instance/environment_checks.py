@@ -1,4 +1,4 @@
-"""Checks of the environment of an instance, each with a result and a hint."""
+"""Checks of an instance's environment, with a hint for each problem."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from gitboot.status.conditions import find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, quote_words
 
-_FEW: Final = 0.1  # share of a file system; warn if less is free
-_FILES: Final = 6  # files in the output tree for one server
+_FEW: Final = 0.1  # warn if less than this fraction of a file system is free
+_FILES: Final = 6  # number of files per server in the output tree
 _TIMEOUT_S: Final = 5.0
 
 
@@ -36,12 +36,12 @@ class Health(StrEnum):
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """The result of one check."""
+    """One result of a check."""
 
     subject: str
     health: Health
     message: str
-    hint: str | None = None  # a command to run, or a line to add to a file
+    hint: str | None = None  # a command to run, or a line to add to a configuration file
 
 
 Examination = Iterator[Examined]
@@ -66,7 +66,7 @@ _CLOCK: Final = {
 
 
 def of_git(features: Mapping[str, bool], version: str) -> Examination:
-    """Check the features of the Git library."""
+    """Check whether the Git library has the required features."""
     lacking = sorted(name for name, has in features.items() if not has)
     if lacking:
         hint = "install gitboot from its wheel or package: their libgit2 has these features"
@@ -150,7 +150,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
 
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
-    """Check that the credentials of each BMC exist and that gitboot may send them to the BMC."""
+    """Check that the credentials for each BMC exist, and that gitboot is allowed to send them to the BMC."""
     machines = [each for each in look.commit.machines.values() if each.bmc is not None]
     names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
     if not names:
@@ -185,7 +185,7 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
 
 
 def of_mirrors(decisions: Decisions) -> Examination:
-    """Check that each mirror serves the boot script and the boot loaders that DHCP names."""
+    """Check that each mirror serves the boot loaders and the first script that DHCP names."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     loaders = sorted(
@@ -219,7 +219,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
-    """Check whether a file system has space for a number of new files, and enough free space."""
+    """Check whether a file system has enough free space, and enough inodes for a number of new files."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
@@ -234,7 +234,7 @@ def _of_room(place: Path, *, files: int) -> Examination:
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """Run a check. Yield its error, or its warnings, or ``message`` if there are neither."""
+    """Run a check. Yield its error or its warnings, or ``message`` if there are none."""
     warnings: list[str] = []
     try:
         check(warnings.append)
@@ -248,7 +248,7 @@ def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[st
 
 
 def fine(subject: str, message: str) -> Examined:
-    """Return the result of a check that found no problem."""
+    """Build the result of a check that found no problem."""
     return Examined(subject=subject, health=Health.FINE, message=message)
 
 

@@ -1,4 +1,4 @@
-"""Git source of an instance: remote, credentials, branch and trusted keys from the settings."""
+"""Git source of an instance: the remote, credentials, branch and trusted keys that the settings name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gitboot.status.conditions import Event
 
 
 def check_repository(settings: Settings) -> None:
-    """Check the settings of the repository at a first start. Raises `UsageError`.
+    """Check the repository settings when an instance starts for the first time. Raises `UsageError`.
 
-    The repository on this host must exist, the Git credentials must be readable, and a detached HEAD needs a branch. A
-    later start continues with the accepted commit, and the condition SourceReady reports problems.
+    A local repository must exist, the Git credentials must be readable, and a branch must be named if HEAD is detached.
+    A later start continues with the accepted commit instead, and the condition SourceReady reports such problems.
     """
     remote = build_remote(settings.git)
-    with suppress(PermissionError):  # the code that reads STATE reports the error
+    with suppress(PermissionError):  # reported when STATE is read
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
@@ -43,7 +43,7 @@ def check_repository(settings: Settings) -> None:
         if remote.reference is not None or has_ledger:
             return
         head = None
-        with suppress(SourceError, UsageError):  # the fetch reports the error
+        with suppress(SourceError, UsageError):  # reported by the fetch
             head = Upstream(remote, settings.state).read_head()
         if head is not None and head.branch is None:
             raise BranchNotNamed(explain_detached_head(remote))
@@ -51,7 +51,7 @@ def check_repository(settings: Settings) -> None:
 
 @contextmanager
 def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
-    """Yield the Git source of the settings. A fetch process runs until the end of the block."""
+    """Yield the configured Git source. Its fetch process runs until the block ends."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
         yield build_source(settings, state, fetcher, record)
@@ -60,7 +60,7 @@ def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterat
 
 
 class BranchInLedger:
-    """Reads and writes the branch that an instance follows, in its ledger."""
+    """Stores in the ledger which branch an instance follows."""
 
     def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
         self._store, self._tell, self._clock = store, tell, clock
@@ -85,17 +85,17 @@ class BranchInLedger:
 def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
-    """Return the Git source of the settings, which fetches into the state directory ``state``."""
+    """Return the configured Git source, which fetches into the state directory ``state``."""
     has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
     read = partial(read_git_credentials, settings.git) if has_credentials else None
     return Source(build_remote(settings.git), state, fetcher, read_credentials=read, record=record)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
-    """Read the credentials of the fleet's repository. Raises `UsageError`."""
+    """Read the credentials for the fleet's repository. Raises `UsageError`."""
     if settings.ssh is not None:
         key, known_hosts = settings.ssh
-        return SshKey(private_key=key, known_hosts=known_hosts)  # the fetch reads these files
+        return SshKey(private_key=key, known_hosts=known_hosts)  # these files are read by each fetch
     if settings.credentials is None:
         return None
     try:
@@ -106,9 +106,9 @@ def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
 
 
 def build_remote(settings: GitSettings) -> Remote:
-    """Return the remote of the settings. Raises `UsageError` if its URL does not match the kind of credentials.
+    """Return the configured remote. Raises `UsageError` if the kind of credentials does not fit its URL.
 
-    The credentials lack the password, because each fetch reads the password again.
+    The remote does not contain the password, because each fetch reads the password again.
     """
     has_password = settings.ssh is None and settings.credentials is not None
     credentials = Password(password="") if has_password else read_git_credentials(settings)
@@ -124,7 +124,7 @@ def build_remote(settings: GitSettings) -> Remote:
 
 
 def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Authority:
-    """Return the settings that decide which people may acknowledge changes.
+    """Return the settings that determine who may acknowledge changes.
 
     Raises `UsageError` if the trusted keys cannot be read.
     """
@@ -136,4 +136,4 @@ def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Au
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 
-KEYS: Final = "keys"  # in STATE: files for gpg, which each start creates again
+KEYS: Final = "keys"  # folder in STATE with files for gpg, created anew at each start

@@ -1,4 +1,4 @@
-"""Settings of one instance, from options, variables GITBOOT_… and the configuration file."""
+"""Settings of one instance, from options, GITBOOT_… variables and the configuration file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gitboot.publish.targets.follower import TargetAddress
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 
-DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
+DISK_MEBIBYTES: Final = 4096  # enough for a history of three million objects that contains large files
 
 
 class GitSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the fleet's Git repository."""
+    """Settings for the fleet's Git repository."""
 
-    repository: str  # a path or a URL
+    repository: str  # path or URL
     reference: str | None = None  # branch, tag, semver range or commit; None: the branch of the remote's HEAD
-    subpath: str = ""  # the folder of the fleet in the repository
-    credentials: Path | None = None  # a directory with username and password
-    ssh: tuple[Path, Path] | None = None  # the private key and known_hosts
+    subpath: str = ""  # the folder that contains the fleet within the repository
+    credentials: Path | None = None  # directory with the files username and password
+    ssh: tuple[Path, Path] | None = None  # private key file and known_hosts file
     ca_bundle: Path | None = None
     timeout_s: float = 60
     fetch_mebibytes: int | None = None  # memory that a fetch may use; None: the default of the fetch process
@@ -43,7 +43,7 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 
 
 class TrustSettings(Struct, frozen=True, kw_only=True):
-    """The people whose commits gitboot trusts. Repositories and a user's Git configuration cannot change this."""
+    """Whose commits gitboot trusts. Neither a repository nor a user's Git configuration can change these settings."""
 
     verify: Verify | None = None  # None: gitboot does not verify signatures
     keys: TrustedKeys = field(default_factory=TrustedKeys)
@@ -51,36 +51,36 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
 
 
 class BmcSettings(Struct, frozen=True, kw_only=True):
-    """Settings of BMC tasks."""
+    """Settings for BMC tasks."""
 
-    credentials: Path | None = None  # a directory with NAME/username and NAME/password
-    parallel: int = MAX_PARALLEL  # BMC tasks at the same time, at most
-    per_site: int = MAX_PER_SITE  # BMC tasks at the same time at one site, at most
-    failures: int = 20  # failures in a row after which gitboot pauses BMC tasks
-    jitter: float = 0.2  # the part of a planned wait by which the wait may be shorter
+    credentials: Path | None = None  # directory with the files NAME/username and NAME/password
+    parallel: int = MAX_PARALLEL  # maximum number of parallel BMC tasks
+    per_site: int = MAX_PER_SITE  # maximum number of parallel BMC tasks per site
+    failures: int = 20  # consecutive failures after which gitboot pauses BMC tasks
+    jitter: float = 0.2  # fraction by which a wait before a retry may be shortened
 
 
 class ForgeSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the forge to which gitboot reports commit statuses."""
+    """Settings for the forge to which gitboot reports commit statuses."""
 
     project: str  # KIND=URL
-    token: Path  # the file with the token
-    name: str = "gitboot"  # the name of the commit status
-    link: str | None = None  # the link of the commit status; None: the page of the commit
+    token: Path  # file that contains the token
+    name: str = "gitboot"  # name of the commit status
+    link: str | None = None  # URL to which the commit status links; None: the page of the commit
     api: str | None = None  # the URL of the API; None: the usual URL of this kind of forge
     allow_token_over_http: bool = False
 
 
 class CheckAssets(StrEnum):
-    """The way in which gitboot checks artifacts."""
+    """How gitboot checks artifacts."""
 
     OFF = "off"
-    HEAD = "head"  # gitboot trusts the answers of servers, and reads local files once
-    READ = "read"  # gitboot reads each artifact once
+    HEAD = "head"  # trust HTTP responses to HEAD requests, and read local files once
+    READ = "read"  # read each artifact once
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True):
-    """The way and the interval of artifact checks."""
+    """How and how often gitboot checks artifacts."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300
@@ -89,7 +89,7 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True):
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings of one instance.
 
-    They are not a part of the fleet, because instances of one fleet have different settings.
+    Settings are not part of the fleet, because instances of the same fleet may have different settings.
     """
 
     output: Path
@@ -97,26 +97,27 @@ class Settings(Struct, frozen=True, kw_only=True):
     git: GitSettings
     trust: TrustSettings = TrustSettings()
     bmc: BmcSettings = BmcSettings()
-    allowance: EvaluationLimits = field(default_factory=EvaluationLimits)  # limits of one evaluation
+    allowance: EvaluationLimits = field(default_factory=EvaluationLimits)  # resource limits for each evaluation
     limits: Limits = field(default_factory=Limits)
-    output_group: str | None = None  # the group that may read OUTPUT; None: the group of this process
+    output_group: str | None = None  # group that may read OUTPUT; None: the group of this process
     site: str | None = None  # the site whose servers the instance manages; None: all servers
     listen: str | None = None  # HOST:PORT; None: the instance starts no endpoints
-    workers: int = 1  # endpoint processes
-    assets: Path | None = None  # the folder that endpoints serve under /assets/
+    workers: int = 1  # number of endpoint processes
+    assets: Path | None = None  # folder that endpoints serve under /assets/
     artifacts: ArtifactSettings = ArtifactSettings()
-    secret_keys: Path | None = None  # the file with the age keys that decrypt the fleet's secrets
-    spool: Path | None = None  # the folder of the fetch log
+    secret_keys: Path | None = None  # file with the age keys that decrypt the fleet's secrets
+    spool: Path | None = None  # folder of the fetch log
     poll_s: float = 60
-    accepted_filesystems: tuple[str, ...] = ()  # types of file systems that are allowed although they may lose data
+    accepted_filesystems: tuple[str, ...] = ()  # types of file systems that are allowed even though they may lose data
     forge: ForgeSettings | None = None
-    push_secret: Path | None = None  # the file with the secret that signs the webhooks of forges
-    ledger: PostgresAddress | None = None  # a PostgreSQL ledger; None: SQLite in STATE, or the address stored there
+    push_secret: Path | None = None  # file with the secret with which forges sign webhooks
+    # PostgreSQL database of the ledger; None: the address stored in STATE, or SQLite.
+    ledger: PostgresAddress | None = None
     lease_s: float = LEASE_SECONDS  # how long the lease is valid without a renewal
-    notify: Path | None = None  # the file with the receivers of notices
+    notify: Path | None = None  # file that configures the receivers of notices
     targets: tuple[TargetAddress, ...] = ()  # targets that follow OUTPUT
-    list_keys: Path | None = None  # the folder with the keys that sign the list; None: the list is unsigned
-    step_minutes: float = 30  # how long a step of an installation may take before gitboot reports it
+    list_keys: Path | None = None  # folder with the keys that sign the signed list; None: the list is unsigned
+    step_minutes: float = 30  # minutes that a step of an installation may take before gitboot reports it
 
     @property
     def spool_folder(self) -> Path | None:

@@ -1,4 +1,4 @@
-"""Standby: wait for the lease of a shared ledger, and prepare the output tree during the wait."""
+"""Standby: waits for the lease of a shared ledger, and prepares the output tree meanwhile."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ from gitboot.status.instance_status import Status
 if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
-LOOK_S: Final = 2.0  # between two checks of the lease
-_PREPARE_S: Final = 3600.0  # between two preparations of the tree
-_FIRST_PAUSE_S: Final = 60.0  # after a failed preparation; doubled after each further failure
+LOOK_S: Final = 2.0  # interval between checks of the lease
+_PREPARE_S: Final = 3600.0  # interval between preparations of the tree
+_FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
 
 
 _STANDING_BY: Final = "StandbyStarted"
@@ -72,14 +72,14 @@ class Ending(Protocol):
     """A request to end the process."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the request for at most ``timeout_s``. Return whether there is a request."""
+        """Wait at most ``timeout_s`` for the request. Return whether it was made."""
 
 
 class Standby:
-    """An instance that waits for the lease of its ledger. A SQLite ledger has no lease, so there is no wait.
+    """An instance that waits for the lease of its ledger. With a SQLite ledger, there is no lease and no wait.
 
-    If the ledger cannot be reached at the start, this raises an error, because the address may be wrong. Later, the
-    standby waits.
+    If the ledger is unreachable at the start, `wait` raises an error, because the address may be wrong. If it becomes
+    unreachable later, the standby keeps waiting.
     """
 
     def __init__(
@@ -87,26 +87,27 @@ class Standby:
         settings: Settings,
         tell: Callable[[Event], None],
         clock: Callable[[], datetime],
-        preparing: Sequence[str] = (),  # the command that prepares the tree; (): do not prepare it
+        preparing: Sequence[str] = (),  # command that prepares the tree; (): do not prepare it
     ) -> None:
         self._settings, self._tell, self._clock, self._preparing = settings, tell, clock, preparing
-        check_repository(settings)  # before gitboot creates files
+        check_repository(settings)  # before any file is created
         with make_private(settings.state):
             self.address = read_address(find_ledger(settings))
         if self.address is not None:
-            this_program()  # read it now: a later upgrade may replace the program on the disk
-        self.is_patient = False  # whether to wait for a ledger that cannot be reached
-        self._reference = settings.git.reference  # the branch to fetch: from --rev, or of the active instance
-        self._accepted: str | None = None  # the commit that the active instance has accepted
-        self._wake_event = threading.Event()  # set if there may be a new commit to fetch or to evaluate
+            this_program()  # read the program now, because an upgrade may replace it on the disk
+        self.is_patient = False  # whether to keep waiting if the ledger is unreachable
+        # The branch to fetch: the value of --rev, or the active instance's branch.
+        self._reference = settings.git.reference
+        self._accepted: str | None = None  # the commit that the active instance has accepted last
+        self._wake_event = threading.Event()  # set when there may be a new commit to fetch or to evaluate
         self._has_failed, self._last_message = False, ""
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
-        """Wait while another instance has the lease. Return False if the end of the process was requested.
+        """Wait until no other instance holds the lease. Return False if the end of the process is requested first.
 
-        The first standby that finds the lease free takes the lease. Until then, gitboot fetches, evaluates the commit
-        that the active instance has accepted, and prepares the output tree.
+        The caller then tries to take the lease, for which standbys compete. During the wait, gitboot fetches, evaluates
+        the commit that the active instance has accepted, and prepares the output tree.
         """
         if self.address is None:
             return True
@@ -142,12 +143,12 @@ class Standby:
             return False
 
     def _find_wait_reason(self, looking: LeaseConnection) -> tuple[str, str] | None:
-        """Return the reason and the message of the wait, or None if the lease is free."""
+        """Return the reason for waiting and a message, or None if the lease is free."""
         try:
             other = looking.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
             if not self.is_patient:
-                self._end_windows()  # the service manager starts gitboot again until the ledger answers
+                self._end_windows()  # the service manager restarts gitboot until the ledger responds
                 raise
             return _reason(error), str(error)
         self.is_patient = True
@@ -160,7 +161,7 @@ class Standby:
         return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
 
     def _end_windows(self) -> float:
-        """End the windows that are over in the tree of this host. Return the seconds until the next window ends."""
+        """End the windows in this host's output tree that are over. Return the seconds until the next window ends."""
         _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)
@@ -168,7 +169,9 @@ class Standby:
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
     def _note_progress(self, progress: tuple[str, int] | None) -> None:
-        """Store the change number of the ledger, so that a take-over notices if a backup has replaced the ledger."""
+        """Store the ledger's change number, so that this instance can detect at a take-over that a backup replaced the
+        ledger.
+        """
         path = mark_path(self._settings.state / state.LEDGER)
         before = read_mark(path)
         if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
@@ -176,12 +179,15 @@ class Standby:
                 write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
-        """Record that gitboot took the lease and then could not read the ledger. The next `wait` pauses first."""
+        """Report that gitboot took the lease but then could not read the ledger.
+
+        The next `wait` begins with a pause.
+        """
         self._has_failed = True
         self._report(_reason(error), str(error), self._clock())
 
     def _report(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
-        """Report a changed message as an event, and write the status with the state of the tree."""
+        """Report a new message as an event, and write a status that includes the state of the tree."""
         at = self._clock()
         if message != self._last_message:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
@@ -199,30 +205,32 @@ def _reason(error: LedgerError) -> str:
 
 
 class _Preparation:
-    """Runs the process that prepares the tree, at intervals. The process may be killed at any time."""
+    """Runs a process that prepares the tree, at intervals. The process may be killed at any time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Event], None]) -> None:
         self._command, self._directory, self._tell = command, directory, tell
         self._process: subprocess.Popen[bytes] | None = None
         self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
         self._last: Event | None = None  # the last reported event
-        self.tree_message = ""  # the state of the tree, for the status
+        self.tree_message = ""  # text for the status about the state of the tree
 
     @property
     def is_running(self) -> bool:
         return self._process is not None
 
     def start_if_due(self) -> None:
-        """Start the process if it is due, and report its result. Call this in the thread that calls `close`."""
+        """Report the result of a process that ended, and start the next process if it is due. Call this and `close`
+        from the same thread.
+        """
         if self._process is not None and (status := self._process.poll()) is not None:
             self._end(self._process, status)
         if self._command and self._process is None and time.monotonic() >= self._due:
-            with suppress(OSError):  # if no process can start now, try again at the next check
+            with suppress(OSError):  # if the process cannot be started now, try again at the next check
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
                 self.tree_message = self.tree_message or "its output tree is being prepared"
 
     def close(self) -> None:
-        """End the process, because an active instance must be the only writer of the tree."""
+        """Kill the process, because an active instance must be the only writer of the tree."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -234,7 +242,7 @@ class _Preparation:
         output, _ = process.communicate()
         try:
             event: Event = _event(output)
-        except msgspec.DecodeError:  # the process was killed, or reported its error on standard error
+        except msgspec.DecodeError:  # the process was killed, or it wrote an error to standard error
             return
         if status == 0:
             self.tree_message = f"its output tree is as of {event.facts['asOf']}"
@@ -256,11 +264,11 @@ def _follow_active(
     wake_event: threading.Event,
     read_followed: Callable[[], tuple[str | None, str | None]],
 ) -> Iterator[Callable[[], bool]]:
-    """Fetch the branch of the active instance, and evaluate the commit that it accepted, until the block ends.
+    """Until the block ends, fetch the active instance's branch, and evaluate the commit that it has accepted.
 
-    ``read_followed`` returns the branch and the accepted commit. gitboot starts to fetch when there is a branch. After
-    a take-over, the results are in the cache. gitboot repeats failed work, and reports failures only after a take-over.
-    Yields a function that returns whether the fleet is large enough to prepare its tree.
+    ``read_followed`` returns the branch and the accepted commit. Fetching begins once a branch is known. The results
+    are stored in the cache, which the instance uses after a take-over. Failed work is retried, and failures are not
+    reported before a take-over. Yields a function that returns whether the fleet is large enough to prepare its tree.
     """
     ended, large = threading.Event(), threading.Event()
 
@@ -285,7 +293,7 @@ def _follow_active(
                     of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
                     source = build_source(of_branch, settings.state, fetcher)
                 source.fetch()
-            with suppress(GitbootError):  # even if the Git server cannot be reached
+            with suppress(GitbootError):  # the Git server may be unreachable
                 revision = Revision(accepted) if accepted is not None else None
                 is_new = revision is not None and (commit is None or revision != commit.revision)
                 if source is not None and revision is not None and is_new and source.has(revision):
@@ -306,7 +314,7 @@ def _follow_active(
             finally:
                 ended.set()
                 wake_event.set()
-        thread.join()  # its fetch process has ended
+        thread.join()  # the thread's fetch process has ended
 
 
 # The tree
@@ -317,18 +325,19 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
 
     commit: Revision
     servers: int
-    halted: int  # servers that boot their disks until the standby becomes active
-    at: datetime  # the time for which the tree was prepared
+    halted: int  # number of servers that boot their disks until the standby becomes active
+    at: datetime  # time for which the tree was prepared
 
 
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:
-    """Publish to OUTPUT the same files as the active instance, except for halted servers, and store a checkpoint.
+    """Publish the active instance's files to this host's OUTPUT, except for halted servers, and store a checkpoint.
 
-    After that, a take-over is as fast as a restart. gitboot plans with a copy of the ledger, and does not write the
-    ledger. A one-time boot must be in the ledger before its publication, so gitboot does not publish boots that the
-    ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
+    A take-over is then as fast as a restart. gitboot plans with a copy of the ledger, and does not write to the ledger.
+    Because a one-time boot must be in the ledger before it is published, boots that are not in the ledger are not
+    published. Servers with such a boot, and servers that may be installed, are halted, which means that they boot their
+    disks.
 
-    This runs in its own process while the standby holds the lock of STATE. The process may be killed at any time. A
+    This runs in a separate process while the standby holds the lock on STATE. The process may be killed at any time. A
     second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
     lease = read_lease(settings.state / state.LEDGER)
@@ -338,7 +347,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         raise NotYetDone(f"the active instance, {lease.place}, publishes to {settings.output}")
     with ExitStack() as stack:
         copy = settings.state / state.PREPARING
-        shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left it behind
+        shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left this folder behind
         copy.mkdir(mode=0o700)
         stack.callback(shutil.rmtree, copy, ignore_errors=True)
         copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=True)
@@ -356,7 +365,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
-        )  # the standby itself reports problems of the cache
+        )  # the standby itself reports problems with the cache
         checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
         record_instance_facts(
             store,
@@ -366,7 +375,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             spool=settings.spool,
             site=settings.site,
         )
-        # The results of artifact checks in the ledger are from the other host, so ignore them.
+        # Ignore the ledger's results of artifact checks, because they come from the other host.
         knowledge = structs.replace(
             read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
@@ -378,10 +387,10 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
 
 
 def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
-    """Return a modification time that no boot script of any host has or will have.
+    """Return a modification time that no boot script on any host has or will have.
 
-    An access log shows the modification time of a file, by which gitboot finds the boot that was served. The active
-    instance uses no time before its last heartbeat.
+    gitboot identifies a served boot by the file's modification time, which access logs contain. The active instance
+    never uses a time before its last heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
     while server_tables.has_version_modified_at(store, second):
@@ -402,7 +411,7 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
             ) from None
         evaluation.store_results(revision)
         evaluation.wait_until_stored()
-    assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
+    assert evaluated is not None  # noqa: S101 - a client that waits always returns a result
     return evaluated.commit
 
 
@@ -415,7 +424,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
     knowledge = structs.replace(
         learnt, records=before.knowledge.records
-    )  # plan with the records in the ledger, which lacks the new records
+    )  # plan with the stored records, because new records are not in the ledger yet
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)
@@ -437,9 +446,10 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
 
 
 class _StandbyTree:
-    """The output tree of a standby. Servers that may be installed, or whose boot the ledger lacks, are halted in it.
+    """The output tree of a standby, in which servers are halted if they may be installed or if their boot is not in the
+    ledger.
 
-    The checkpoint lacks the states of halted servers, so a standby that becomes active publishes these servers again.
+    The checkpoint does not contain the states of halted servers, so a standby publishes them when it becomes active.
     """
 
     def __init__(self, tree: OutputDirectory, store: Store, file_date: datetime) -> None:
@@ -455,10 +465,10 @@ class _StandbyTree:
         *,
         complete: bool,
         commit: str,
-        at: datetime,  # noqa: ARG002 - a boot script of another host may have this modification time
+        at: datetime,  # noqa: ARG002 - a boot script on another host may have this modification time
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish like `Directory.publish`, with a modification time that no boot script has."""
+        """Publish like `OutputDirectory.publish`, but with a modification time that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - see `publish`
@@ -479,7 +489,7 @@ class _StandbyTree:
             has_noted = all(
                 known is not None and structs.replace(each, number=known.number) == known for each, known in offers
             )
-            # A path with a token needs no time in the ledger, because the token identifies the boot.
+            # A path with a token needs no modification time in the ledger, because the token identifies the boot.
             has_dated = all(
                 find_token(each.path) is not None and server_tables.find_token(self._store, each.path) == each.plan
                 for each in dates[name]
@@ -495,7 +505,7 @@ class _StandbyTree:
     # Methods for the checkpoint
 
     def inventory(self) -> Inventory:
-        """Return the inventory. The states of halted servers are values that never match."""
+        """Return the inventory of the tree. Halted servers have states that never match a state in a checkpoint."""
         held = self._tree.inventory()
         return structs.replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
 

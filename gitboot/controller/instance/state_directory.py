@@ -1,4 +1,4 @@
-"""State directory of an instance: lock, access rights, token keys and status file."""
+"""State directory of an instance: its lock, access rights, token keys and status file."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ from gitboot.status.work_progress import WorkProgress
 from gitboot.text import quote_words
 
 LEDGER: Final = "ledger.sqlite"
-CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; an operator can delete the file
+CACHE: Final = "cache.sqlite"  # evaluation results and the checkpoint; operators may delete this file
 CACHE_BYTES: Final = (
     2**32
-)  # the maximum size: 100,000 servers take 0.5 GiB for each commit, and the same for the checkpoint
-PREPARING: Final = "preparing"  # temporary files while a standby prepares its tree
+)  # maximum size: 100,000 servers need 0.5 GiB per commit, and as much again for the checkpoint
+PREPARING: Final = "preparing"  # folder for temporary files while a standby prepares its tree
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
-WITHDRAWALS: Final = "withdrawals.json"  # overrides that BMC tasks cleared, and that the ledger lacks
-NOTIFIED: Final = "notified.json"  # the last event that each receiver of notices got
-_LATELY: Final = 50  # accepted commits in the status
-SPOOL: Final = "spool"  # the folder of the fetch log, unless an option sets another folder
+WITHDRAWALS: Final = "withdrawals.json"  # cleared overrides that are not in the ledger yet
+NOTIFIED: Final = "notified.json"  # the last event that each receiver of notices has received
+_LATELY: Final = 50  # maximum number of accepted commits in the status
+SPOOL: Final = "spool"  # default folder of the fetch log
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
-FORMER_SIGHTINGS: Final = "artifacts.json"  # where earlier versions stored the results of artifact checks
-_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
+FORMER_SIGHTINGS: Final = "artifacts.json"  # file in which earlier versions stored the results of artifact checks
+_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # cache files of earlier versions
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
-    """Return the cache of an instance. ``warn`` gets a message if gitboot cannot use the file or replaces it."""
+    """Open the cache of an instance. ``warn`` is called with a message if the file is unusable or is replaced."""
     return DiskCache(directory / CACHE, warn, max_bytes=CACHE_BYTES, writes=writes)
 
 
 def remove_former_caches(directory: Path) -> None:
-    """Delete the caches of earlier versions."""
+    """Delete the cache files of earlier versions."""
     for name in _FORMER:
         with suppress(OSError):
             (directory / name).unlink()
 
 
 def has_ledger(directory: Path) -> bool:
-    """Return whether an instance has run with this directory. Raises `UsageError` if the directory cannot be read."""
+    """Return whether an instance has used this directory. Raises `UsageError` if the directory cannot be read."""
     try:
         return has_address_file(directory / LEDGER) or S_ISREG((directory / LEDGER).stat().st_mode)
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def has_ledger(directory: Path) -> bool:
 
 
 def no_instance_error(directory: Path) -> UsageError:
-    """Return the error for a directory that no instance has used."""
+    """Build the error for a directory that no instance has used."""
     return UsageError(
         f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
     )
@@ -81,9 +81,10 @@ def no_instance_error(directory: Path) -> UsageError:
 
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Lock ``directory`` until the block ends. Ignore the signals that wake an instance, which would end this process.
+    """Hold the lock on ``directory`` until the block ends, and ignore the signals that wake an instance.
 
-    Raises `LockedByAnother` with the process that has the lock, or `UsageError` if the directory cannot be written.
+    By default, these signals would end the process. Raises `LockedByAnother` with the process that holds the lock, or
+    `UsageError` if the directory is not writable.
     """
     with ExitStack() as stack:
         stack.enter_context(_ignore_wake_signals())
@@ -96,7 +97,7 @@ def lock(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _ignore_wake_signals() -> Iterator[None]:
-    """Ignore the signals that wake an instance, until the block ends or gitboot installs a handler."""
+    """Ignore the signals that wake an instance, until the block ends or a handler is installed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +117,7 @@ def _ignore_signal(*_: object) -> None:
 
 
 def find_running_process(directory: Path) -> int | None:
-    """Return the process on this machine that has the lock of ``directory``, or None."""
+    """Return the id of the process on this machine that holds the lock on ``directory``, or None."""
     try:
         return files.find_lock_holder(directory / LOCK)
     except OSError as error:
@@ -124,28 +125,28 @@ def find_running_process(directory: Path) -> int | None:
 
 
 class StatusFile:
-    """The status file for `gitboot status`. Any thread may write the file. A write error does not stop gitboot."""
+    """The status file for `gitboot status`. Thread-safe. Write errors do not stop gitboot."""
 
     def __init__(self, directory: Path, clock: Callable[[], datetime]) -> None:
         self._directory, self._clock, self._lock = directory, clock, threading.Lock()
         self._facts: Mapping[str, Any] = Status().facts()
         with suppress(UsageError):
-            self._facts = read_status(directory)  # the last status is valid until the first new one
+            self._facts = read_status(directory)  # the previous status stays valid until the first new one
 
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a new status, and return it with the time of writing."""
+        """Write a new status, and return it with its time of writing."""
         with self._lock:
             at = self._clock()
             self._facts = _merge_changes(self._facts, facts, at)
             return self._write(None, at)
 
     def note_progress(self, underway: WorkProgress | None) -> None:
-        """Write the last status with the progress of long work."""
+        """Write the last status again, with the progress of long work."""
         with self._lock:
             self._write(underway, self._clock())
 
     def add_condition(self, condition: Condition) -> None:
-        """Write the last status with one more condition, which the next status replaces."""
+        """Write the last status again, with an additional condition. The next status replaces it."""
         with self._lock:
             found = [each for each in self._facts["conditions"] if each["type"] != condition.type]
             found = sorted([*found, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
@@ -161,7 +162,9 @@ class StatusFile:
 
 
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
-    """Add the changes of accepted commits from the last status, because a restart does not compute them again."""
+    """Carry over the changes of accepted commits from the last status, because they are not computed again after a
+    restart.
+    """
     then, accepted = before.get("accepted", {}), now["accepted"]
     has_new_changes = accepted["changed"] or then.get("commit") != accepted["commit"]
     changed = accepted["changed"] if has_new_changes else then.get("changed", [])
@@ -180,7 +183,7 @@ def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: dateti
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """Read the status file. Raises `UsageError` if no instance has run with this directory."""
+    """Read the status file. Raises `UsageError` if no instance has used this directory."""
     path = directory / STATUS
     try:
         found = json.loads(path.read_bytes())
@@ -196,19 +199,19 @@ def read_status(directory: Path) -> dict[str, Any]:
 
 
 def read_own_lease(directory: Path) -> LeaseState | None:
-    """Return the lease if this host's instance has it.
+    """Return the lease if the instance with this directory holds it.
 
-    Return None if another instance has the lease, or if the ledger is in SQLite.
+    Return None if another instance holds the lease, or if the ledger is in SQLite.
     """
     lease = read_lease(directory / LEDGER)
     return lease if lease is not None and lease.is_current and lease.holder == Holder.load(directory).id else None
 
 
 def find_acting_directory(directory: Path) -> Path:
-    """Return the state directory of the active instance if that instance is on this host, otherwise ``directory``.
+    """Return the active instance's state directory if that instance is on this host, otherwise ``directory``.
 
     Raises `HeldByAnother` if the active instance is on another host and publishes to a disk that both hosts share. That
-    instance would obey a stop that this host writes to OUTPUT, but only a command on its own host could end the stop.
+    instance would obey a stop that this host writes to OUTPUT, but the stop could be ended only on the other host.
     """
     if not has_ledger(directory):
         return directory
@@ -227,14 +230,17 @@ def find_acting_directory(directory: Path) -> Path:
 
 
 def is_published_under(output: Path, lease: LeaseState) -> bool:
-    """Return whether an instance published ``output`` under a lease."""
+    """Return whether ``output`` was published under this lease."""
     with suppress(OSError, ValueError):
         return parse_terms((output / TERMS).read_bytes()).fetch_log_id == str(Lease(lease.holder, lease.number))
     return False
 
 
 def check_acts(directory: Path) -> None:
-    """Raise `HeldByAnother` if an instance on another host is active. The instance on this host need not be running."""
+    """Raise `HeldByAnother` if the active instance is on another host.
+
+    The instance on this host need not be running.
+    """
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
@@ -243,19 +249,20 @@ def check_acts(directory: Path) -> None:
         )
 
 
-_OWN: Final = 0o077  # a umask: no access for the group and for others
-_SHARED: Final = 0o007  # a umask: full access for the group with which the directory is shared, no access for others
+_OWN: Final = 0o077  # umask: no access for the group and for others
+_SHARED: Final = 0o007  # umask: full access for the group that shares the directory, no access for others
 
 
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
-    """Create ``directory`` if it is missing. Files that are created until the block ends are private to this instance.
+    """Create ``directory`` if it is missing, and make its files private.
 
-    Remove the access of others to files of this user. A directory with the setgid bit is shared with its group on
-    purpose: Kubernetes and OpenShift do that, because the user of a container changes.
+    Files created until the block ends are private too. The access of others to this user's files is removed. A
+    directory with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user
+    of a container changes.
 
-    Raises `UsageError` if others, or a group without this process, may write a file, or if a file is a symlink, because
-    such a user could also have written a ledger.
+    Raises `UsageError` if a file is a symlink, or if it is writable by others or by a group to which this process does
+    not belong, because such users could have written the ledger.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -279,12 +286,14 @@ def make_private(directory: Path) -> Iterator[None]:
 
 
 def mode_in(directory: Path) -> int:
-    """Return the mode of a file that only this instance may write, but that a shared group may read."""
+    """Return the mode for a file that only this user may write. If the directory is shared with its group, the group
+    may read it.
+    """
     return 0o640 if _is_shared(directory.stat()) else 0o600
 
 
 def check_spool_rights(folder: Path) -> None:
-    """Check that others cannot write the fetch log, because its entries can mark servers as installed.
+    """Ensure that others cannot write to the fetch log, because its entries can mark servers as installed.
 
     Raises `UsageError`.
     """
@@ -322,7 +331,10 @@ def _is_ours(group: int) -> bool:
 
 
 def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
-    """Remove the access of others to a file of this user. Raise `UsageError` for a file that others may write."""
+    """Remove the access of others to a file of this user.
+
+    Raise `UsageError` if another user's file is writable by others.
+    """
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():
         if mode & mask:
@@ -334,7 +346,7 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
         raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {quote_words(path)}")
 
 
-EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long gitboot accepts reports with tokens by an earlier key
+EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with tokens from an earlier key are accepted
 _BYTES: Final = 32
 _NONE: Final = "none"
 _KEY_FILE_HINT: Final = "restore the file, or remove it: without it, gitboot ignores the reports of running installers"
@@ -342,9 +354,9 @@ _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
 class _KeyLine(NamedTuple):
-    """A key of tokens, and the time of its first use.
+    """A token key, and when it was first used.
 
-    The key None makes tokens without a key, which anyone can compute.
+    With the key None, tokens are computed without a key, so anyone can compute them.
     """
 
     since: datetime
@@ -355,10 +367,10 @@ class _KeyLine(NamedTuple):
 
 
 def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
-    """Read the token keys of an instance. If there is no file, create a file with a new key.
+    """Read the token keys of an instance. If the file is missing, create it with a new key.
 
-    The last line of the file is the current key. ``follows_none`` means that tokens were published without a key until
-    ``at``. Raises `UsageError` if the file is damaged.
+    The last line of the file contains the current key. ``follows_none`` means that tokens were published without a key
+    until ``at``. Raises `UsageError` if the file is damaged.
     """
     path = directory / TOKEN_KEYS
     try:
@@ -376,19 +388,19 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
 
 
 def read_key_lines(directory: Path) -> tuple[str, ...]:
-    """Return the lines of the file of token keys, for another host."""
+    """Return the lines of the token key file, to be copied to another host."""
     return tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
 
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
-    """Write these lines to the file of token keys, unless the file has these lines already."""
+    """Write these lines to the token key file, unless it already consists of these lines."""
     path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content, mode=mode_in(directory))
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:
-    """Return the lines of the file, or None without a file. Error messages do not contain the lines."""
+    """Parse a token key file. Return None if it is missing. Error messages never contain the keys."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:

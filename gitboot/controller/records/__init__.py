@@ -1,1 +1,1 @@
-"""Records of servers: the changes to the ledger that follow from fetches, BMC results and operator requests."""
+"""Records of servers: the ledger changes that fetches, BMC results and operator requests cause."""

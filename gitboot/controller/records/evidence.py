@@ -1,4 +1,4 @@
-"""Evidence of boots: the fetches and BMC observations that prove a boot."""
+"""Evidence of boots: fetches and BMC observations that prove a boot."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """The observation of one BMC task, and the fetches that it may confirm or rule out."""
+    """What one BMC task observed, and which fetches it may confirm or rule out."""
 
     uuid: SystemUuid
-    state: ServerState | None  # None: the machine has left the fleet, but its earlier fetches still count
+    state: ServerState | None  # None: the machine left the fleet, but its earlier fetches still count
     observed: BmcObservation
-    pending_ids: frozenset[int]  # the pending fetches when the task began
-    open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the task began
-    decision_number: int = 0  # the newest decision when the task began
+    pending_ids: frozenset[int]  # ids of the fetches that were pending when the task began
+    open_intents: frozenset[str] = frozenset()  # intents that had no outcome when the task began
+    decision_number: int = 0  # number of the newest decision when the task began
     is_own_machine: bool = True  # whether the BMC belongs to this machine
 
 
@@ -67,10 +67,10 @@ class BmcEvidence(Struct, frozen=True, kw_only=True):
 
 
 def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit: Commit) -> None:
-    """Record the new fetches, except requests by monitors.
+    """Record new fetches, except requests from monitors.
 
-    A mirror sends its files to every client and its log has no server names, so a fetch from a mirror counts as served.
-    An intent without an outcome is no evidence, but consumes the boot. The log of a mirror yields such an intent if the
+    A mirror sends its files to every client and does not log server names, so a fetch from a mirror counts as served.
+    An intent without an outcome is not evidence, but it consumes the boot. A mirror's log yields such an intent if the
     log does not show which client sent the request.
     """
     spec = commit.fleet.provisioning
@@ -79,13 +79,13 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
         _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
-    for fetch in intended:  # the intent counts as a fetch of the secret, because the secret may have been sent
+    for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
     ids = {fetch.observation.intent for fetch in intended}
     for fetch in drop_settled_intents(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        # An Always boot that writes disks makes the content of the disks unknown, even if it was perhaps not served.
+        # After an intent to serve an Always boot that writes disks, the content of the disks is unknown.
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)
@@ -97,13 +97,13 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
 
 
 def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
-    """Return whether a monitor sent the request. A boot that a mirror sent to a boot loader counts in any case."""
+    """Return whether a monitor sent the request. A boot that a mirror served to a boot loader is never ignored."""
     is_boot_by_mirror = not observation.server and not observation.is_open_intent
     return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
-    """Turn a fetch from a mirror into evidence if `provisioning.clients` of the Fleet includes the client's address."""
+    """Turn a fetch from a mirror into evidence if the Fleet's `provisioning.clients` include the client's address."""
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in_networks(observation.client, clients):
         return fetch
@@ -111,7 +111,7 @@ def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
 
 
 def _consumes_boot(fetch: Fetch) -> bool:
-    """Return whether an intent consumes a boot. An endpoint's intents for user data and secrets have no offer."""
+    """Return whether an intent consumes a boot. An endpoint's intents for user data and secrets do not."""
     if fetch.observation.server:
         return fetch.observation.offer is not None
     return fetch.offer.once and fetch.offer.writes_disk
@@ -159,11 +159,11 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
     elif not fetch.was_recorded and not any(_is_duplicate(each, fetch) for each in update.list_pending(offer.uuid)):
         update.keep_pending(
             Pending(update.last_observation_id + 1, observation, offer)
-        )  # until the next task at the machine's BMC ends
+        )  # the next task at the machine's BMC judges it
 
 
 def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
-    """Record what a fetch proves without a reading of the BMC, and return the verdict."""
+    """Record what a fetch proves without the BMC's confirmation, and return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         record_maintenance_boot(update, offer, seen, "Fetched", starts=observation.is_start)
@@ -175,9 +175,9 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
 
 
 def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
-    """Return whether a pending fetch is of the same path by the same client, so that one BMC task judges both.
+    """Return whether an equal fetch (same path, same client) is already pending, so that one BMC task can judge both.
 
-    Otherwise, a client that keeps fetching a boot would fill the ledger until the BMC responds.
+    Without this check, a client that keeps fetching a boot would fill the ledger until the BMC responds.
     """
     if pending.marks is not None:
         return pending.observation == fetch.observation
@@ -186,7 +186,7 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
 
 
 def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
-    """Accept the pending fetches of machines without a BMC task, because gitboot has set no override there."""
+    """Accept the pending fetches of machines that have no BMC task, because gitboot has not set an override there."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):
@@ -205,7 +205,7 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
-    """Record the evidence from a BMC task. Return whether the task confirmed or ruled out a pending fetch."""
+    """Record the evidence from a BMC task. Return whether it confirmed or ruled out a pending fetch."""
     is_judged = False
     _drop_impossible_intents(update, bmc_evidence)
     for pending in update.list_pending(bmc_evidence.uuid):
@@ -230,10 +230,10 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
         if (
             offer.phase is not Phase.MAINTENANCE
-        ):  # again, because ruling out an earlier fetch may have removed this step
+        ):  # record the step again, because ruling out an earlier fetch may have removed it
             record_step(update, offer, observation)
         update.settle_pending(pending, _record_proof(update, offer, observation, kind))
-    elif pending.marks is None:  # the machine is being installed: a new override would install it again
+    elif pending.marks is None:  # do not set a new override, which would install the machine again
         update.keep_pending(pending._replace(marks=observed.marks))
         record_override_consumed(update, bmc_evidence.uuid, offer.server, offer.key, update.at)
     else:
@@ -242,7 +242,7 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
 
 
 def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence) -> None:
-    """Drop the intents without an outcome of clients that cannot be the machine, and offer the boot again."""
+    """Drop intents without an outcome if their client cannot be the machine, and offer the boot again."""
     record, state = update.record(bmc_evidence.uuid), bmc_evidence.state
     if record is None or state is None:
         return
@@ -268,7 +268,7 @@ def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, clien
 
 
 def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcObservation) -> None:
-    """If the machine is off, offer the boot that waits for power off."""
+    """If the machine is off, release the boot that waits until the machine is off."""
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -288,9 +288,9 @@ def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcOb
 def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number: int) -> None:
     """Record an override that was consumed without a fetch.
 
-    A consumed override proves the boot of an image without fetches. For any other image, an operator has to look at the
-    machine. If DHCP names the boot loader, the boot loader would have fetched the boot script. If another instance set
-    the override, this instance serves no boot until an operator has looked at the machine.
+    If the image boots without fetches, a consumed override proves the boot. For any other image, an operator must look
+    at the machine. The same applies if DHCP names the boot loader, because the boot loader would have fetched the boot
+    script, and if another instance set the override.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
@@ -311,7 +311,9 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """Record a server as provisioned if its system runs and started after the boot was set or fetched."""
+    """Record a server as provisioned if its operating system runs and was started after the override was set or the
+    boot was fetched.
+    """
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if plan is None or plan.key is None or not observed.runs_os:
         return
@@ -330,21 +332,21 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 
 
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
-    """Return whether a reset has consumed an override. A BMC may prove this later for a lost override.
+    """Return whether a reset consumed an override. For a lost override, the BMC may show this later.
 
-    A reset is no proof if gitboot may have cleared the override without a record, because the reset then booted another
-    image.
+    A reset proves nothing if gitboot may have cleared the override without a record, because the machine may then have
+    booted something else.
     """
     lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
     return record.state is OverrideState.CONSUMED or (lost and observed.marks.reset_since(record.marks) is Reset.SEEN)
 
 
 def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: BmcObservation) -> bool:
-    """Return whether the machine cannot have sent a request.
+    """Return whether an override shows that the machine cannot have sent a request.
 
-    The request is ruled out if the override was set before the request, is still set, and the machine was not reset in
-    between. A machine that was starting when the override was set, or whose resets are unknown, may have booted from
-    the network by its own boot order.
+    The request is ruled out if the override was set before it and is still set, and if the machine was not reset in
+    between. If the machine was starting when the override was set, or if its resets are unknown, it may have booted
+    from the network in its own boot order.
     """
     was_before = _is_open_one_time_override(record) and record.at <= fetched_at
     has_not_reset = add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT
@@ -358,17 +360,16 @@ def _is_open_one_time_override(record: OverrideRecord) -> bool:
 def _is_in_networks(client: str, networks: Networks) -> bool:
     try:
         address = ip_address(client)
-    except ValueError:  # the log does not have the client's address
+    except ValueError:  # the log does not contain the client's address
         return False
     return any(address in network for network in networks)
 
 
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
-    """Count a fetch of a secret, or an outdated report. Return whether the address is new.
+    """Count a fetch of a secret or an outdated report. Return whether it came from a new address.
 
-    All addresses beyond `MOST_ADDRESSES` count as one new address. Each new address that fetches a secret causes an
-    event. Fetches for an earlier installation count in the newest installation, because their paths may lead to the
-    same secrets.
+    All addresses beyond `MOST_ADDRESSES` together count as one. Each new address that fetches a secret causes an event.
+    Fetches for an earlier installation are counted in the newest one, because their paths may lead to the same secrets.
     """
     if offer.phase is Phase.MAINTENANCE or (secret := find_secret(observation.path)) is None:
         return False
@@ -402,16 +403,16 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
 
 
 def forget_earlier_fetches(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Delete the counts of earlier installations if the boot of a newer installation was served."""
+    """Delete the fetch counts of earlier installations once the boot of a newer installation was served."""
     before = update.find_secret_fetches(offer.uuid)
     if before is not None and offer.phase is not Phase.MAINTENANCE and _is_newer_installation(offer, before):
         update.set_secret_fetches(offer.uuid, None)
 
 
 def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Record that an operator confirmed the listed fetches of secrets. Return the names of the servers.
+    """Record that an operator confirmed these fetches of secrets. Return the server names.
 
-    Raises `UsageError` for a server without fetches.
+    Raises `UsageError` if no fetch is recorded for a server.
     """
     names = []
     for item in items:
@@ -434,7 +435,10 @@ def _provision_key(offer: Offer) -> str:
 
 
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
-    """Return whether an offer belongs to a newer installation. Attempt 0 means the last attempt."""
+    """Return whether an offer belongs to a newer installation than the counted fetches.
+
+    Attempt 0 stands for the last attempt.
+    """
     if _provision_key(offer) == before.key:
         return offer.attempt > before.attempt
     return offer.number > before.number

@@ -1,4 +1,4 @@
-"""Install boots: the offered, the withheld and the completed boots."""
+"""Install boots: which boots are offered, withheld and completed, and how they change a server's record."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from gitboot.review.reinstalls import find_withheld_boots
 
 
 def boot_identifies_machine(boot: Boot) -> bool:
-    """Return whether a machine that boots this image fetches a file that identifies the machine."""
+    """Return whether a machine fetches a file that identifies it when it boots this image."""
     return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:
-    """Yield the offers of a server's current and later plans, of their user data, and of its installer's report."""
+    """Yield the offers for a server: for its current and later plans, their user data, and the installer's report."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and (offer := build_offer(state.decision, plan, state.record)) is not None:
             yield offer
@@ -71,11 +71,11 @@ def list_offers(state: ServerState) -> Iterator[Offer]:
         yield structs.replace(report, plan=common, attempt=0)
 
 
-DISK_BOOT: Final = "disk"  # the key of the offer of a disk boot after an installation was served
+DISK_BOOT: Final = "disk"  # the key of offers for booting the disk after an installation was served
 
 
 def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
-    """Yield the offers of a disk boot if an installation was served and its completion was not reported."""
+    """Yield the offers for booting the disk, if an installation was served but its completion was not reported."""
     instants = (state.at, *(since for since, _ in state.later))
     decision, record = state.decision, state.record
     tokens = {disk_boot_token(decision.uuid, install_progress(record, instant)) for instant in instants}
@@ -99,7 +99,7 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _contains_token(decision: Decision, common: Digest) -> bool:
-    """Return whether the boot contains the token as plain text, so that a report identifies its attempt."""
+    """Return whether the policy's boot contains this token as plain text."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
@@ -108,7 +108,7 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """Return the offer of the last attempt's user data and report. The offer does not depend on the current plan."""
+    """Return the offer for the user data and the report of the last attempt. It does not depend on the current plan."""
     policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
@@ -136,9 +136,9 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
 
 
 def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
-    """Return the offer of a plan's boot, or None if the boot is no evidence.
+    """Return the offer for a plan's boot, or None if fetching the boot is not evidence.
 
-    A plan that waits for the end of an installation boots the disk. Its offer is that of the policy's boot, which an
+    A plan that waits for the end of an installation boots the disk. Its offer is for the policy's boot, about which an
     installer can still report.
     """
     policy = decision.policy
@@ -177,20 +177,23 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
 
 
 def is_maintenance_key(key: str) -> bool:
-    """Return whether a boot's key belongs to a run of a maintenance instead of an installation."""
+    """Return whether a key identifies a maintenance run instead of an installation."""
     return key.startswith("maintenance/")
 
 
 def is_outdated(offer: Offer, record: Record) -> bool:
-    """Return whether the ledger has a newer decision about the server, from evidence or from an operator.
+    """Return whether evidence or an operator has decided about the server since this offer was made.
 
-    The comparison uses numbers of the ledger's sequence, so it does not depend on a clock.
+    Decision numbers are compared, so the result does not depend on a clock.
     """
     return offer.number < max(record.offered, record.answered)
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after a run's boot, and a text about the change. An up-to-date record is returned unchanged."""
+    """Return the record after the boot of a maintenance run, and a text about the change.
+
+    An up-to-date record is returned unchanged.
+    """
     if offer.maintenance is None or offer.run is None:
         return record, ""
     if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
@@ -204,9 +207,9 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after the system of a run has fetched its user data, and a text about the change.
+    """Return the record after the system of a maintenance run fetched its user data, and a text about the change.
 
-    An up-to-date record is returned unchanged. The fetch belongs to the last run of the maintenance.
+    An up-to-date record is returned unchanged. Only a fetch for the maintenance's last run counts.
     """
     made = record.runs.get(offer.maintenance or "")
     if made is None or made.run != offer.run or made.started is not None:
@@ -216,7 +219,7 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """Return the record of a provisioned server, and a text about the change.
+    """Return the record after a server was provisioned, and a text about the change.
 
     An up-to-date record is returned unchanged.
     """
@@ -247,17 +250,17 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
     return now, f"installed provision {offer.provision} with BootImage/{offer.image}{limits}"
 
 
-# Intents of one server without an outcome; limited, because a client can send requests all the time.
+# Maximum number of intents without an outcome per server, because clients can send any number of requests.
 _MOST_OPEN: Final = 32
-_OTHER_INTENTS: Final = "more"  # replaces the ids of all further intents, whose outcomes are ignored
-_MOST_EARLY: Final = 32  # withheld intents of one server that the log has not shown yet; most never appear
+_OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
+_MOST_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned unchanged.
+    """Return the record after an endpoint logged an intent to serve a boot. An up-to-date record is returned unchanged.
 
-    The record stays the same if the boot was completed already. If that boot turns out to be another client's, the BMC
-    rules out this intent as well.
+    If the boot has already been served, the record stays unchanged. If the BMC then rules out that earlier request, it
+    also rules out this intent.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
@@ -272,9 +275,9 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
 
 
 def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
-    """Return the record after an endpoint withheld a boot. Other intents stay.
+    """Return the record after an endpoint withheld a boot. Other intents stay in the record.
 
-    ``is_early``: the intent itself was not read from the log yet.
+    ``is_early`` means that the intent itself was not read from the log yet.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and not known.is_withheld:
@@ -289,7 +292,10 @@ def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence
 
 
 def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record without a withheld intent. The newest withheld request stays, without the intent's id."""
+    """Return the record without a withheld intent.
+
+    The newest withheld request stays in the record, without an intent id.
+    """
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)
     if newest is None or newest.seen.at < seen.at:
@@ -313,9 +319,9 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
 def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
     """Return the record after the booted system fetched its user data, which also proves that its boot was served.
 
-    The fetch ends the grace period in which the boot is served again.
+    The fetch also ends the grace period during which the boot can be served again.
     """
-    if offer.attempt == 0:  # the path of user data names its attempt; the common path now belongs to another attempt
+    if offer.attempt == 0:  # user data paths name their attempt, but the common path now belongs to another attempt
         return record
     if record.grace_until is not None and record.attempts and not is_outdated(offer, record):
         return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
@@ -327,22 +333,24 @@ def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
 
 
 def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
-    """Return the attempt with the start of its last boot. The order of the fetches shows which boot started."""
+    """Return the attempt with its last boot marked as started. The order of the fetches shows which boot it was."""
     return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
 def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
-    """Return the record after an installer reported a failure. Without a served boot, ignore the report."""
+    """Return the record after an installer reported a failure. The report is ignored if no boot was served."""
     last = find_last_attempt(offer, record)
     if last is None or last.failed is not None or _is_over(offer, record):
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
-        return record  # the report is about the attempt before
+        return record  # the report is about an earlier attempt
     return _replace_attempt(offer, record, structs.replace(last, failed=failure))
 
 
 def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
-    """Return the record after the machine fetched a disk boot, if an installation was served before."""
+    """Return the record after the machine fetched a disk boot following an installation or a maintenance that wrote its
+    disk.
+    """
     last = record.attempts[-1] if record.attempts else None
     since = record.provisioned_at
     if last is not None and last.disk_boot is None and since is not None and last.boots[-1].at <= since:
@@ -354,9 +362,10 @@ def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
 
 
 def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
-    """Return the record without a request that turned out to be from another client.
+    """Return the record without a request that turned out to come from another client.
 
-    If the booted system has fetched its user data since, the boot stays in the record, because a machine booted.
+    If the booted system has fetched its user data since, the boot stays in the record, because that proves that the
+    machine booted.
     """
     if not record.attempts:
         return record
@@ -378,9 +387,10 @@ def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
 
 
 def _find_attempt_key(offer: Offer, record: Record) -> str:
-    """Return the provision key of an offer.
+    """Return the provision key to which an offer's attempt belongs.
 
-    After the report of an earlier image, the key contains the time of the report.
+    With `OnImageChange`, the key depends on the record. After an earlier image was reported, it contains the time of
+    that report.
     """
     if offer.on_image_change and not is_outdated(offer, record):
         return image_provision_key(offer.provision, offer.image, record)
@@ -403,7 +413,7 @@ def _is_made(offer: Offer, record: Record) -> bool:
 
 
 def _is_over(offer: Offer, record: Record) -> bool:
-    """Return whether an offer is outdated, or its image is provisioned already."""
+    """Return whether an offer is outdated or its image is already provisioned."""
     if is_outdated(offer, record):
         return True
     reached = record.provision is not None and record.provision >= offer.provision
@@ -411,16 +421,16 @@ def _is_over(offer: Offer, record: Record) -> bool:
 
 
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
-    """Return the record with an attempt added or replaced by number. Attempts at other keys are dropped."""
+    """Return the record with an attempt added, or replaced by its number. Attempts for other keys are dropped."""
     others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
     attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
     return replace(record, attempts=attempts, answered=max(offer.number, record.answered))
 
 
 def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
-    """Return the install boots of ``accepted`` that a newer valid commit does not offer, or None without such boots.
+    """Return the install boots in ``accepted`` that a newer valid commit does not offer, or None if there are none.
 
-    ``newer`` are the later valid commits, the oldest first. ``newest`` is the last commit that was evaluated.
+    ``newer`` are the later valid commits, oldest first. ``newest`` is the last commit that was evaluated.
     """
     found: dict[SystemUuid, list[WithheldBoot]] = {}
     names, before = set[str](), accepted
@@ -436,7 +446,7 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
 
 
 def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
-    """Merge both sets of boots. The commit of ``before``, until which gitboot withholds them, stays."""
+    """Merge two sets of withheld boots. The result names the commit of ``before``."""
     if after is None:
         return before
     uuids = sorted({*before.servers, *after.servers})
@@ -447,7 +457,7 @@ def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> Withhe
 
 
 def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> Commit:
-    """Return the accepted commit without the withheld boots. gitboot plans and publishes this commit."""
+    """Return the accepted commit without the withheld boots. The result is what gitboot plans and publishes."""
     if withheld is None:
         return accepted
     servers = accepted.decisions.servers
@@ -462,14 +472,13 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return the machines of these servers whose records show that they already have what ``commit`` wants.
+    """Return the machines of these servers whose records show that the machine already has what ``commit`` wants.
 
-    A server is excluded if its record shows a trace of the boot that ``base`` offers, because that boot may write its
-    disk.
+    A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write its disk.
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
-    here = commit.decisions.servers  # an instance of one site has no decisions for the servers of other sites
+    here = commit.decisions.servers  # the commit has no decisions for servers at other sites
     found = (here[name] for name in names if name in here)
     return tuple(each.uuid for each in found if _needs_no_install(_find_decision(base, each.uuid), each, knowledge))
 
@@ -500,10 +509,11 @@ _PROVEN_UNUSED: Final = (
 def may_have_unread_fetch(
     accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge
 ) -> bool:
-    """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
+    """Return whether one of the machines may have fetched an install boot that ``accepted`` offers but ``commit`` does
+    not.
 
-    A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
-    shows that the machine is provisioned. A maintenance offers its boot in any case.
+    Such a fetch may be in the part of the fetch log that gitboot has not read yet. A policy does not offer its boot to
+    a machine that is recorded as provisioned, but a maintenance does.
     """
     for uuid in machines:
         offered = _find_decision(accepted, uuid)
@@ -524,9 +534,9 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
-    """Return, for each server, the number of the decision that removed its boots. ``servers`` get ``number``."""
+    """Return, by machine, the number of the decision that removed its boots. For ``servers``, this is ``number``."""
     taken_back = {}
-    # Unless newer evidence or an operator decided about the machine.
+    # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
     for uuid, before in knowledge.facts.rolled_back.items():
         record = knowledge.records.get(uuid)
         if record is not None and max(record.offered, record.answered) <= before:

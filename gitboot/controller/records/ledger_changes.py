@@ -1,4 +1,4 @@
-"""Ledger changes: the effect of operator requests, fetches, BMC results and the accepted commit, without I/O."""
+"""Ledger changes: the effects of operator requests, fetches, BMC results and the accepted commit, without I/O."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from gitboot.system_clock import ClockState, Uptime
 
-RETENTION: Final = timedelta(days=90)  # how long offers and fetches stay in the ledger
+RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """The input of one reconcile: everything that arrived since the last batch."""
+    """The inputs of one reconcile: everything that arrived since the previous batch."""
 
     written_records: tuple[
         tuple[SystemUuid, OverrideRecord | PowerRecord], ...
-    ] = ()  # written by BMC tasks; the ledger already has these records
-    withdrawals: tuple[UnrecordedClearing, ...] = ()  # written by BMC tasks; the ledger does not have these records yet
+    ] = ()  # records that BMC tasks have already written to the ledger
+    withdrawals: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
     requests: tuple[Request, ...] = ()
     held: Held | None = None  # the commit that operators can approve
-    stoppage: StopOrder | None = None  # if an operator stopped boots without the ledger
-    clock_state: ClockState | None = None  # None: a command applies the batch, not an instance
-    uptime: Uptime | None = None  # the uptime of the kernel
-    is_externally_confirmed: bool = False  # whether a place outside STATE and OUTPUT has the newest change
-    has_transition: bool = False  # whether only the time changed a plan, or this is the first batch
+    stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
+    clock_state: ClockState | None = None  # None: a command applies the batch instead of an instance
+    uptime: Uptime | None = None  # the kernel's uptime
+    is_externally_confirmed: bool = False  # whether a source outside STATE and OUTPUT confirms the newest change
+    has_transition: bool = False  # whether a plan changes now because of the clock, or this is the first batch
     is_caught_up: bool = False  # whether the newest commit is accepted
-    attempt: Attempt = field(default_factory=Attempt)  # the attempt to accept the newest commit
-    commit: Commit | None = None  # the accepted commit, if this instance acts for it
-    changed: Collection[str] = ()  # servers of the commit that changed; all servers at first
+    attempt: Attempt = field(default_factory=Attempt)  # the result of judging the newest commit
+    commit: Commit | None = None  # the accepted commit, if this instance may act for it
+    changed: Collection[str] = ()  # servers that changed in the commit; at first, all servers
     removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
-    installing: Collection[str] = ()  # contains at least the unchanged servers that are being installed
+    installing: Collection[str] = ()  # at least all unchanged servers that are being installed
     fetches: tuple[Fetch, ...] = ()
-    spool_offsets: Mapping[str, int] | None = None  # how far each spool file is read with these fetches
+    spool_offsets: Mapping[str, int] | None = None  # how far each file of the fetch log is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
     bmc_evidence: tuple[BmcEvidence, ...] = ()
-    pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs showed
-    machines_without_task: frozenset[SystemUuid] = frozenset()  # their fetches wait for a BMC that has no task
-    events: tuple[Event, ...] = ()  # events that are stored with the changes
-    sightings: Mapping[BootFile, Sighting] | None = None  # of all checked artifacts; None: unchanged
+    pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs reported
+    machines_without_task: frozenset[SystemUuid] = frozenset()  # machines with pending fetches but no BMC task
+    events: tuple[Event, ...] = ()  # events to store with the changes
+    sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
-    """The knowledge after a batch, and the changes to store."""
+    """The knowledge after a batch, and the changes to store in the ledger."""
 
     knowledge: Knowledge
     update: KnowledgeUpdate
-    changed: frozenset[SystemUuid]  # machines with a changed record, override, power switch or fetch
+    changed: frozenset[SystemUuid]  # machines with a changed record, override, power record or pending fetch
 
 
 def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult:
-    """Return the knowledge after a batch. The caller stores the changes."""
+    """Apply a batch, and return the new knowledge with the changes. The caller must store the changes."""
     update = KnowledgeUpdate(knowledge, at)
     for uuid, record in batch.written_records:
         if isinstance(record, PowerRecord):
@@ -85,7 +85,8 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     for each in batch.withdrawals:
         _apply_withdrawal(update, each)
     if batch.clock_state is not None:
-        # Once a day, counted from the last heartbeat: a clock that jumps ahead does not make entries old.
+        # Prune once a day, counting from the last heartbeat, so that a clock that jumps ahead does not make entries
+        # old.
         last = update.facts.heartbeat
         if last is not None and last.at.date() < at.date():
             update.prune_before = last.at - RETENTION
@@ -141,14 +142,16 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Record a clearing from the file beside the ledger, unless the override was set or ended since."""
+    """Record that an override was cleared, as stored in the file beside the ledger, unless it was set or ended
+    since.
+    """
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
     update.overrides.set_record(uuid, record)
     if not is_left:
-        return  # the task result becomes the event
+        return  # the task's result yields the event
     machine = update.before.machines.get(uuid)
     name = machine.name if machine is not None else uuid
     message = (
@@ -159,7 +162,7 @@ def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
-    """Record the facts in the batch about the machines of a commit."""
+    """Record what the batch contains about the machines of a commit."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,
@@ -185,7 +188,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.extend_runs(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it is configured again
+    if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
         uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
             each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc
@@ -197,7 +200,10 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
-    """Record the checks of artifacts, with events. An artifact that is not checked any more causes no event."""
+    """Record the results of artifact checks, with events about changes.
+
+    There is no event for an artifact that is no longer checked.
+    """
     before = update.sightings or {}
     if sightings is update.sightings:
         return
@@ -214,12 +220,12 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
 def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
-    # For some boots, an override is the only evidence.
+    # Whether overrides count as evidence. For some boots, there is no other evidence.
     sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
     if not sets:
         uuids |= update.overrides.new.keys()
-    if sets is not update.sets_bmcs:  # the Fleet started or stopped naming a ledger
+    if sets is not update.sets_bmcs:  # for example, the Fleet now names a ledger
         uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]

@@ -1,4 +1,4 @@
-"""Ledger snapshot: an instance's knowledge of its ledger as one value, and changes to that value."""
+"""Ledger snapshot: an instance's knowledge of its ledger as one immutable value, and changes to it."""
 
 from __future__ import annotations
 
@@ -43,70 +43,75 @@ from gitboot.status.conditions import Event
 
 
 class Knowledge(Struct, frozen=True, kw_only=True):
-    """The content of the ledger, and the state that an instance derives from the content."""
+    """The content of the ledger, and what an instance derives from it."""
 
-    facts: Facts  # about the ledger, and the stops and suspensions of operators
-    recorded_commit: str | None = None  # the last commit whose new servers got records; None: no record is usable
+    facts: Facts  # facts about the ledger, including stops and suspensions that operators requested
+    recorded_commit: str | None = None  # the last commit for which new servers were recorded; None: no record is usable
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unobservable: frozenset[SystemUuid] = frozenset()  # machines whose next boot this instance could not observe
-    sets_bmcs: bool | None = True  # whether overrides count for `unobservable`; None: unknown
-    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # all machines that a commit ever described
-    accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines of the accepted commit
-    lost_identities: frozenset[LostIdentity] = frozenset()  # identities that machines lost by the accepted commit
-    # The overrides of each machine, by reason.
+    sets_bmcs: bool | None = True  # whether overrides were taken into account for `unobservable`; None: unknown
+    # All machines that a commit has ever described.
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
+    accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines in the accepted commit
+    # Identities that machines have lost, as of the accepted commit.
+    lost_identities: frozenset[LostIdentity] = frozenset()
+    # Override records by machine and reason.
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)
-    # The power records of each machine, by reason.
+    # Power records by machine and reason.
     switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
-    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the machine identities that BMCs showed
-    known_pairs: frozenset[CredentialUse] = frozenset()  # BMCs with the credentials that gitboot may send them
-    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # fetches that wait for a BMC task
+    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the pinned machine identity of each BMC
+    # Pairs of a BMC and the credentials that gitboot may send to it.
+    known_pairs: frozenset[CredentialUse] = frozenset()
+    # Fetches that wait for a BMC task to judge them.
+    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
     last_observation_id: int = 0
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
-    )  # digest of changes -> guard -> approver and reason
-    used_acknowledgements: frozenset[str] = frozenset()  # each counts once, see `gitboot.ledger.instance_tables`
-    unsearched_commits: tuple[str, ...] = ()  # accepted commits not yet searched for acknowledgements
-    spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool is read
+    )  # digest of the changes -> guard -> approver and reason
+    used_acknowledgements: frozenset[str] = frozenset()  # each counts only once: see `gitboot.ledger.instance_tables`
+    unsearched_commits: tuple[str, ...] = ()  # accepted commits whose history was not searched for acknowledgements yet
+    spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the fetch log was read
     published_records: Mapping[SystemUuid, Record] = field(
         default_factory=dict
-    )  # of the tree, when the ledger became unverified
-    # Results of artifact checks; None: the settings turn checks off.
+    )  # records in the output tree when the ledger became unverified
+    # Results of artifact checks; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
-    claims: tuple[SoleClaim, ...] = ()  # claims of other hosts, which are not in the ledger and withhold install boots
+    # Claims of other hosts, which cause install boots to be withheld; not stored in the ledger.
+    claims: tuple[SoleClaim, ...] = ()
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return the record that plans use, or None if it is unknown.
+        """Return a server's record as plans use it, or None if it is unknown.
 
-        If this instance could not observe a server's boot, the record is unknown. Otherwise, gitboot would install the
-        server again and again.
+        The record counts as unknown if this instance could not observe the server's next boot, because gitboot would
+        otherwise install the server again and again.
         """
         return None if uuid in self.unobservable else self.stored_record(uuid)
 
     def stored_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it.
+        """Return a server's stored record, even if plans treat it as unknown.
 
-        Return None without a record, or if the ledger is unverified.
+        Return None if there is no record, or if no record is usable.
         """
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
-        """Return the files of a decision's boots that are missing, so that gitboot does not offer these boots."""
+        """Return the missing files that prevent gitboot from offering boots in a decision."""
         if self.sightings is None:
             return frozenset()
         return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))
 
     def list_overrides(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
-        """Return all override records of a server, in the order of their reasons."""
+        """Return all override records of a server, sorted by reason."""
         return tuple(self.overrides.get(uuid, {}).values())
 
     def list_switches(self, uuid: SystemUuid) -> tuple[PowerRecord, ...]:
-        """Return all power switch records of a server, in the order of their reasons."""
+        """Return all power records of a server, sorted by reason."""
         return tuple(self.switches.get(uuid, {}).values())
 
     @property
     def is_trusted(self) -> bool:
-        """Return whether the records are verified and complete."""
+        """Whether the ledger's records are verified and complete."""
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
@@ -114,18 +119,18 @@ R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
 class RecordChanges(Generic[R]):
-    """New override or power records, in addition to the known records."""
+    """Override or power records with changes that are not merged yet."""
 
     def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
         self._before: Mapping[SystemUuid, Mapping[str, R]] = before
         self.new: dict[SystemUuid, dict[str, R]] = {}
-        self.unstored: dict[tuple[SystemUuid, str], R] = {}  # new records that the ledger does not have
+        self.unstored: dict[tuple[SystemUuid, str], R] = {}  # new records that are not in the ledger
 
     def list_records(self, uuid: SystemUuid) -> tuple[R, ...]:
         return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
-        """Add or replace a record. ``stored`` means that the ledger already has the record."""
+        """Add or replace a record. ``stored`` means that the record is already in the ledger."""
         kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
@@ -136,9 +141,9 @@ class RecordChanges(Generic[R]):
 
 
 class KnowledgeUpdate:
-    """The changes of one batch to the earlier knowledge, in the form that the ledger stores.
+    """The changes that one batch makes to the knowledge, in the form in which the ledger stores them.
 
-    `build_knowledge` merges the changes once, at the end. Only one call of `apply_batch` changes this object.
+    Only one call of `apply_batch` changes this object. `build_knowledge` merges the changes at the end.
     """
 
     def __init__(self, before: Knowledge, at: datetime) -> None:
@@ -161,7 +166,7 @@ class KnowledgeUpdate:
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
         self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now
-        self.judged_machines: set[SystemUuid] = set()  # machines with a pending fetch that a BMC task settled
+        self.judged_machines: set[SystemUuid] = set()  # machines for which a BMC task confirmed or ruled out a fetch
         self.known_pairs = before.known_pairs
         self.sightings, self.claims = before.sightings, before.claims
         self.discards_records = False  # whether all earlier records are void
@@ -171,21 +176,21 @@ class KnowledgeUpdate:
         self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
-        self.new_observations: dict[int, Pending] = {}  # new, or with new marks
-        self.verdicts: dict[int, str] = {}  # verdicts by observation number
+        self.new_observations: dict[int, Pending] = {}  # pending observations that are new or have new marks
+        self.verdicts: dict[int, str] = {}  # verdict by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it."""
+        """Return a server's record, even if it is not usable."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
     def usable_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record, or None without a record or while no record is usable."""
+        """Return a server's record, or None if it has none or if no record is usable."""
         return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
-        """Replace a server's record, if the new record differs."""
+        """Replace a server's record if the new record differs from it."""
         if record != self.record(uuid):
             self.new_records[uuid] = server, record
 
@@ -193,7 +198,7 @@ class KnowledgeUpdate:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def count_decision(self) -> int:
-        """Return the number of a new decision. Evidence about earlier offers has a lower number."""
+        """Count a new decision, and return its number. Evidence for earlier offers has lower numbers."""
         self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
@@ -205,13 +210,13 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return the fetches of a server's secrets in its newest installation, or None without a fetch."""
+        """Return the fetches of a server's secrets during its newest installation, or None if there are none."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
         return self.before.secret_fetches.get(uuid)
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
-        """Replace the fetches of a server's secrets. None means that another installation begins."""
+        """Replace the fetches of a server's secrets. None means that a new installation begins."""
         if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
@@ -319,22 +324,21 @@ class KnowledgeUpdate:
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
-    """A fetch, and the offer to which the fetch belongs."""
+    """A fetch, and the offer that was fetched."""
 
-    observation: Observation  # contains the digest of the plan whose boot script was sent
+    observation: Observation  # its digest is that of the plan whose boot script was sent
     offer: Offer
-    was_recorded: bool  # whether the ledger has it already, because the spool is read again
+    was_recorded: bool  # whether it is already in the ledger, because the fetch log is read again
 
 
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
-    """Store the settings of this start in the ledger: OUTPUT, the tree's owner, the spool and the site.
+    """Store in the ledger the OUTPUT, the fetch log and the site of this start, and the owner of the output tree.
 
-    ``observes``: fetches reach the instance. ``owner``: the ledger that published the tree in OUTPUT.
+    ``observes`` means that fetches reach the instance. ``owner`` is the ledger that published the tree in OUTPUT.
 
-    Raises `UsageError` if the ledger has acted for another site, because the servers of that site would count as
-    removed.
+    Raises `UsageError` if the ledger was used for another site, because that site's servers would count as removed.
     """
     about = instance_tables.read_facts(store)
     if about.site is not None and about.site != (site or ""):
@@ -353,12 +357,12 @@ def record_instance_facts(
 
 
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
-    """Return the permissions of published files. Store in the ledger whether OUTPUT is closed to other users.
+    """Return the permissions for published files, and store in the ledger if OUTPUT is closed to other users.
 
-    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. A new
-    ledger that takes over an open tree does the same.
+    With a new ledger, OUTPUT is closed. With a ledger from an earlier version, or if a new ledger takes over an open
+    tree, OUTPUT stays open until an operator names a group.
 
-    Raises `UsageError` for a group to which gitboot may not give files.
+    Raises `UsageError` if gitboot is not allowed to assign files to the group.
     """
     about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
     is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
@@ -397,7 +401,7 @@ def read_knowledge(store: Store) -> Knowledge:
 
 
 def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
-    """Store all updates in one transaction. Raises `LedgerError`."""
+    """Store updates in one transaction. Raises `LedgerError`."""
     if something := [each for each in updates if not each.is_empty]:
         with store.writing() as tx:
             for each in something:
@@ -444,10 +448,10 @@ def write_events(store: Store, events: Sequence[Event]) -> None:
 
 
 def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
-    """Return the observations that match an offer of this ledger, as fetches.
+    """Match observations to offers in the ledger. Observations without an offer are left out.
 
-    An endpoint logs the digest of the plan that it served, and a mirror logs the date of the file. For a file that was
-    replaced in the meantime, an endpoint logs only the path. The paths of the result contain the token itself instead
+    An endpoint logs the digest of the plan that it served, and a mirror logs the file's modification time. If the file
+    was replaced in the meantime, an endpoint logs only its path. In the result, paths contain the token itself instead
     of its published name.
     """
     fetches = []
@@ -458,7 +462,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
         if digest is None and observation.modified is not None:
             if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
                 digest, number = version
-            elif name is not None:  # a token is enough to identify the plan, even in a tree that another host published
+            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
         offer = server_tables.find_offer(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
@@ -473,7 +477,10 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
 
 
 def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Return the served one-time boots that this ledger never offered, which show that the ledger is an older copy."""
+    """Return the served one-time boots that this ledger never offered.
+
+    Any such boot shows that the ledger is an older copy.
+    """
     served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
         each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None

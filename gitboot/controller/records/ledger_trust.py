@@ -1,4 +1,4 @@
-"""Ledger trust: heartbeats, checks of the clock, and the initialisation of an unverified ledger."""
+"""Ledger trust: heartbeats, clock checks, and the initialization of an unverified ledger."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from gitboot.text import format_count, format_names
 _BEAT_EVERY: Final = timedelta(minutes=10)
 _MOST_BEHIND: Final = timedelta(minutes=2)
 _LONGEST_GAP: Final = timedelta(hours=1)
-_INTERVALS: Final = 5  # between heartbeats that the ledger keeps
+_INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
-    """Return a text about a clock that is behind the ledger's last heartbeat, or None."""
+    """Return a message if the clock is behind the ledger's last heartbeat, otherwise None."""
     beat = about.heartbeat
     if beat is None or beat.at - at <= _MOST_BEHIND:
         return None
@@ -48,9 +48,9 @@ def describe_clock_lag(about: Facts, at: datetime) -> str | None:
 
 
 def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
-    """Return a text about a clock that no time service sets.
+    """Return a message if no time service synchronizes the clock, otherwise None.
 
-    Return None if a time service sets the clock, or if an operator accepted the clock.
+    The result is also None if an operator accepted the clock as it is.
     """
     is_lost = clock_state is ClockState.UNKEPT and about.clock == "kept"
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
@@ -69,11 +69,11 @@ def record_heartbeat(
     has_transition: bool = False,
     uptime: Uptime | None = None,
 ) -> None:
-    """Record that the instance runs, and the state of its clock. Detect a period in which the instance did not run.
+    """Record that the instance is running, and the state of its clock. Detect that it was not running for a long time.
 
-    ``is_externally_confirmed``: a place outside STATE and OUTPUT has the ledger's newest change, so they are not an
-    older copy. ``has_transition``: a plan changes now. The stored heartbeat keeps the transition if the clock is set
-    back.
+    ``is_externally_confirmed`` means that a source outside STATE and OUTPUT confirms the ledger's newest change, so
+    that the ledger is not an older copy. ``has_transition`` means that a plan changes now. The heartbeat is then
+    updated, so that the transition is not undone if the clock is set back.
     """
     _handle_clock_set_back(update, uptime)
     about = update.facts
@@ -101,21 +101,21 @@ def record_heartbeat(
 
 
 def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
-    """Set the heartbeat to the current time. The caller writes to the ledger anyway."""
+    """Set the heartbeat to the current time. Call this if the ledger is going to be written anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
-    """Accept the current clock, as requested by an operator."""
+    """Accept the clock as it is, because an operator requested it."""
     about = update.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
     update.facts = structs.replace(about, heartbeat=Heartbeat(update.at, intervals), clock="accepted")
 
 
 def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> None:
-    """End grace periods if the clock was set back since the last heartbeat, as the kernel's uptime shows."""
+    """End grace periods if the kernel's uptime shows that the clock was set back since the last heartbeat."""
     last = update.facts.heartbeat
     if last is None or uptime is None or last.up is None or not uptime.boot or last.up.boot != uptime.boot:
         return
@@ -127,10 +127,10 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
 
 
 def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
-    """End all grace periods that began after ``since``, so that they do not start again when the clock reaches them.
+    """End all grace periods that began after ``since``, so that they do not start again when the clock catches up.
 
-    gitboot can measure how far the clock is behind, but not how far the clock went back. Unless the clock is far
-    behind, gitboot still waits for the evidence of consumed overrides, which may still arrive.
+    gitboot can measure how far the clock is behind, but not how far it was set back. Unless the clock is far behind,
+    gitboot keeps waiting for the evidence of consumed overrides, which may still arrive.
     """
     at, known = update.at, update.before
     over = at - FETCH_GRACE
@@ -142,7 +142,7 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
         fetched, consumed = record.provisioned_at, record.consumed_at
         is_untouched = (
             consumed is None and not record.attempts
-        )  # otherwise the time is part of an override or a served boot
+        )  # if false, the time belongs to an override or a served boot
         now = replace(
             record,
             provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
@@ -158,12 +158,12 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
 
 
 class Beginning(StrEnum):
-    """The records that a ledger starts with."""
+    """The records with which an operator initializes a ledger."""
 
-    FRESH = "fresh"  # every server with provision 1 or more still has to be installed
+    FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
     ADOPT = "adopt"  # every server is installed as Git wants it
-    AS_RECORDED = "as-recorded"  # the records of this ledger are right
-    RECORDS = "records"  # the records of an exported file
+    AS_RECORDED = "as-recorded"  # the records in this ledger are correct
+    RECORDS = "records"  # the records in an exported file are correct
 
 
 _BEGINNING_TEXTS = {
@@ -175,7 +175,7 @@ _BEGINNING_TEXTS = {
 
 
 def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
-    """Return the reason in CamelCase why the ledger is unverified, or None if the ledger is verified."""
+    """Return why the ledger is unverified, as a reason in CamelCase, or None if it is verified."""
     if about.doubt is not None:
         return about.doubt
     if about.foreign is not None:
@@ -183,7 +183,7 @@ def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
     if about.initialised is not None:
         return None
     wanting = any(decision.provision > 0 for decision in decisions.servers.values())
-    return "NewLedger" if wanting else None  # otherwise gitboot installs no server in any case
+    return "NewLedger" if wanting else None  # if no server is to be installed, nothing needs verification
 
 
 def initialise_ledger(
@@ -192,10 +192,10 @@ def initialise_ledger(
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
 ) -> str:
-    """Initialise an unverified ledger as an operator decided, and return a text about the result.
+    """Initialize an unverified ledger in the way that an operator chose. Return a text about the result.
 
-    A verified ledger stays unchanged. ``records`` are those of an exported file. Raises `UsageError` if this choice is
-    not possible for the ledger.
+    A verified ledger stays unchanged. ``records`` are the records in an exported file. Raises `UsageError` if the
+    choice is not possible for this ledger.
     """
     about, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
@@ -213,13 +213,13 @@ def initialise_ledger(
         for each in servers:
             update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
     if beginning is Beginning.RECORDS:
-        # Including machines that are not in the fleet now, because they may come back.
+        # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
             said = replace(
                 record, offered=number, answered=0, taken_back=0
-            )  # the file's numbers belong to another ledger's sequence
+            )  # decision numbers in the file belong to another ledger
             update.write_record(uuid, names.get(uuid, uuid), said)
-        for each in servers:  # servers that are not in the file stay unknown
+        for each in servers:  # servers that the file does not contain stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     heir_of = about.foreign or about.heir_of
     update.facts = structs.replace(

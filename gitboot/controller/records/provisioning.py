@@ -1,4 +1,4 @@
-"""Provisioning records: the first record of a server, its completed boots, and identities that moved."""
+"""Provisioning records: first records of servers, their boots and evidence, and the effects of a commit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.text import format_names, quote_words
 
-_MOST_AHEAD: Final = timedelta(seconds=30)  # tolerance for an endpoint's clock
+_MOST_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
 
 
 def record_new_servers(
@@ -82,14 +82,15 @@ def record_new_servers(
     *,
     removed: Collection[SystemUuid] | None = None,
 ) -> None:
-    """Write the first record of each server that is new to the ledger.
+    """Write a first record for each server that is new to the ledger.
 
-    ``changed``: names of the servers that the commit changes, at first all servers. ``installing``: at least the
-    unchanged servers that are being installed. ``removed``: the machines that the commit lacks, if known.
-    ``introduced``: the provision numbers of machines that came since the last accepted commit.
+    ``changed`` are the names of the servers that the commit changes (at first, all servers), and ``installing``
+    contains at least the unchanged servers that are being installed. ``removed`` are the machines that the commit
+    removed, if known. ``introduced`` contains the provision numbers of machines that were added since the last accepted
+    commit.
 
-    If the ledger is unverified (new, restored or another instance's), it cannot show what is installed. Then no server
-    has a usable record until an operator initialises the ledger.
+    An unverified ledger (new, restored, or another instance's) cannot show what is installed. In that case, no server
+    has a usable record until an operator initializes the ledger.
     """
     decisions = commit.decisions
     if find_unverified_reason(update.facts, decisions) is not None:
@@ -99,7 +100,7 @@ def record_new_servers(
     here = commit.select_machines(
         {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
     )
-    # A later commit may declare that a known board replaces another board.
+    # Include known boards too, because a commit may declare later that such a board replaces another one.
     unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
     new = [each for each in unmet if each.uuid not in update.machines and update.record(each.uuid) is None]
     if new:
@@ -121,7 +122,7 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Drop the records of machines that were at another site in the meantime. Such machines do not count as new."""
+    """Drop the records of machines that were at another site since. These machines do not count as new."""
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -129,9 +130,9 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 
 
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
-    """Drop the records of servers that got a boot which is newer than the record and was never offered here.
+    """Drop the records of servers to which an endpoint served a newer boot that this ledger never offered.
 
-    In this case the ledger is an older copy, and that boot may have installed the server.
+    The ledger is then an older copy, and the boot may have installed the server.
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
@@ -189,7 +190,9 @@ def _write_first_records(
 
 
 def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Adopt servers that no policy selected at first, such as parked servers, as their first policy wants them."""
+    """Record servers that were adopted without a policy, such as parked servers, as installed the way their first
+    policy wants them.
+    """
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or (record.evidence, record.pool) != ("Adopted", None):
@@ -212,7 +215,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
-    """Record servers as provisioned because Git declares them as provisioned. Each declared number counts once."""
+    """Record servers as provisioned that Git declares as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
@@ -236,8 +239,8 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Complete installations that waited for another kind of evidence and have all evidence that fetches can
-    provide.
+    """Complete installations for which fetches provided all necessary evidence while another kind of evidence was
+    required.
     """
     for machine in machines:
         record = update.record(machine.uuid)
@@ -251,7 +254,7 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
 
 
 def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Extend the recorded runs of servers to the new end of their windows, after a commit moved that end."""
+    """Extend the recorded maintenance runs of servers after a commit moved the end of a window to a later time."""
     written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
@@ -266,15 +269,16 @@ def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str
 
 
 def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime, evidence: str) -> None:
-    """Record that a server was provisioned by ``made_at``. A second call has no effect."""
+    """Record that a server was provisioned at ``made_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     now, what = apply_provisioned(offer, record, _adjust_to_local_clock(made_at, update.at), evidence)
     if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
         _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
-    # The accepted commit had taken this boot back. A mirror served it, or the evidence came late. When gitboot accepted
-    # the commit, no fetch was known. gitboot never installs a server with unknown disks, so an operator has to look.
+    # The accepted commit had removed this boot, and no fetch was known when gitboot accepted it: a mirror served the
+    # boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an operator must look
+    # at it.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return
@@ -295,7 +299,7 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
 def record_maintenance_boot(
     update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
 ) -> None:
-    """Record the boot of a maintenance, and with ``starts`` also its start. A second call has no effect."""
+    """Record the boot of a maintenance run, and with ``starts`` also its start. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
@@ -316,10 +320,10 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
-    """Return the time of a request for grace periods, at most now.
+    """Return the time from which a request's grace period counts. It is never in the future.
 
-    A clock that is ahead would make a grace period longer. A time that is far ahead comes from before the clock was
-    corrected, so its grace period is over.
+    An endpoint's clock that is ahead would extend the grace period. A time far in the future dates from before the
+    clock was corrected, so its grace period is over.
     """
     return min(seen_at, at) if seen_at - at <= _MOST_AHEAD else at - FETCH_GRACE
 
@@ -345,7 +349,10 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
 
 
 def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
-    """Record an intent to serve a boot, or that the boot was withheld. ``is_early``: its intent was not read yet."""
+    """Record an intent to serve a boot, or that the boot was withheld.
+
+    ``is_early`` means that the intent was not read yet.
+    """
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
         return
@@ -359,13 +366,13 @@ def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observatio
 
 def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
     if (record := update.record(offer.uuid)) is not None:
-        # The boot was served for certain, so other intents to serve it do not matter any more.
+        # The boot was certainly served, so other intents to serve it no longer matter.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
         update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
 
 def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record the boot of an image without fetches, because its override was consumed."""
+    """Record the boot of an image that boots without fetches, because its override was consumed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(update.at, "", "")
@@ -392,7 +399,7 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
 
 
 def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
-    """Record a server as provisioned if its attempt has all evidence that fetches or its BMC can provide."""
+    """Record a server as provisioned if there is evidence for all steps of its last attempt."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
     if last is not None and has_all_evidence(last, boots=offer.boots, shows_start=offer.shows_start):
@@ -400,10 +407,10 @@ def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) 
 
 
 def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that another client fetched a boot, so that gitboot offers the machine's boot again, as a new offer.
+    """Record that another client fetched a boot, so that gitboot makes a new offer of the boot to the machine.
 
-    An endpoint does not serve an offer with the same number twice. Until gitboot publishes the new offer, the machine
-    may still get the old offer, which then counts as before.
+    An endpoint never serves an offer with the same number twice. Until the new offer is published, the machine may
+    still get the old one, which then counts as before.
     """
     record = update.record(offer.uuid)
     if record is not None:
@@ -413,14 +420,14 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
 
 
 def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
-    """Record that the override for a key was consumed and that the evidence of its boot is still missing."""
+    """Record that the override for a key was consumed, although there is no evidence of its boot yet."""
     record = update.usable_record(uuid)
     if record is not None and record.consumed_key != key:
         update.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance set the override for a boot. The boot's grace period counts as over."""
+    """Record that another instance set the override for a boot, without a grace period for evidence of the boot."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
@@ -430,23 +437,24 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
-    """Raise `UsageError` if the ledger is unverified, because an operator cannot set single records in such a
-    ledger.
-    """
+    """Raise `UsageError` if the ledger is unverified, because single records of an unverified ledger cannot be set."""
     if not update.before.is_trusted:
         raise UsageError("the ledger is unverified. First initialise it: gitboot records begin")
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace the records of servers, as requested by an operator. Raises `UsageError` if the ledger is unverified."""
+    """Replace the records of servers because an operator requested it.
+
+    Raises `UsageError` if the ledger is unverified.
+    """
     require_trusted_ledger(update)
     number = update.count_decision()
     for uuid, server, record in records:
-        known = update.record(uuid)  # also before the first commit is read
+        known = update.record(uuid)  # known even before the first commit is read
         runs = dict(record.runs)
         for name, made in (
             known.runs.items() if known is not None else ()
-        ):  # an operator's record does not undo a later run
+        ):  # a record that an operator sets does not undo a later run
             if name not in record.runs or made.run >= record.runs[name].run:
                 runs[name] = made
         said = (each for each in record.unknown_serves if not is_maintenance_key(each.key))
@@ -456,7 +464,10 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """Return the boots of maintenances that were perhaps served. Records of installations do not change these boots."""
+    """Return the maintenance boots that may have been served.
+
+    Changing a record of an installation does not affect them.
+    """
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
 
@@ -477,7 +488,7 @@ def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple
 
 
 def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision]) -> Iterator[Decision]:
-    """Yield the servers of a first commit that are new to the ledger, or that the commit would install again."""
+    """Yield the servers in a first commit that are new to the ledger or that the commit would install again."""
     for each in decisions:
         record, policy = knowledge.records.get(each.uuid), each.policy
         is_again = (
@@ -500,11 +511,13 @@ def find_inheritances(
     knowledge: Knowledge,
     introduced: Mapping[SystemUuid, int],
 ) -> tuple[Inheritance, ...]:
-    """Return the servers that get install boots through an identity of a machine that may be installed, sorted.
+    """Return the servers that would get an install boot through an identity that another, possibly installed machine
+    had.
 
-    ``introduced``: the provision numbers of the machines that came since the accepted commit.
+    ``introduced`` contains the provision numbers of the machines that were added since the accepted commit. The result
+    is sorted.
     """
-    here = [each for each in gains if each.server in commit.decisions.servers]  # not the servers at other sites
+    here = [each for each in gains if each.server in commit.decisions.servers]  # without servers at other sites
     marks = {each.mark for each in here}
     owners: dict[tuple[str, str], list[LostIdentity]] = {}
     for each in lost_identities if marks else ():
@@ -525,10 +538,10 @@ def find_inheritances(
 def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
     """Return whether a machine may be installed.
 
-    Without a usable record, only a new machine is certainly not installed.
+    If there is no usable record, only a new machine is certainly not installed.
     """
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
-    if record is None:  # a machine that no accepted commit described is new if its provision number is low
+    if record is None:  # new: never described by an accepted commit, and with a low provision number
         is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
         return not is_new
     return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
@@ -537,9 +550,10 @@ def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mappin
 def compare_identities_without_base(
     commit: Commit, knowledge: Knowledge
 ) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
-    """Return the gained and lost identities of a commit if the accepted commit is not available for a comparison.
+    """Return the identities that machines gain and have lost in a commit, if there is no accepted commit to compare
+    with.
 
-    The ledger has the machines of the accepted commit, without their addresses.
+    Instead of a base, the ledger's machines are used. They do not contain addresses.
     """
     lost = set(knowledge.lost_identities)
     for uuid, machine in knowledge.machines.items():
@@ -567,10 +581,10 @@ def is_unobservable(
     observes_fetches: bool,
     sets_overrides: bool,
 ) -> bool:
-    """Return whether a pending one-time boot could happen unnoticed by the instance.
+    """Return whether a pending one-time boot could happen without the instance noticing.
 
-    ``evidence``: the kind of evidence that the Fleet requires. ``observes_fetches``: fetches reach the instance.
-    ``sets_overrides``: the instance sets overrides at BMCs.
+    ``evidence`` is the kind of evidence that the Fleet requires. ``observes_fetches`` means that fetches reach the
+    instance, and ``sets_overrides`` that the instance sets overrides at BMCs.
     """
     if record is None:
         return False
@@ -612,7 +626,7 @@ def _can_observe(
     sets_overrides = (
         sets_overrides and override is not OverrideMode.NONE
     )  # the BMC shows that the override was consumed
-    # A boot loader fetches a boot script even for a UKI.
+    # Even for a UKI, a boot loader fetches a boot script.
     notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
     if evidence is Evidence.PROGRESS:
         return has_bmc and (sets_overrides or notices)

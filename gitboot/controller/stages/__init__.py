@@ -1,1 +1,1 @@
-"""The stages of a reconcile: functions that take the state of the instance and return its next state."""
+"""The stages of a reconcile: functions that take the instance state and return the next instance state."""

@@ -17,15 +17,15 @@ from gitboot.status.conditions import Event
 def accept(state: InstanceState, this: Pass) -> InstanceState:
     """Carry out operator requests, then accept, hold or reject the newest commit.
 
-    A request to begin with records waits for the stage `learn`. After a start, an approval waits until gitboot has
-    judged the newest commit again.
+    A request to begin with records is left to the stage `learn`. After a start, an approval waits until the newest
+    commit has been judged again.
     """
     taken, attempt, telling = this.taken, state.attempt, state.telling
     is_judged = attempt.attempted is not None and not attempt.is_preliminary
     waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
     this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
-    # The forge had the newest change number of the ledger at its opening. This does not count for a ledger that was
-    # unused for long.
+    # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
+    # was unused for a long time.
     is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
     batch = Batch(
         clock_state=state.keeping,
@@ -45,22 +45,22 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def resume(state: InstanceState, this: Pass) -> InstanceState:
-    """Restore the commit that was accepted before a start, if the ledger could not be written since the start."""
+    """Restore the commit that was accepted before a start if the ledger has not been writable since the start."""
     if state.attempt.accepted is not None or not state.knowledge.is_trusted:
         return state
     attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)
     if attempt.accepted is None:
-        return state  # its evaluation has not ended, or the clone lacks the commit
-    # `recorded_commit` is empty, because the records of its servers were updated before the start.
+        return state  # the commit is still being evaluated, or is not in the clone
+    # The records of the commit's servers were updated before the start, so `recorded_commit` must not be None.
     return structs.replace(
         state, attempt=attempt, knowledge=structs.replace(state.knowledge, recorded_commit=""), before_resume=state
     )
 
 
 def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
-    """Report, once, a commit status without a proof that names a later change than the ledger has.
+    """Report once that an unproven commit status names a later change number than the ledger's.
 
-    Anyone who may write commit statuses can write such a status, so gitboot only reports it.
+    Such a status has no effect, because anyone who may write commit statuses could have written it.
     """
     before, opened = (
         this.before.telling.claimed_changes if this.before.telling is not None else None,

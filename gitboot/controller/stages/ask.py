@@ -25,7 +25,7 @@ from gitboot.model.scalars import SystemUuid
 
 
 def ask(state: InstanceState, this: Pass) -> InstanceState:
-    """Start the BMC tasks that are due. Files are already published, so that a machine that resets finds its files."""
+    """Start the BMC tasks that are due. Files have already been published, so a machine that is reset finds them."""
     if (commit := state.commit) is None:
         return state
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
@@ -56,7 +56,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _wait(state: InstanceState, this: Pass) -> InstanceState:
-    """Wait for the BMC tasks, and store their results for the next reconcile."""
+    """Wait for the BMC tasks, and keep their results for the next reconcile."""
     components = this.components
     components.collect_results(wait_all=True)
     try:

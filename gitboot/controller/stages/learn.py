@@ -1,4 +1,4 @@
-"""Learn: compute the changes to the ledger from the accepted commit, fetches and BMC results."""
+"""Learn: compute the ledger changes that the accepted commit, fetches and BMC results cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gitboot.status.conditions import Event
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:
-    """Compute the changes to the ledger without writing the ledger."""
+    """Compute the changes to the ledger, without writing them."""
     knowledge = this.requested.knowledge
     this.ready = select_ready(this.taken, this.attempt, knowledge)
     batch = build_batch(state, this.attempt, this.ready, this.events, this)
@@ -36,10 +36,10 @@ def learn(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """Return the inputs that this reconcile processes.
+    """Return the part of the inputs that this reconcile can process.
 
-    BMC results and fetches wait until this instance uses the accepted commit for its plans. Fetches also wait while the
-    ledger is unverified.
+    BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
+    is unverified.
     """
     without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
     if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):
@@ -48,7 +48,7 @@ def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Inta
 
 
 def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass) -> Batch:
-    """Return the inputs of `ledger_changes.learn` for an attempt and the ready inputs."""
+    """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
     accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
     if accepted is None:
         return Batch(events=events)

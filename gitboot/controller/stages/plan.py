@@ -1,4 +1,4 @@
-"""Plan: make new plans for servers whose decision or record changed, or whose plan ends now."""
+"""Plan: replan servers whose decision or record changed, or whose plan ends now."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gitboot.status.work_progress import ReportProgress, Work
 
 QUICK_START: Final = timedelta(
     seconds=2
-)  # an instance that publishes its first plans within this time does not read the server states before
+)  # if the first plans are published within this time, the published server states are not read
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need a new plan, and register the artifacts of their boots for checks.
+    """Plan the servers that need a new plan, and register the artifacts that their boots need for checks.
 
-    With ``wait``, wait for the checks and plan again with their results.
+    With `Pass.wait`, wait for the checks and then plan again with their results.
     """
     if (commit := state.commit) is None:
         return _without_plans(state, this)
@@ -50,15 +50,15 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
         return structs.replace(state, unwritable=str(error))
     for event in learnt.update.events:
         this.components.tell(event)
-    # The first plans have the machines of `unplanned`.
+    # The machines in `unplanned` were planned above.
     again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
     return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
-    """Return the state without plans, if another instance acts for the accepted commit.
+    """Return the state without plans if another instance is active for the accepted commit.
 
-    Without an accepted commit, the plans of the previous process stay.
+    If no commit is accepted yet, keep the plans of the previous process.
     """
     if state.attempt.accepted is None:
         return state
@@ -73,11 +73,11 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Plan the servers that need a new plan, and set the time of this reconcile to the time of the plans.
+    """Plan the servers that need a new plan, and move the time of this reconcile to the time of the plans.
 
-    The first plans of a large fleet take minutes. Windows in the tree of an earlier process may end in that time, so
-    this function ends them while it plans. Then it updates the plans to that time, because the plans would otherwise
-    open these windows again.
+    The first planning of a large fleet takes minutes. If windows in the tree of an earlier process end during that
+    time, they are ended while planning continues. The plans are then updated to that time, because they would otherwise
+    reopen these windows.
     """
     components = this.components
     due: datetime | None = None
@@ -106,20 +106,20 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     this.at = ended_at
     again = _plan(
         structs.replace(state, unplanned=frozenset()), commit, this, told
-    )  # the first plans have these machines
+    )  # these machines were planned above
     return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
     """Plan the servers whose decision or record changed, or whose plan ends now.
 
-    If the ledger cannot be written, a stop that only the endpoints have counts too.
+    If the ledger cannot be written, a stop in the files that endpoints read counts too.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
     stop = decide_halt(state.knowledge, commit, state.attempt.orders)
     has_asked = state.telling is None or state.telling.has_asked
     if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
-        # The ledger was unused for a long time, and the forge may show that the ledger is an older copy.
+        # The ledger was unused for a long time. Until the forge has responded, it may be an older copy.
         stop = StopScope.WRITING
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not StopScope.ALL:

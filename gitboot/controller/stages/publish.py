@@ -1,4 +1,4 @@
-"""Publish: write the files of changed servers, or end windows before there are plans."""
+"""Publish: write the files of changed servers, or only end windows while there are no plans yet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from gitboot.status.conditions import Event
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:
-    """Publish the plans. Before there are plans, end the windows that are over in the tree of an earlier process."""
+    """Publish the plans.
+
+    While there are no plans yet, end the windows that are over in the tree of an earlier process.
+    """
     if (commit := state.commit) is not None:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)
         transition = this.before.plans.transitions.next_due
@@ -82,7 +85,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Record in the ledger which one-time boots an upgrade removed from OUTPUT, if the publication is complete."""
+    """After a complete publication, record in the ledger which one-time boots an upgrade removed from OUTPUT."""
     facts = state.knowledge.facts
     if state.unwritable is not None or not state.publication.complete:
         return state
@@ -100,10 +103,10 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
 
 
 def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
-    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and is not served now.
+    """Return the machines whose one-time boot was in OUTPUT before an upgrade and is not served now.
 
-    A server is removed from the set when the Fleet names an endpoint or allows one-time boots in copies, or when the
-    boot is over.
+    A machine leaves the set when the Fleet names an endpoint or allows one-time boots in copies, or when the boot is
+    over.
     """
     if facts.left_output is None and not is_upgraded:
         return frozenset()
@@ -128,7 +131,7 @@ _WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, C
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     """End the windows that are over in the tree of an earlier process.
 
-    First wait up to `QUICK_START` for the first publication, because reading all server states takes time.
+    First wait up to `QUICK_START` for the first publication, because it takes time to read all server states.
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:

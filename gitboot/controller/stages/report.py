@@ -1,4 +1,4 @@
-"""Report: derive conditions, report events and the status, and store the checkpoint."""
+"""Report: derive the conditions, report the events and the status, and store the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.errors import LedgerError
 from gitboot.status.conditions import Event, merge_events_by_server
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
-_MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have yet
+_MOST_UNWRITTEN: Final = 1000  # maximum number of events in memory that are not in the ledger yet
 
 
 def report(state: InstanceState, this: Pass) -> InstanceState:
@@ -42,7 +42,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
         try:
             write_events(components.store, unwritten)
             unwritten.clear()
-        except LedgerError as error:  # the events are reported anyway
+        except LedgerError as error:  # the events are reported even if they cannot be stored
             state = structs.replace(state, unwritable=str(error))
             found = conditions(state, at)
     del unwritten[:-_MOST_UNWRITTEN]
@@ -60,7 +60,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
 
 def _next_due(state: InstanceState, this: Pass) -> datetime | None:
     at, attempt, before = this.at, state.attempt, this.before.attempt
-    # gitboot judges a commit by the records once it has learned all fetches of the earlier files.
+    # A commit can be judged by the records once all fetches of the earlier files have been processed.
     may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)
     if may_judge or (this.is_approval_left and attempt.attempted is not None):
         return at
@@ -71,5 +71,5 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
-    """Return values whose change may allow gitboot to judge a held commit by the records."""
+    """Return the values on which it depends whether a held commit can be judged by the records."""
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread

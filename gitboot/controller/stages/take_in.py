@@ -1,4 +1,4 @@
-"""Take in: collect fetches of machines, results of BMC tasks, and requests of operators."""
+"""Take in: collect fetches, BMC results and operator requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from gitboot.ledger.store import Store
 
 
 def take_in(state: InstanceState, this: Pass) -> InstanceState:
-    """Take the inputs from the inbox, and read the ledger again if a write to it failed. Raises `LedgerError`."""
+    """Take the inputs from the inbox.
+
+    If a write to the ledger may be lost, first read the ledger again. Raises `LedgerError`.
+    """
     store = this.components.store
     if (start := state.before_resume) is not None:
-        # The ledger can be written again, so the instance continues as after a start. It may have published files whose
-        # dates the ledger lacks, so it publishes all files again.
+        # The ledger is writable again, so the instance continues as after a start. It publishes all files again,
+        # because the modification times of published files may be missing from the ledger.
         state = structs.replace(
             state,
             knowledge=start.knowledge,
@@ -38,10 +41,11 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
-    """Return the inputs, and the state. If the ledger is an older copy, the state has an unverified ledger.
+    """Return the state and the inputs.
 
-    The ledger is an older copy if the forge has a later change number, or if an endpoint served a boot that the ledger
-    never offered. If that boot happened before an operator set the records, only its server becomes unverified.
+    If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
+    the forge knows a later change number, or if an endpoint served a boot that the ledger never offered. If that boot
+    was served before an operator began the records, only the record of its server becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:

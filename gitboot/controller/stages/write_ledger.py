@@ -18,18 +18,22 @@ from gitboot.status.conditions import merge_events_by_server
 
 
 def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
-    """Write the changes to the ledger, and adopt the accepted commit. Raises `LedgerError`."""
+    """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
     ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
-        attempt = structs.replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
+        # All fetches from before the publication are processed now.
+        attempt = structs.replace(attempt, read=attempt.stands)
     attempt = this.components.accepting.adopt(attempt)
     return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
 def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
-    """Return the state with these changes of the ledger, which came from ``ready``, and report their events."""
+    """Return the state after these ledger changes, and report their events.
+
+    ``ready`` are the inputs that caused them.
+    """
     this.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
         this.components.tell(event)
