@@ -100,7 +100,7 @@ class HostUnreachable(TryAgain):
 
 
 class Orders(NamedTuple):
-    """The settings of a Fleet document that apply at once, even if the commit is held or rejected."""
+    """The settings of a Fleet document that apply immediately, even if the commit is held or rejected."""
 
     stopped: str | None  # why gitboot must not offer install boots; None: it may
     ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may

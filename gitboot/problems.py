@@ -767,7 +767,7 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until). A commit determines its dated problems, and commands apply the clock."""
+    """A problem that holds in [since, until). The commit determines the interval, the clock whether it holds now."""
 
     problem: Problem
     since: datetime | None  # None: from the beginning

@@ -35,7 +35,7 @@ NO_IDENTITY: Final = ReportedIdentity()
 
 
 class DocumentIdentity(Struct, frozen=True, kw_only=True):
-    """The identity of a machine in its document."""
+    """The identity that a machine's document states."""
 
     uuid: SystemUuid
     serial: str | None = None

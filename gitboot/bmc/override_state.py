@@ -74,7 +74,7 @@ class Medium(Struct, frozen=True, kw_only=True):
 
 
 def find_slot(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
-    """Return the slot that contains an image."""
+    """Return the slot into which the image at ``url`` is inserted, or None."""
     return next((slot for slot in slots if slot.inserted and slot.image == url), None)
 
 
@@ -115,7 +115,7 @@ EJECT_REQUEST: Mapping[str, Any] = {"Image": None, "Inserted": False}
 
 
 class Override(Struct, frozen=True, kw_only=True):
-    """A boot override that gitboot wants, or that a BMC shows."""
+    """A boot override, as gitboot sets it or as a BMC shows it."""
 
     enabled: OverrideEnabled
     target: str  # an OverrideTarget, or another value that a BMC shows
@@ -203,7 +203,7 @@ class OverrideState(StrEnum):
 
 
 class WantedOverride(Struct, frozen=True, kw_only=True):
-    """The override that the plan wants on a BMC."""
+    """The override that the plan requires on a BMC."""
 
     reason: str  # gitboot sets each reason at most once: a provision key, or the name and run of a maintenance
     plan_digest: str
@@ -246,7 +246,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     def may_be_cleared_unrecorded(self, at: datetime) -> bool:
         """Return whether gitboot may have cleared the override without writing to the ledger.
 
-        In that case, its absence does not prove a boot.
+        In that case, the absence of the override does not prove a boot.
         """
         return self.clears_from is not None and at >= self.clears_from and self.state is not OverrideState.CLEARING
 

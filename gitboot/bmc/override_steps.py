@@ -72,8 +72,8 @@ def next_step(
 ) -> Step:
     """Return the next step for one BMC.
 
-    ``records`` are all records of the server, one record for each reason. gitboot first clears overrides with another
-    reason, and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
+    ``records`` are all records of the server, one record for each reason. Overrides for other reasons are cleared
+    first, and their media ejected. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
     resets. gitboot does not touch an override that it did not set. It sets an override only on the documented machine,
     and clears an override only on the system on which it was set.
     """
@@ -152,7 +152,7 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether `next_step` needs the BMC's clock.
 
-    The clock shows how an override ended, and whether the reported time in POST is too long to be true.
+    The clock shows how an override ended, and whether the reported time in POST is too long to be plausible.
     """
     if observed.marks.bmc_time is not None:
         return False

@@ -32,7 +32,7 @@ _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
-    """A change of a machine's power state that a plan can want."""
+    """A change of a machine's power state that a plan can require."""
 
     ON = "On"  # if the machine is off
     RESTART = "Restart"  # if the machine is on, without involving its operating system
@@ -76,7 +76,7 @@ class PowerRecordState(StrEnum):
 
 
 class WantedPowerChange(Struct, frozen=True, kw_only=True):
-    """The power operation that a plan wants."""
+    """The power operation that a plan requires."""
 
     reason: str  # gitboot requests an operation once for each reason: a provision key, or a run of a maintenance
     operation: PowerOperation

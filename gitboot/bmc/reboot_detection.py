@@ -88,7 +88,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return "boot_progress_time" in self.find_later_marks(earlier)
 
     def with_clock_from(self, other: Marks) -> Marks:
-        """Return these marks with the clock values of other marks."""
+        """Return a copy of these marks with the clock values of ``other``."""
         return structs.replace(
             self,
             bmc_time=other.bmc_time,

@@ -146,7 +146,7 @@ class DiscrepancyKind(StrEnum):
     SWAPPED = "Swapped"  # two machines respond at each other's documented address
     MOVED = "Moved"  # the machine responds at an address other than the documented one
     MISSING = "Missing"  # no BMC responds at the address in the document
-    UNKNOWN = "Unknown"  # the machine has no document
+    UNKNOWN = "Unknown"  # no document describes the machine
     INTERFACES = "Interfaces"  # the document contains MAC addresses that the BMC does not show
 
 
@@ -284,7 +284,7 @@ class FoundNic(Struct, frozen=True, kw_only=True):
 
 
 class FoundServer(Struct, frozen=True, kw_only=True):
-    """A machine that a BMC reports."""
+    """A machine that a BMC reported in the scan."""
 
     address: str
     system: str  # the path of its ComputerSystem

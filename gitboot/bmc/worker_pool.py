@@ -217,7 +217,7 @@ class BmcPool:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        # The fingerprint is an earlier one, so that a later change of the credentials has an effect.
+        # The fingerprint was read before the attempt, so that a later change of the credentials has an effect.
         except UsageError as error:
             result = TaskResult(
                 server=task.server,
@@ -261,8 +261,9 @@ def run_later(seconds: float, callback: Callable[[], None]) -> None:
 class TaskRunner(Generic[Key, Value]):
     """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` at one site, and one for each key.
 
-    Tasks of one site start in their order, and the sites take turns. ``on_ended`` is called, from any thread, when
-    there are new results: once for all tasks that end at about the same time, and immediately when the last task ends.
+    Tasks of one site start in the order in which they were added, and the sites take turns. ``on_ended`` is called,
+    from any thread, when there are new results: once for all tasks that end at about the same time, and immediately
+    when the last task ends.
     """
 
     def __init__(
@@ -397,8 +398,8 @@ _BEST_LATENCY_GROWTH: Final = (
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     """The number of tasks that may run at one site, computed from the response times of its BMCs.
 
-    Each sample returns a new value. A round consists of as many samples as the limit. BMCs that have never responded do
-    not count, so that a rack without power does not slow down the others.
+    Each sample results in a new object. A round consists of as many samples as the limit. BMCs that have never
+    responded do not count, so that a rack without power does not slow down the others.
     """
 
     maximum: int

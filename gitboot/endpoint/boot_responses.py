@@ -83,7 +83,7 @@ class RequestKind(StrEnum):
 
 
 class BootScript(NamedTuple):
-    """A boot script, and the machine that boots with the script."""
+    """The path of a boot script, and the machine that boots with the script."""
 
     path: str
     machine: str

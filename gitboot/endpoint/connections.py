@@ -286,7 +286,7 @@ class Connection(HttpToolsProtocol):
     def abort_if_stuck(self, late_s: float) -> None:
         """Abort the connection if its client is too slow. Must be called every few seconds.
 
-        ``late_s`` is the delay of this call. The event loop has not read data that clients sent during that time.
+        ``late_s`` is the delay of this call. During that time, the event loop may not have read data that clients sent.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:

@@ -260,7 +260,7 @@ class Exposition(Collector):
 
 
 def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the metrics of an instance, from its status."""
+    """Yield the metrics that are derived from an instance's status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _build_metric(
         "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}

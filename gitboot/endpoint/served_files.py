@@ -317,7 +317,7 @@ class CheckedClock:
 
     @property
     def latest_time(self) -> datetime | None:
-        """A time that is certainly not in the future, even if this clock is wrong now, or None.
+        """A time that has certainly passed, even if this clock is wrong now, or None.
 
         The time is the latest correct time of this clock, or the time of the instance's clock.
         """
@@ -339,7 +339,7 @@ class CheckedClock:
     def choose_time(self, at: datetime) -> datetime:
         """Return the time to use for responses: ``at``, or the last correct time if this clock has a problem.
 
-        If the clock was never correct in this process, the result stays at the first time that the instance wrote.
+        If the clock was never correct in this process, the result is the first time that the instance wrote.
         """
         return at if self.problem is None else self._last_right or self._newest or at
 

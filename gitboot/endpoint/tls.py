@@ -23,7 +23,7 @@ _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
 class Certificate:
     """A certificate and its key, in two files.
 
-    New connections get the last certificate that could be loaded. A new certificate does not affect open connections.
+    New connections use the last certificate that could be loaded. A new certificate does not affect open connections.
     Until a certificate could be loaded, all connections are refused.
     """
 
@@ -96,7 +96,7 @@ class Certificate:
 
 
 class _EncryptedKey(Exception):
-    """The key has a passphrase."""
+    """A private key is encrypted with a passphrase."""
 
 
 def _refuse_passphrase() -> str:

@@ -439,7 +439,7 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_entry(self) -> bool:
-        """Return whether the file belongs to one machine and changes in place."""
+        """Return whether the file belongs to one machine and is replaced in place."""
         kind = find_path_kind(BOOT + self.path)
         return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 

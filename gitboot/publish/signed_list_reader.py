@@ -244,7 +244,7 @@ def parse_instant(value: Any) -> datetime:
 
 
 def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
-    """Parse a metadata file of this kind. Raises `ListProblem`."""
+    """Parse the metadata file of a role. Raises `ListProblem`, also if the file is of another role than ``kind``."""
     try:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]
@@ -392,7 +392,7 @@ class WindowEnd(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The files of one server, or the files that belong to no server."""
+    """A listing of the files of one server, or of the files that belong to no server."""
 
     server: Optional[str]
     # by path below boot/, or by the digest of the path if it contains a token

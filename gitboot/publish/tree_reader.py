@@ -105,7 +105,7 @@ class Tree:
         return {path for path in self.pending if not is_record(path)}
 
     def iter_servers(self) -> Iterator[tuple[str, str]]:
-        """Yield each listed server and the digest of its state."""
+        """Yield each server in the manifest, with the digest of its state."""
         for node in sorted(self.head.nodes if self.head else ()):
             for leaf, expected in sorted(self.read_node(node).items()):
                 yield from sorted((self._read_part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
@@ -320,7 +320,7 @@ def build_damage_error(disk: Disk, path: str) -> PublishError:
 
 
 class OlderTree(Struct, frozen=True, kw_only=True):
-    """The content of a manifest of version 1."""
+    """The content of a version 1 manifest, which gitboot 0.1.0 wrote."""
 
     stamp: Stamp
     files: frozenset[str]
@@ -403,7 +403,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """A summary of a tree: the digests of states and of the shared listing, and the content that servers refer to."""
 
     states: Mapping[str, str]  # sha256 by server
-    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has the paths of shared files
+    content: Mapping[str, tuple[str, ...]]  # paths by server; those of shared files at `ALL`
     shared: str | None  # sha256 of the listing
     has_page: bool
 

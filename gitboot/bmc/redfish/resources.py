@@ -134,7 +134,7 @@ def parse_secure_boot(secure_boot: Resource) -> bool | None:
 
 
 def parse_reset_types(info: Resource) -> frozenset[str]:
-    """Return the allowed ResetType values of an ActionInfo, DSP0266 7.8.4."""
+    """Return the allowed ResetType values in an ActionInfo (DSP0266, 7.8.4)."""
     parameters = info.body.get("Parameters")
     found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
     allowed = (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")

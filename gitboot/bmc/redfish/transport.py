@@ -74,7 +74,7 @@ class ConnectionPolicy(Struct):
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as requests that only end something and do not need the ledger's database."""
+        """Mark the requests in the block as only ending something, so that they do not need the ledger's database."""
         self.is_ending = True
         try:
             yield
@@ -516,7 +516,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path of a URL or of a path, or "" for any other text."""
+    """Return the path in a URL or a path, or "" if the text is malformed."""
     try:
         return urlsplit(link).path
     except ValueError:

@@ -44,7 +44,7 @@ class TargetStore(Protocol):
         """Return the maximum number of servers in one step."""
 
     def load(self) -> Holding:
-        """Return the content of the target, also after an interrupted change."""
+        """Return what the target contains, even after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return the shard that the head lists under this number, or an empty shard."""

@@ -207,7 +207,7 @@ class Overtaken(TryAgain):
 
 
 class TreeSummary(NamedTuple):
-    """A summary of an output tree."""
+    """The commit of an output tree, and the digests of its manifest and of its states."""
 
     commit: str
     manifest: str  # the digest of its manifest
@@ -264,10 +264,10 @@ class FollowedTree:
         return TreeSummary(commit=head.stamp.commit, manifest=compute_digest(data), states=states)
 
     def _digest_list_files(self) -> dict[str, str]:
-        """Return the sha256 of each file of the signed list that no server's state lists, by path.
+        """Return the sha256 of the signed list's files by path, without the listings of servers.
 
-        Bins and snapshots have a version in their names and never change, so they are read once. The root metadata of a
-        new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
+        Bins and snapshots have a version in their names and never change, so they are read once. But the root metadata
+        of a new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
         """
         found = {}
         try:
