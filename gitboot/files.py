@@ -297,12 +297,11 @@ class _Folder(NamedTuple):
 
 
 class _Walk:
-    """A walk from / to a path that opens each folder below its parent, so that it finds symlinks before it follows
-    them.
+    """A walk from / to a path.
 
-    With ``guards_current``, symlinks below the current directory are untrusted even without Git, because a CI system
-    may unpack a commit as an archive. This does not apply if the current directory is the root directory, because every
-    path is below it.
+    Each folder is opened below its parent, so that a symlink is found before it is followed. With ``guards_current``,
+    symlinks below the current directory are untrusted even without Git, because a CI system may unpack a commit as an
+    archive. This does not apply if the current directory is the root directory, because every path is below it.
     """
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:

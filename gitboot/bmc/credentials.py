@@ -418,11 +418,10 @@ class CredentialDirectory:
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return a text that changes when credentials or their `Trust` change, or None if there are no such
-        credentials.
+        """Return a text that changes when credentials or their `Trust` change.
 
-        This method does not run a password command. If a command prints a new password, the text changes once a task
-        has used the password.
+        Return None if there are no such credentials. This method does not run a password command. If a command prints a
+        new password, the text changes once a task has used the password.
         """
         if self._root is None:
             return None

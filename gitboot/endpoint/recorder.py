@@ -60,10 +60,10 @@ _TRIED_EVERY_S: Final = 10.0  # if no fetch is written
 
 
 class SpoolRecorder:
-    """Records fetches in a spool within a deadline, and the outcomes of intents. Finds the boots that any process
-    served.
+    """Records fetches in a spool within a deadline, and the outcomes of intents.
 
-    After a failed write, gitboot treats the spool as unusable until a write succeeds again.
+    It also finds the boots that any process served. After a failed write, gitboot treats the spool as unusable until a
+    write succeeds again.
     """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:

@@ -122,8 +122,9 @@ class Disk:
 
     @_raise_with_path
     def lock(self, path: str) -> str:
-        """Lock the file at ``path`` until `close`. If another process holds the lock, return a description of that
-        process, else an empty string.
+        """Lock the file at ``path`` until `close`. Return an empty string if this succeeded.
+
+        If another process holds the lock, return a description of that process.
         """
         folder, name = split(path)
         while True:

@@ -69,8 +69,9 @@ def leaf_path(node: str, leaf: str) -> str:
 
 
 def parse_part_path(path: str) -> tuple[str | None, str | None]:
-    """Return the node and the leaf that a manifest path names. The leaf is None if the path is that of a node. Both are
-    None for any other path.
+    """Return the node and the leaf that a manifest path names.
+
+    The leaf is None if the path is that of a node. Both are None for any other path.
     """
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)

@@ -65,8 +65,9 @@ def artifact_digest(path: str) -> Optional[str]:
 
 
 class Failure(Exception):
-    """The tree cannot be copied or verified. The mirror keeps serving the last verified tree, and still ends its
-    windows.
+    """The tree cannot be copied or verified.
+
+    The mirror keeps serving the last verified tree, and still ends its windows.
     """
 
 
@@ -113,9 +114,7 @@ class State:
                 self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
-        """Set the trusted root keys. If they have changed, forget the accepted list, so that older lists are accepted
-        again.
-        """
+        """Set the trusted root keys. If they changed, forget the accepted list, so that any list is accepted again."""
         named = sorted(key.hex() for key in keys)
         if self._keys != named:
             self.seen, self._keys = None, named

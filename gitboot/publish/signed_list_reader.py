@@ -332,10 +332,10 @@ class _MetadataReader:
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
-        """Return the newest root in the chain from a root that all ``keys`` signed, or None if there is no root
-        metadata.
+        """Return the newest root in the chain from a root that all ``keys`` signed.
 
-        Each root must be signed by enough of its own keys and of the previous root's keys: TUF, 5.3.
+        Return None if there is no root metadata. Each root must be signed by enough of its own keys and of the previous
+        root's keys: TUF, 5.3.
         """
         trusted = None  # type: Optional[_Root]
         for version in range(1, _MAX_ROOTS):

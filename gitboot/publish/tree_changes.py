@@ -408,10 +408,10 @@ def find_index_changes(
 def rebuild_index(
     disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """Return the shards to write for an index of exactly these identities, first with new pairs, then without old
-    pairs.
+    """Return the shards to write for an index of exactly these identities.
 
-    Unchanged shards are omitted, except pending ones. Damaged shards are replaced.
+    The first shards contain the new pairs and still the old ones, the second no longer the old pairs. Unchanged shards
+    are omitted, except pending ones. Damaged shards are replaced.
     """
     wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     joined: Shards = {}

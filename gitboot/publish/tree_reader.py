@@ -481,7 +481,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server if an identity of it is missing from the index, or `ALL` if a shard is not readable."""
+    """Return the server if one of its identities is missing from the index, or `ALL` if a shard is not readable."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
