@@ -47,7 +47,7 @@ class BackgroundThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the function has returned, or until the timeout. After this call, do not restart the function."""
+        """Stop restarting the function, and wait until it has returned or until the timeout."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -66,7 +66,7 @@ class BackgroundThread:
                     return
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the work has to go on
                     if self._ending.is_set() and isinstance(error, RuntimeError):
-                        return  # the process ends, and thread pools accept no more work (concurrent.futures)
+                        return  # the process is ending, and thread pools accept no more work (concurrent.futures)
                     deaths += 1
                     if time.monotonic() - began_s > _STEADY_S:
                         pause_s = self._first_pause_s
@@ -89,16 +89,16 @@ class BackgroundThread:
 
 
 class RetryingSender(ABC):
-    """A thread that sends to one service, and retries after growing pauses."""
+    """A thread that sends to one service, and retries with growing pauses."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, label: str = "", first_retry_s: float) -> None:
-        """Prepare the thread. Any thread may call ``wake`` when `failure` changes.
+        """Prepare the thread. ``wake`` is called, from any thread, when `failure` changes.
 
-        ``label`` is a prefix of each failure.
+        ``label`` is a prefix of each failure message.
         """
         self.wake, self._label, self._first_retry_s = wake, label, first_retry_s
         self.changed = threading.Condition()  # guards everything that the thread waits for
-        self.failure: tuple[str, str] | None = None  # the last try's kind of error, and its message
+        self.failure: tuple[str, str] | None = None  # the kind and the message of the last attempt's error
         self.is_ending = False
         note_death = partial(self.note_failure, "ThreadDied")
         self._thread = BackgroundThread(self._keep_sending, name=name, on_death=note_death)
@@ -116,7 +116,7 @@ class RetryingSender(ABC):
         self._thread.start()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End the thread. First wait up to ``patience_s`` for the delivery of pending items."""
+        """End the thread, after waiting up to ``patience_s`` for the delivery of pending items."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
             self.is_ending = True
@@ -124,7 +124,7 @@ class RetryingSender(ABC):
         self._thread.join(timeout_s=0.1)  # a thread that hangs in the network ends with the process
 
     def note_failure(self, kind: str | None, message: str = "") -> None:
-        """Store the error of the last try. ``kind`` is None if the try succeeded."""
+        """Store the error of the last attempt. ``kind`` is None if the attempt succeeded."""
         with self.changed:
             before, self.failure = self.failure, (kind, self._label + message) if kind is not None else None
             self.changed.notify_all()
@@ -150,7 +150,7 @@ class RetryingSender(ABC):
 
 # Failures belong to the process, because its threads do.
 _noting: Final = threading.Lock()
-_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until which monotonic time each failure counts
+_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # with the time until which it counts
 _listeners: Final[list[Callable[[], None]]] = []
 
 
@@ -166,7 +166,7 @@ def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: f
 
 
 def list_failures() -> list[Failure]:
-    """Return the failures of threads that have not run for a minute since."""
+    """Return the failures of threads that have not run for a minute without an error since then."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -175,7 +175,7 @@ def list_failures() -> list[Failure]:
 
 @contextmanager
 def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
-    """Call the listener from each thread of this process that dies, until the block ends."""
+    """Until the block ends, call the listener from each background thread that dies."""
     with _noting:
         _listeners.append(listener)
     try:
@@ -188,15 +188,14 @@ def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
 Item = TypeVar("Item")
 # The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
 # two bytecode instructions. A signal that arrives after the last instruction and before the thread sleeps does not end
-# that sleep. (21 of 958,000 signals in a loop that aims at this moment.)
+# that sleep. (This happened to 21 of 958,000 signals in a loop that aims at this moment.)
 _LONGEST_WAIT_S: Final = 1.0
 
 
 class SignalQueue(Generic[Item]):
-    """A first-in, first-out queue into which a signal handler can put items at any time, because it uses no Python
-    lock.
+    """A first-in, first-out queue to which a signal handler can add items at any time, because it uses no Python lock.
 
-    A `threading.Event` has a lock. If a handler interrupts the thread that holds the lock and sets the Event, the
+    A `threading.Event` uses a lock. If a handler interrupts the thread that holds the lock and sets the Event, the
     process hangs.
     """
 
@@ -207,7 +206,7 @@ class SignalQueue(Generic[Item]):
         self._items.put(item)
 
     def get(self, timeout_s: float) -> Item | None:
-        """Return the next item. Return None after ``timeout_s`` seconds without an item."""
+        """Return the next item, or None if no item arrives within ``timeout_s`` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(until - time.monotonic(), 0)

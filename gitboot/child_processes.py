@@ -45,7 +45,7 @@ def spawn(
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends at the latest with the calling thread. The process must call `end_with_parent` first.
+    """Start a process that ends no later than the calling thread. The process must first call `end_with_parent`.
 
     The process inherits LOG_FORMAT, but no other GITBOOT_ variable, because those belong to the command that a user
     typed.
@@ -66,7 +66,7 @@ def _environment(*kept: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process like `subprocess.Popen`. `reap_orphans` ignores this process."""
+    """Start a process like `subprocess.Popen`, but so that `reap_orphans` ignores it."""
     with _spawning:
         process = subprocess.Popen(command, env=environment, **options)
         _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
@@ -90,7 +90,7 @@ def run_with_input(
     patience_s: float,
     pass_fds: Sequence[int] = (),
 ) -> ProcessResult:
-    """Run a program to its end with ``input_data`` as standard input and only this environment.
+    """Run a program to completion, with ``input_data`` as standard input and exactly this environment.
 
     Use this instead of `subprocess.run`: if `reap_orphans` reaps a process first, `subprocess` reports exit status 0.
 
@@ -143,25 +143,25 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its process group. The process must not be reaped yet, so that its PID is not reused."""
+    """Kill a process and its process group. The process must not have been reaped, so that its PID is not reused."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def raise_limits() -> None:
-    """Raise the limit of open files to its maximum."""
+    """Raise the limit on open files to its maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # more than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of this gitboot. The current directory is not on its import path."""
+    """Return the command line that runs a module of this gitboot, with the current directory off the import path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent thread ends. Exit if the parent is not ``parent`` any more."""
+    """Make Linux kill this process when its parent thread ends. Exit if the parent is no longer ``parent``."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # only Linux has prctl
     if prctl is not None:
         prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -170,7 +170,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """Reap orphans in a thread until ``wait`` returns True, if this process has PID 1 as in a container."""
+    """If this process has PID 1, as in a container, reap orphans in a thread until ``wait`` returns True."""
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
@@ -203,7 +203,7 @@ def _encoder() -> Encoder:
 
 
 def encode(value: object) -> bytes:
-    """Return a value as msgpack. Decode it with `gitboot.jsonio.build_decoder`."""
+    """Encode a value as msgpack, for `gitboot.jsonio.build_decoder`."""
     return _encoder().encode(value)
 
 
@@ -220,7 +220,7 @@ def build_frame(data: bytes) -> bytes:
 def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
     """Return the next frame.
 
-    Return None at the end of the stream, for an incomplete frame, and for one over ``max_bytes``.
+    Return None at the end of the stream, for an incomplete frame, and for a frame of more than ``max_bytes``.
     """
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
@@ -231,7 +231,7 @@ def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
 
 
 class FrameBuffer:
-    """A buffer that splits received bytes into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -255,8 +255,8 @@ class FrameBuffer:
 class Child:
     """A process that runs a module of gitboot and answers requests.
 
-    The process ends at the latest with the thread that starts it. The process ignores Ctrl-C, because its parent
-    handles the signal and ends the process.
+    The process ends no later than the thread that starts it. It ignores Ctrl-C, because its parent handles the signal
+    and ends the process.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -275,7 +275,7 @@ class Child:
         return self._process.poll() is not None
 
     def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
-        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if no seconds remain."""
+        """Send a frame. Raises BrokenPipeError if the child has ended, and TimeoutError if no time remains."""
         assert self._process.stdin is not None  # noqa: S101
         pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
         poll = select.poll()
@@ -289,8 +289,9 @@ class Child:
                     unsent = unsent[os.write(pipe, unsent[:_PIECE]) :]
 
     def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
-        """Yield the child's answers until it ends. Raises TimeoutError if no seconds remain and no answer has
-        arrived.
+        """Yield the child's answers until it ends.
+
+        Raises TimeoutError if no time remains and no answer has arrived.
         """
         assert self._process.stdout is not None  # noqa: S101
         pipe = self._process.stdout.fileno()
@@ -315,8 +316,8 @@ class Child:
     def reap(self) -> None:
         """Wait until the child ends, and close its pipes. Call this from the thread that sends and reads.
 
-        The kernel cannot kill a process that waits for a disk. In that case a thread reaps the child when the disk
-        answers.
+        The kernel cannot kill a process that waits for a disk. In that case, another thread reaps the child when the
+        disk responds.
         """
         try:
             self._process.wait(_END_S)
@@ -328,7 +329,7 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """Describe the exit of a child that should not have exited."""
+    """Describe the unexpected exit of a child."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"{how}, a fault of gitboot's own: see its log"
 
@@ -342,7 +343,7 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output must not come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    guard_output()  # a traceback may quote text of a commit
+    guard_output()  # a traceback may quote text from a commit
     return questions, answers
 
 
@@ -361,7 +362,7 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
         return cls(processor_s=time.process_time(), memory=memory)
 
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
-        """Limit this process to so much more memory (bytes, MemoryError) and processor time (SIGXCPU)."""
+        """Limit this process to this much more memory (in bytes; MemoryError) and processor time (SIGXCPU)."""
         _set_soft_limit(resource.RLIMIT_CORE, 0)
         if processor_s is not None:
             _set_soft_limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
@@ -384,10 +385,10 @@ class ProcessLimits(NamedTuple):
 
 
 def divide_limits(parts: int) -> ProcessLimits:
-    """Return the limits of each fork if this process divides its remaining resources among ``parts`` forks.
+    """Return the limits of each of ``parts`` forks among which this process divides its remaining resources.
 
-    Each fork gets all of the remaining processor time, because forks count their own time, and an equal share of the
-    memory.
+    Each fork gets an equal share of the memory, but all of the remaining processor time, because forks count their own
+    time.
     """
     usage = ProcessUsage.measure()
     processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
@@ -439,7 +440,7 @@ def _set_soft_limit(kind: int, limit: int) -> None:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector in the block, for work whose results stay and contain no reference cycles."""
+    """Turn off the garbage collector within the block, for work whose results stay and contain no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -22,8 +22,8 @@ Warn = Callable[[str], None]
 MAX_BYTES: Final = 2**30  # size of the file; gitboot deletes the least recently used entries beyond it
 MAX_VALUE_BYTES: Final = 2**26  # size of one value, so that a damaged length cannot use up the memory
 
-_BUSY_MS: Final = 200  # how long to wait for a lock; a longer wait costs more than to compute the results again
-_FRESH: Final = 8  # a read updates the time of use only after so many insertions, so that reads rarely write
+_BUSY_MS: Final = 200  # how long to wait for a lock; waiting longer costs more than computing the results again
+_FRESH: Final = 8  # a read updates the time of use only after this many insertions, so that reads rarely write
 _BATCH: Final = 500
 _OVERHEAD_BYTES: Final = 100  # per entry, in addition to its value
 
@@ -49,18 +49,18 @@ _REFUSED: Final = _BUSY | {  # errors of the system; every other error of SQLite
 
 
 class DiskCache:
-    """Values by kind and key. A missing or damaged entry, and an entry of another version of gitboot, is a miss.
+    """A cache of values by kind and key. Damaged entries, and entries of other versions of gitboot, count as missing.
 
     Methods never raise because of the file. If the file cannot be used, each lookup is a miss, and ``warn`` is called
     once with the reason. Each call is one transaction. Several threads may use one object, and several processes one
-    file. Use only one object for a file in a process, because closing a file releases all locks of the process on it
+    file. Use only one object per file in a process, because closing a file releases all locks of the process on it
     (fcntl(2)).
     """
 
     def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
-        """Use the file at ``path``, and create it if it is missing. If ``path`` is None, each lookup is a miss.
+        """Use the file at ``path``, creating it if necessary. If ``path`` is None, each lookup is a miss.
 
-        Without ``writes``, ignore insertions and deletions, and do not change the file or its folder.
+        Without ``writes``, the cache ignores insertions and deletions, and does not change the file or its folder.
         """
         self.max_bytes = max_bytes
         self._path, self._warn, self._writes = path, warn, writes
@@ -90,7 +90,7 @@ class DiskCache:
                 self._fd = -1
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the values of these keys that are in the cache."""
+        """Return the cached values of these keys, by key."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
         if read is None:
@@ -105,7 +105,7 @@ class DiskCache:
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
-        """Return the keys that are in the cache, without a check of their values."""
+        """Return those keys that are in the cache, without checking their values."""
         wanted = {self._entry_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
@@ -113,7 +113,7 @@ class DiskCache:
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
         """Store values for keys that are not in the cache yet. Existing values are never replaced.
 
-        Values beyond half of the cache's size are ignored.
+        Once the new values exceed half of the cache's size, the rest of them are ignored.
         """
         if not self._writes:
             return
@@ -178,7 +178,10 @@ class DiskCache:
         return result
 
     def _usable_connection(self) -> sqlite3.Connection | None:
-        """Return a connection to the file that is now at the path. Raises OSError and `sqlite3.Error`."""
+        """Return a connection to the file that is currently at the path, or None if there is no usable file.
+
+        Raises OSError and `sqlite3.Error`.
+        """
         if self._path is None:
             return None
         if self._connection is not None and self._find_fault(self._path) is None:
@@ -211,7 +214,10 @@ class DiskCache:
         return None
 
     def _find_fault(self, path: Path) -> str | None:
-        """Return why the open file is unusable, or None. Raises OSError if gitboot must not replace the file either."""
+        """Return why the open file is unusable, or None if it is usable.
+
+        Raises OSError if the file is unusable and gitboot must not replace it.
+        """
         try:
             folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
             journal = os.pread(self._fd, 2, _JOURNAL_AT) if stat.S_ISREG(here.st_mode) else b""
@@ -254,7 +260,7 @@ def _checksum(entry: bytes, value: bytes) -> bytes:
 
 
 def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
-    """Return a connection to a file, which may be empty. Raises `sqlite3.Error`, also if the schema differs."""
+    """Connect to a file, which may be empty. Raises `sqlite3.Error`, also if the schema differs."""
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
     connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
     try:
@@ -281,7 +287,7 @@ def _read_statements(connection: sqlite3.Connection) -> list[object]:
 
 
 def _read_newest(connection: sqlite3.Connection) -> int:
-    """Return the number of the last insertion. The age of an entry is a number of insertions."""
+    """Return the number of the last insertion. The age of an entry is counted in insertions."""
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
         raise sqlite3.DatabaseError("it has an entry from the future")
@@ -346,7 +352,7 @@ def _bytes_in_use(connection: sqlite3.Connection) -> int:
     return int((pages - unused) * size)
 
 
-# Libraries whose results are cached: they read, check and encode documents and templates.
+# Libraries that read, check and encode documents and templates, so that cached results depend on them.
 _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 
@@ -354,8 +360,8 @@ _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 def this_program() -> bytes:
     """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
 
-    Two checkouts of one version have different digests if a file differs. Call this at the start of a process. After an
-    upgrade, the call would return the digest of the new files while the process still runs the old ones.
+    Two checkouts of one version have different digests if a file differs. Call this at the start of a process, because
+    after an upgrade it would return the digest of the new files while the process still runs the old ones.
     """
     program = sha256(repr(sys.version).encode())
     top = os.path.dirname(__file__)

@@ -5,13 +5,13 @@
     GitbootError
     ├── TryAgain                    no action: the next reconcile tries again
     │   ├── SourceError             the repository cannot be read or fetched now
-    │   │   ├── BranchMissing       the repository does not have the configured branch
+    │   │   ├── BranchMissing       the configured branch is not in the repository
     │   │   ├── CorruptClone        gitboot's own clone is damaged: gitboot clones again
-    │   │   └── SubpathMissing      the newest commit does not have the folder of the fleet
-    │   ├── BmcUnreachable          the BMC sent no usable answer
-    │   ├── BmcBusy                 the BMC is busy, and may answer later
+    │   │   └── SubpathMissing      the newest commit does not contain the folder of the fleet
+    │   ├── BmcUnreachable          the BMC sent no usable response
+    │   ├── BmcBusy                 the BMC is busy, and may respond later
     │   │   └── BmcChanged          the BMC has changed since gitboot read it
-    │   ├── HostUnreachable         a web server, an endpoint or a forge sent no usable answer
+    │   ├── HostUnreachable         a web server, an endpoint or a forge sent no usable response
     │   └── NotYetDone              the instance has not carried out a request yet
     ├── InvalidRepository           the author of a commit acts: all problems of the commit
     └── OperatorError               an operator acts: the fault stays until then
@@ -25,15 +25,15 @@
         ├── PublishError            the output tree cannot be written
         │   └── ForeignTree         the output tree belongs to another ledger
         ├── AssetError              a boot loader or an artifact cannot be stored
-        │   └── ArtifactMissing     the source of an artifact does not have it
+        │   └── ArtifactMissing     an artifact was not found at its source
         ├── LedgerError             the ledger cannot be read or written
         │   ├── DamagedLedger       the ledger is inconsistent
-        │   ├── LedgerLeft          the ledger was moved to another place
+        │   ├── LedgerLeft          the ledger was moved to another location
         │   └── LedgerUnfinished    the copy of a ledger is incomplete
         ├── BmcRejected             the BMC rejected credentials or a setting
         ├── ForgeRefused            the forge rejected a token, its rights or a project
         └── RegistryRefused         a registry rejected a request, or may not be contacted
-            └── NotInRegistry       the registry does not have the image
+            └── NotInRegistry       the image is not in the registry
 
 Every other error is a bug in gitboot, and prints a traceback.
 """
@@ -64,11 +64,11 @@ class CorruptClone(SourceError):
 
 
 class BranchMissing(SourceError):
-    """The repository does not have the configured branch, tag or commit."""
+    """The configured branch, tag or commit is not in the repository."""
 
 
 class SubpathMissing(SourceError):
-    """A commit does not have the folder of the fleet."""
+    """A commit does not contain the folder of the fleet."""
 
 
 class NotYetDone(TryAgain):
@@ -76,11 +76,11 @@ class NotYetDone(TryAgain):
 
 
 class BmcUnreachable(TryAgain):
-    """A BMC sent no usable answer."""
+    """A BMC sent no usable response."""
 
 
 class BmcBusy(TryAgain):
-    """A BMC rejected a request for now: it is in POST, busy, or has changed since the last read."""
+    """A BMC temporarily rejected a request: it is in POST, busy, or has changed since the last read."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # the value of the BMC's Retry-After header
@@ -92,7 +92,7 @@ class BmcChanged(BmcBusy):
 
 
 class HostUnreachable(TryAgain):
-    """A web server sent no usable answer."""
+    """A web server sent no usable response."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # the value of the server's Retry-After header
@@ -100,7 +100,7 @@ class HostUnreachable(TryAgain):
 
 
 class Orders(NamedTuple):
-    """The settings of a Fleet document that apply at once, even if the commit is held or rejected."""
+    """The settings of a Fleet document that apply immediately, even if the commit is held or rejected."""
 
     stopped: str | None  # why gitboot must not offer install boots; None: it may
     ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may
@@ -110,11 +110,11 @@ class Ordering(Protocol):
     """A fleet whose `Orders` can be read."""
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return the orders for the instance of a site, or of all sites if ``site`` is None."""
+        """Return the orders for the instance of a site, or for the instance of all sites if ``site`` is None."""
 
 
 class InvalidRepository(GitbootError):
-    """A commit is invalid. The error contains all of its problems, sorted by place."""
+    """A commit is invalid. The error contains all problems of the commit, sorted by location."""
 
     def __init__(
         self, problems: Iterable[Problem], *, fleet: Ordering | None = None, dated: Iterable[DatedProblem] = ()
@@ -125,7 +125,7 @@ class InvalidRepository(GitbootError):
         super().__init__("\n".join(map(str, self.problems)))
 
     def at(self, now: datetime) -> InvalidRepository:
-        """Return the error with the dated problems that hold at an instant added to its problems."""
+        """Return this error, with the dated problems that hold at an instant added to its problems."""
         if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)
@@ -155,7 +155,7 @@ class BmcNotTrusted(UsageError):
 
 
 class StaleDigest(OperatorError):
-    """An acknowledgement names changes that are not held, or not any more."""
+    """An acknowledgement names changes that are not held, or no longer held."""
 
 
 class SourceRefused(OperatorError):
@@ -167,7 +167,7 @@ class SourceTooLarge(OperatorError):
 
 
 class LockedByAnother(OperatorError):
-    """Another running instance holds this directory."""
+    """Another running instance holds a lock on this directory."""
 
 
 class HeldByAnother(LockedByAnother):
@@ -187,7 +187,7 @@ class AssetError(OperatorError):
 
 
 class ArtifactMissing(AssetError):
-    """The source of an artifact does not have it."""
+    """An artifact was not found at its source."""
 
 
 class LedgerError(OperatorError):
@@ -199,7 +199,7 @@ class DamagedLedger(LedgerError):
 
 
 class LedgerLeft(LedgerError):
-    """The ledger was moved to another place, where it is used now."""
+    """The ledger was moved to another location, where it is used now."""
 
 
 class LedgerUnfinished(LedgerError):
@@ -211,16 +211,16 @@ class LeaseLost(LedgerError):
 
 
 class BmcRejected(OperatorError):
-    """A BMC rejected a request for good: credentials, a certificate, an unsupported setting."""
+    """A BMC permanently rejected a request: credentials, a certificate, an unsupported setting."""
 
 
 class ForgeRefused(OperatorError):
-    """A forge rejected a request for good: the token, its rights, or the project."""
+    """A forge permanently rejected a request: the token, its rights, or the project."""
 
 
 class RegistryRefused(OperatorError):
-    """An OCI registry rejected a request, may not be contacted, or has something that is not an image."""
+    """An OCI registry rejected a request, may not be contacted, or returned something that is not an image."""
 
 
 class NotInRegistry(RegistryRefused):
-    """A registry does not have the image, or a file of the image."""
+    """An image, or a file of an image, is not in the registry."""

@@ -30,7 +30,7 @@ NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never an 
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace the file at ``path``, and wait until the disk has the content. Raises OSError.
+    """Replace the file at ``path`` atomically, and sync it to disk. Raises OSError.
 
     The umask does not apply to ``mode``. A symlink at ``path`` is replaced, not followed.
     """
@@ -48,7 +48,7 @@ def _new_version(
 ) -> Iterator[IO[bytes]]:
     """Yield an open file that replaces ``name`` in a folder if the block ends without an error.
 
-    Readers see the old content or the new content. A crash leaves one of the two, and perhaps a file ``.gitboot-….new``
+    Readers see either the old or the new content. A crash leaves one of the two, and perhaps a file ``.gitboot-….new``
     beside it. The new file has exactly ``mode``. Without ``mode``, it has the permissions of ``old``, or those that the
     umask leaves.
     """
@@ -76,7 +76,7 @@ def _new_version(
 
 
 def sync_folder(path: Path | str, above: int | None = None) -> None:
-    """Wait until the disk has the names in a folder. ``path`` may be relative to an open folder. Raises OSError."""
+    """Sync the names in a folder to disk. ``path`` may be relative to an open folder. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
         os.fsync(fd)
@@ -85,9 +85,9 @@ def sync_folder(path: Path | str, above: int | None = None) -> None:
 
 
 def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600) -> int:
-    """Open a lock file, or create it. ``path`` may be relative to an open folder, and must not be a symlink.
+    """Open a lock file, creating it if necessary.
 
-    Raises OSError.
+    ``path`` may be relative to an open folder, and must not be a symlink. Raises OSError.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode, dir_fd=folder)
 
@@ -106,9 +106,9 @@ def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
-    """Hold the lock file at ``path`` until the block ends, so that other processes cannot enter.
+    """Hold a lock on the file at ``path`` until the block ends, so that other processes cannot enter the block.
 
-    The lock ends with its process in any case. The lock file stays. If a process removed it, one process could lock the
+    The lock ends with its process in any case. The lock file is never removed. Otherwise one process could lock the
     removed file and another process a new one.
 
     Raises OSError. Raises `LockedByAnother` with ``in_use_message`` (such as "DIR is in use") and the process that
@@ -124,7 +124,10 @@ def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
 
 
 def take_lock(fd: int) -> str | None:
-    """Lock an open file until it is closed and write this process into it. If it is locked, return the holder."""
+    """Lock an open file until it is closed, and write this process's name to it.
+
+    If another process has locked the file, return the name of that process.
+    """
     probes = 0
     while not lock_file(fd):
         if (probes := probes + 1) > _PROBES:
@@ -138,7 +141,7 @@ def take_lock(fd: int) -> str | None:
 
 
 def find_lock_holder(path: Path) -> int | None:
-    """Return the PID of the process on this machine that holds a lock file, or None. Raises OSError."""
+    """Return the PID of the process on this machine that holds a lock on a file, or None. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except FileNotFoundError:
@@ -185,12 +188,12 @@ _NOT_REGULAR: Final = {
 def write_output_file(
     path: Path, content: Iterable[bytes], *, mode: int | None = None, make_folders: bool = False, sync: bool = False
 ) -> None:
-    """Write a file that a user named, or replace it.
+    """Write a user-specified file, replacing it if it exists.
 
-    If ``content`` or the system raises an error, the old file stays. ``mode`` is exact. Without ``mode``, an existing
-    file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, wait until the disk has the
-    content. If the path is a descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr, /dev/fd/N,
-    /proc/self/fd/N), write to that descriptor.
+    If ``content`` or the system raises an error, the old file stays. The umask does not apply to ``mode``. Without
+    ``mode``, an existing file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, the file
+    is synced to disk. If the path names a descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr,
+    /dev/fd/N, /proc/self/fd/N), the content is written to that descriptor.
 
     Raises `UsageError` if the path leads through a symlink that `open_output_folder` does not follow, if the path names
     a symlink, a directory, a device, a named pipe or a socket, or if the system refuses to write.
@@ -210,7 +213,7 @@ def write_output_file(
 
 
 def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_folders: bool = False) -> bool:
-    """Create a file that a user named, and wait until the disk has it. Return False if the path already exists.
+    """Create a user-specified file, and sync it to disk. Return False if the path already exists.
 
     The umask applies to ``mode``. Raises `UsageError` for the same paths as `write_output_file`.
     """
@@ -245,7 +248,7 @@ def read_output_file(path: Path) -> bytes | None:
 
 
 def remove_output_file(path: Path) -> None:
-    """Remove a file below an output folder if the file exists. Raises `UsageError`."""
+    """Remove a file below an output folder, if it exists. Raises `UsageError`."""
     with convert_os_errors(path, "removed"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
@@ -253,7 +256,7 @@ def remove_output_file(path: Path) -> None:
 def check_output_folder(path: Path) -> None:
     """Raise `UsageError` if an output folder leads through a symlink that `open_output_folder` does not follow.
 
-    The folder may be missing. The code that creates the folder reports errors of the system.
+    The folder may be missing. Errors of the system are ignored, because the code that creates the folder reports them.
     """
     with suppress(OSError), open_output_folder(path):
         pass
@@ -263,7 +266,7 @@ def check_output_folder(path: Path) -> None:
 def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
     """Open an output folder, and yield its descriptor for `dir_fd`. With ``make``, create missing folders.
 
-    Follow a symlink only if it is outside of the current directory and outside of every Git work tree. Raises
+    A symlink is followed only if it is outside of the current directory and outside of every Git work tree. Raises
     `UsageError` for other symlinks, and OSError.
     """
     with _Walk(path, guards_current=True) as walk:
@@ -272,7 +275,7 @@ def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def resolve_fleet_root(path: Path) -> Path:
-    """Return the absolute path of a fleet, without symlinks.
+    """Return the absolute path of a fleet, with symlinks resolved.
 
     Raises `UsageError` if the path leads through a symlink in a Git work tree: an instance reads folders from commits,
     and a symlink in a commit is not a folder.
@@ -294,12 +297,11 @@ class _Folder(NamedTuple):
 
 
 class _Walk:
-    """A walk from / to a path. Each folder is opened below its parent, so that a symlink is found before it is
-    followed.
+    """A walk from / to a path.
 
-    With ``guards_current``, symlinks below the current directory are untrusted even without Git, because a CI system
-    may unpack a commit as an archive. The root directory does not count as such a directory, because every path is
-    below it.
+    Each folder is opened below its parent, so that a symlink is found before it is followed. With ``guards_current``,
+    symlinks below the current directory are untrusted even without Git, because a CI system may unpack a commit as an
+    archive. This does not apply if the current directory is the root directory, because every path is below it.
     """
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:
@@ -348,7 +350,7 @@ class _Walk:
             self._names.pop()
 
     def _follow(self, name: str, here: _Folder) -> None:
-        """Replace the name of a symlink by the names of its target."""
+        """Replace the name of a symlink with the names in its target."""
         target = os.readlink(name, dir_fd=here.fd)
         if here.is_guarded:
             symlink = Path(here.path, name)
@@ -381,7 +383,7 @@ class _Walk:
 
 @contextmanager
 def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
-    """Raise `UsageError` for an OSError in the block. The message is: ``path`` cannot be ``action``."""
+    """Convert an OSError in the block to a `UsageError` with the message: ``path`` cannot be ``action``."""
     try:
         yield
     except OSError as error:
@@ -410,7 +412,7 @@ def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
 def _find_caller_descriptor(path: Path) -> int | None:
     """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names, or None for another path.
 
-    Descriptors that gitboot opened close when another program starts (PEP 446). Descriptors of the caller stay open.
+    Only descriptors of the caller are inheritable, because those that gitboot opens are not (PEP 446).
     """
     text = os.fspath(path)
     if (stream := _STREAMS.get(text)) is not None:
@@ -511,10 +513,10 @@ def check_fetch_log_folder(
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
-    """Raise `UsageError` if two instances could publish into a directory at once, and warn if the output tree may be
-    lost.
+    """Raise `UsageError` if two instances could publish to a directory at once. Warn if the output tree may be lost.
 
-    gitboot can write a lost output tree again. But if only the tree is lost, its ledger could be an older copy.
+    gitboot can write a lost output tree again. But if only the tree is lost, gitboot cannot exclude that its ledger is
+    an older copy.
     """
     filesystem = find_filesystem(directory)
     # The publication reports a directory that is not writable.
@@ -536,8 +538,8 @@ _BARE: Final = ("HEAD", "objects", "refs")  # a bare repository has these: gitre
 def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` if an output directory contains private files, which every web server would serve.
 
-    ``private`` has paths by their options, and None for an unused option. The directory must not be a Git repository or
-    work tree either.
+    ``private`` maps each option to its path, or to None if the option is unused. The directory must also not be a Git
+    repository or work tree.
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
@@ -567,7 +569,7 @@ def is_on_network(path: Path) -> bool:
 
 
 def _find_mount_type(mounts: str, path: Path) -> str:
-    """Return the type of the mount that contains a path (proc(5)). A later mount at the same place has precedence."""
+    """Return the type of the mount that contains a path (proc(5)). A later mount at the same path has precedence."""
     found = ("", "")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -580,7 +582,7 @@ def _find_mount_type(mounts: str, path: Path) -> str:
 def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:
     """Raise `UsageError` if two processes can lock one file at once, or if the directory is not writable.
 
-    The test runs once for each file system, because state, spool and output often share a file system.
+    The test runs once per file system, because state, spool and output often share a file system.
     """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:

@@ -34,9 +34,9 @@ from urllib3.exceptions import HTTPError, NameResolutionError
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
 
-TOTAL_S: Final = 30.0  # for a request with its whole answer, unless the caller sets a deadline
-MAX_ANSWER_BYTES: Final = 1 << 20  # of an answer that is read whole, unless the caller sets a limit
-MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, including 1xx answers; the default of nginx is 8 KiB
+TOTAL_S: Final = 30.0  # for a request with its complete response, unless the caller sets a deadline
+MAX_ANSWER_BYTES: Final = 1 << 20  # of a response that is read completely, unless the caller sets a limit
+MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, including 1xx responses; nginx allows 8 KiB
 # For chunk sizes, chunk extensions and trailers, in addition to one byte for each byte of a body.
 _FRAMING_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 10.0  # for one address of a host
@@ -51,7 +51,7 @@ _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "job-token", "private-token", "proxy-authorization", "x-auth-token"}
 )
 
-# urllib3 also raises what it logs. Without a handler, Python would print text of a server to stderr.
+# urllib3 also raises what it logs. Without a handler, Python would print a server's text to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
 
@@ -64,15 +64,15 @@ class _RequestTooSlow(TimeoutError):
 
 
 class _AnswerTooLarge(OSError):
-    """An answer exceeds its size limit."""
+    """A response exceeds its size limit."""
 
 
 class _CredentialsWithheld(OSError):
-    """A request has credentials, but its connection leads to another machine without TLS."""
+    """A request contains credentials, but its connection leads to another machine without TLS."""
 
 
 class MinimumRate(Struct, frozen=True, kw_only=True):
-    """The slowest permitted download: a number of bytes for each period of waiting for the server."""
+    """The slowest permitted download: a number of bytes per period of waiting for the server."""
 
     size_bytes: int = 60 << 10
     period_s: float = 60.0
@@ -92,9 +92,9 @@ class RequestLimits:
         rate: MinimumRate | None = None,
         is_loopback_only: bool = False,
     ) -> None:
-        """Set the limits. ``connect_s`` applies to each address.
+        """Set the limits. ``connect_s`` applies to the connection to each address.
 
-        With a ``rate``, the deadline ends when the body begins.
+        With a ``rate``, the deadline no longer applies once the body begins.
         """
         self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
         self._rate, self._is_body = rate, False
@@ -102,7 +102,7 @@ class RequestLimits:
         self.connect_s = connect_s
         self._allowance = 0  # number of bytes that may still be received
         self.is_loopback_only = is_loopback_only
-        self.is_fresh = False  # whether the request has opened a connection of its own
+        self.is_fresh = False  # whether the request has opened a new connection
 
     def remaining_s(self) -> float:
         """Return how many seconds the next step may take. Raises TimeoutError if no time is left."""
@@ -116,21 +116,21 @@ class RequestLimits:
 
     @property
     def timeout_message(self) -> str:
-        """The message for a request that exceeded its time."""
+        """The message for a request that exceeded its time limit."""
         if self._is_body and self._rate is not None:
             return f"the host sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
         return f"the response was not complete after {self._deadline_s:g} s"
 
     def begin_answer(self) -> None:
-        """Allow the bytes of an answer's head."""
+        """Allow the bytes that the head of a response may have."""
         self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
 
     def begin_body(self, size_bytes: int) -> None:
-        """Allow the bytes of a body with its framing."""
+        """Allow the next ``size_bytes`` of a body, with their framing."""
         self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
-        """Count received bytes and the time of waiting for them. Raises OSError if a limit is exceeded."""
+        """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
         if self._allowance < 0:
             what = "sends too many bytes for the framing of its body" if self._is_body else "sends too many headers"
@@ -145,7 +145,7 @@ _limits: ContextVar[RequestLimits] = ContextVar("limits of the request that this
 
 
 def current_limits() -> RequestLimits:
-    """Return the limits of the request that this thread makes."""
+    """Return the limits of the request that this thread is making."""
     return _limits.get()
 
 
@@ -162,8 +162,8 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     """Return the IP addresses of a host, in the system's order and without duplicates.
 
-    The system's resolver has no deadline. gitboot runs the resolver in a thread, and abandons the thread when the time
-    is over.
+    The system's resolver has no deadline, so gitboot runs it in a thread, and abandons the thread when the time is
+    over.
 
     Raises OSError (of the resolver), and TimeoutError.
     """
@@ -219,7 +219,7 @@ class LimitedConnection(HTTPConnection):
     response_class = _LimitedResponse
 
     def addresses(self, host: str) -> list[str]:
-        """Return the IP addresses to try, in this order. Raises OSError."""
+        """Return the IP addresses of a host, in the order in which to try them. Raises OSError."""
         return resolve_host(host, self.port, current_limits())
 
     def _new_conn(self) -> socket.socket:
@@ -228,7 +228,7 @@ class LimitedConnection(HTTPConnection):
         try:
             addresses = self.addresses(name.strip("[]"))
             for number, address in enumerate(addresses):
-                # Divide the time, so that an address without an answer leaves time for the others.
+                # Divide the time, so that an address that does not respond leaves time for the others.
                 share_s = limits.remaining_s() / (len(addresses) - number)
                 self._dns_host, self.timeout = address, min(share_s, limits.connect_s)
                 try:
@@ -322,7 +322,7 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A whole answer with any status."""
+    """A complete response with any status."""
 
     status: int
     json: Any  # None: the body is not JSON
@@ -336,7 +336,7 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 
 
 class AnswerStream:
-    """An answer whose body is read in pieces. gitboot never decompresses a body."""
+    """A response whose body is read in pieces. gitboot never decompresses a body."""
 
     def __init__(
         self, answer: urllib3.BaseHTTPResponse, url: str, final_url: str | None, limits: RequestLimits
@@ -346,8 +346,9 @@ class AnswerStream:
         self.status, self.headers = answer.status, answer.headers
 
     def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes, fewer only at the end. Raises `HostUnreachable` if the body ends early or is too
-        slow.
+        """Return the next bytes of the body, which are fewer than ``size_bytes`` only at the end.
+
+        Raises `HostUnreachable` if the body ends early or is too slow.
         """
         self._limits.begin_body(size_bytes)
         try:
@@ -356,7 +357,7 @@ class AnswerStream:
             raise HostUnreachable(f"{self._host}: {_describe_error(error, self._limits)}") from error
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """Return the whole body. Raises `HostUnreachable` if it exceeds ``max_bytes``."""
+        """Return the complete body. Raises `HostUnreachable` if it exceeds ``max_bytes``."""
         content = b""
         while piece := self.read(max_bytes + 1 - len(content)):
             content += piece
@@ -365,8 +366,9 @@ class AnswerStream:
         return content
 
     def close(self) -> None:
-        """Keep the connection if the body was read to its end. Otherwise close it, because the rest may be
-        gigabytes.
+        """Keep the connection open if the body was read to its end. Otherwise close the connection.
+
+        The rest of the body may be gigabytes.
         """
         if self._answer.length_remaining == 0:
             self._answer.drain_conn()
@@ -376,7 +378,7 @@ class AnswerStream:
 
 
 class HttpClient:
-    """A client for HTTP requests from any thread, which keeps connections open."""
+    """An HTTP client for any thread, which keeps connections open."""
 
     def __init__(
         self,
@@ -409,10 +411,10 @@ class HttpClient:
         max_bytes: int = MAX_ANSWER_BYTES,
         method: str | None = None,
     ) -> WebAnswer:
-        """Send a request and return the JSON answer. Follow no redirect.
+        """Send a request and return the JSON response, without following redirects.
 
-        The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no whole answer comes,
-        and `UsageError` if the URL must not receive the credentials.
+        The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no complete response
+        arrives, and `UsageError` if the URL must not receive the credentials.
         """
         sent = {"Accept": "application/json", **(headers or {})}
         content = None if body is None else json.dumps(body).encode()
@@ -441,11 +443,11 @@ class HttpClient:
         rate: MinimumRate | None = None,
         redirects: int = 0,
     ) -> Iterator[AnswerStream]:
-        """Send a request and yield its answer with any status.
+        """Send a request and yield its response with any status.
 
         The deadline covers everything: name resolution, connection, TLS, redirects, headers and body. With a ``rate``,
         the body is a download, to which only the rate applies. ``credentials`` are headers that gitboot sends only to
-        the origin of ``url``. Without ``redirects``, a redirect is the answer.
+        the origin of ``url``. Without ``redirects``, a redirect is yielded like any other response.
 
         Raises `HostUnreachable`, and `UsageError` if ``url`` must not receive the credentials.
         """
@@ -503,8 +505,9 @@ class HttpClient:
 
     @cached_property
     def _trust_context(self) -> ssl.SSLContext:
-        """A TLS context that trusts this machine's certificates and ``ca_bundle``. Cached, because loading takes
-        20 ms.
+        """A TLS context that trusts this machine's certificates and ``ca_bundle``.
+
+        It is cached, because loading takes 20 ms.
         """
         trusted = ssl.create_default_context()
         if self._ca_bundle is not None:

@@ -41,7 +41,7 @@ def to_json_value(value: Any) -> Any:
     return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
 
 
-_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # by the types that were encoded so far
+_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # by type, for the types that were encoded so far
 
 
 def _writer(kind: type) -> Callable[[Any], Any]:
@@ -80,7 +80,7 @@ def _write_items(value: Sequence[Any]) -> list[Any]:
 class _Key(NamedTuple):
     name: str
     key: str
-    default: Any  # a value that JSON omits; `MISSING`: JSON always has the field
+    default: Any  # a value that JSON omits; `MISSING`: JSON always contains the field
     write: Callable[[Any], Any]
 
 
@@ -119,7 +119,7 @@ def format_instant(at: datetime) -> str:
 
 
 def encode_canonical(value: object) -> bytes:
-    """Encode a value without floats as RFC 8785 JSON."""
+    """Encode a value as RFC 8785 JSON. The value must not contain floats."""
     return _ENCODER.encode(value)
 
 

@@ -28,11 +28,11 @@ class Code(StrEnum):
 
     @property
     def hint(self) -> str:
-        """The fix as a hint after a message."""
+        """The fix, phrased as a hint after a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     def build_problem(self, message: str, path: str = ".") -> Problem:
-        """Return a problem of a whole file, or of the whole fleet."""
+        """Return a problem that concerns a whole file or the whole fleet."""
         return Problem(path=path, line=1, column=1, code=self, message=message, hint=self.hint)
 
     # GB1…: YAML and its values
@@ -736,7 +736,7 @@ class Severity(StrEnum):
 
 
 class Problem(Struct, frozen=True, kw_only=True, order=True):
-    """A problem of a commit: its place, a message, and a hint."""
+    """A problem in a commit: its location, a message, and a hint."""
 
     path: str  # of the file in the repository, with "/" as the separator
     line: int  # 1-based
@@ -752,11 +752,11 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
 
 
 MAX_SHOWN: Final = 100  # for each file
-MAX_KEPT: Final = MAX_SHOWN + 1  # the last one gives the place after which problems are not shown
+MAX_KEPT: Final = MAX_SHOWN + 1  # the last one has the location from which on problems are not shown
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """Return the first hundred errors and warnings of each file, sorted, and a problem that counts the rest.
+    """Return the first hundred errors and warnings of each file, sorted, with a problem that counts the rest.
 
     ``more`` counts further errors by file, which come after those in ``problems``.
     """
@@ -777,10 +777,10 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until). A commit determines its dated problems, and commands apply the clock."""
+    """A problem that holds in [since, until). The commit determines the interval, the clock whether it holds now."""
 
     problem: Problem
-    since: datetime | None  # None: since ever
+    since: datetime | None  # None: from the beginning
     until: datetime | None  # None: until the commit changes
 
     def holds(self, at: datetime) -> bool:
@@ -788,7 +788,7 @@ class DatedProblem(Struct, frozen=True, kw_only=True):
 
 
 def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
-    """Return the problems that hold at an instant, sorted."""
+    """Return the sorted problems that hold at an instant."""
     return tuple(sorted(each.problem for each in dated_problems if each.holds(at)))
 
 
@@ -799,10 +799,10 @@ def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> da
 
 
 def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
-    """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by place.
+    """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by location.
 
     If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
-    omitted problems. It holds until the first omitted problem ends.
+    omitted problems. It holds as long as the omitted problem that ends last.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
     for each in dated_problems:
@@ -829,10 +829,10 @@ _RANK = {severity: rank for rank, severity in enumerate(Severity)}  # in the ord
 
 
 def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort errors before warnings, each by place."""
+    """Sort errors before warnings, each by location."""
     return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
 
 
 def format_with_hint(problem: Problem) -> str:
-    """Format a problem's message and its hint."""
+    """Format a problem's message, with its hint in parentheses."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)

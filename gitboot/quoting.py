@@ -1,7 +1,7 @@
-r"""Quoting of values so that iPXE, GRUB and the kernel read exactly those values.
+r"""Quoting of values for iPXE, GRUB and the kernel, so that they read exactly these values.
 
-Each of the three readers cannot represent some values. gitboot rejects such a value. In messages and comments, gitboot
-replaces unsafe characters instead. The readers process a line in this order:
+For each of the three readers, there are values that cannot be quoted. gitboot rejects such a value. In messages and
+comments, gitboot replaces unsafe characters instead. The readers process a line in this order:
 
 - iPXE splits the line at whitespace. It has no quotes and no escapes. A word ``||``, ``&&`` or ``;`` ends the command.
   A word that begins with ``#`` ends the line. iPXE replaces ``${…}``, and reads the result again. A backslash at the
@@ -12,7 +12,7 @@ replaces unsafe characters instead. The readers process a line in this order:
 - The kernel splits the line at whitespace outside of double quotes, and removes double quotes around a value or a whole
   argument. It has no escapes (Linux: lib/cmdline.c, ``next_arg``).
 
-The initramfs may split an argument that the kernel keeps together: some split /proc/cmdline at every space.
+An initramfs may split an argument that the kernel keeps together: some of them split /proc/cmdline at every space.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-# COMMAND_LINE_SIZE is 2048 on x86 and arm64, with the NUL, and iPXE on BIOS writes one byte less. 256 bytes are
+# COMMAND_LINE_SIZE is 2048 on x86 and arm64, including the NUL, and iPXE on BIOS writes one byte less. 256 bytes are
 # reserved for what boot loaders prepend: GRUB "BOOT_IMAGE=(http,HOST)/PATH", iPXE on UEFI the name of the file.
 MAX_COMMAND_LINE: Final = 2046 - 256
 
@@ -45,7 +45,7 @@ _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
 
 class Unquotable(ValueError):
-    """A value that ``loader`` cannot represent, because the loader would read another value or several values."""
+    """A value that ``loader`` cannot represent, because the loader would read a different value or several values."""
 
     def __init__(self, loader: str, value: str, reason: str) -> None:
         shown = ascii(value if len(value) <= 60 else f"{value[:57]}...")
@@ -58,7 +58,7 @@ class Unquotable(ValueError):
 def quote_kernel_argument(argument: str) -> str:
     """Quote an argument as the kernel reads it: ``name``, ``name=value`` or ``name="a value"``.
 
-    The value may have double quotes already.
+    The value may already be in double quotes.
     """
     if _PLAIN.fullmatch(argument):
         return argument
@@ -67,7 +67,7 @@ def quote_kernel_argument(argument: str) -> str:
 
 
 def build_command_line(arguments: Iterable[str]) -> str:
-    """Return the command line that the kernel sees. Raises `Unquotable` if a boot loader would cut it.
+    """Return the command line that the kernel receives. Raises `Unquotable` if a boot loader would cut it.
 
     GRUB puts the quotes around a whole argument (``"name=a value"``). The kernel reads both forms the same way.
     """
@@ -91,7 +91,7 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
 
 
 def quote_ipxe_word(text: str) -> str:
-    """Check that iPXE reads the text as one word, and return it. Raises `Unquotable`."""
+    """Return the text if iPXE reads it as one word. Raises `Unquotable` otherwise."""
     if not _PLAIN.fullmatch(text):
         _check("iPXE", text, _IPXE_FAULTS)
     return _replace_boot_nic(text, _BOOT_NIC_IPXE)
@@ -99,8 +99,9 @@ def quote_ipxe_word(text: str) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def check_ipxe_url(url: str) -> str:
-    """Check an absolute URL for an iPXE script, and return it. iPXE must not read it as an option. Raises
-    `Unquotable`.
+    """Return an absolute URL if it is safe in an iPXE script, where iPXE must not read it as an option.
+
+    Raises `Unquotable`.
     """
     _check("iPXE", url, _URL_FAULTS)
     return url

@@ -46,7 +46,7 @@ def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
 
 
 def strip_style(text: str) -> str:
-    """Return text without the sequences of `style` and `build_control_sequence`."""
+    """Return text without the sequences that `style` and `build_control_sequence` add."""
     return _SEQUENCE.sub("", text)
 
 
@@ -72,7 +72,7 @@ def write_verbatim(text: str) -> None:
 
 @contextmanager
 def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream to the same place without escaping, for a library that draws on a terminal by itself."""
+    """Yield a stream to the same destination without escaping, for a library that draws on a terminal by itself."""
     wrapper = io.TextIOWrapper(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
     try:
         yield wrapper
@@ -83,7 +83,7 @@ def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
 def guard_output() -> None:
     """Escape everything that this process writes to its standard streams, and ignore readers that close them.
 
-    The process may also run without an output, or with a full disk.
+    The process may also run without standard streams, or with a full disk.
     """
     for fd in range(3):
         try:
@@ -98,7 +98,7 @@ def guard_output() -> None:
 def find_output_error() -> str | None:
     """Return why a part of standard output could not be written.
 
-    None: all is written, or the reader has closed the pipe.
+    Return None if everything was written, or if the reader has closed the pipe.
     """
     sys.stdout.flush()
     raw = sys.stdout.buffer.raw if isinstance(sys.stdout.buffer, io.BufferedWriter) else None
@@ -106,7 +106,7 @@ def find_output_error() -> str | None:
 
 
 class _Output(io.FileIO):
-    write_error: str | None = None  # the reason of the first failed write
+    write_error: str | None = None  # the error of the first failed write
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -118,7 +118,7 @@ class _Output(io.FileIO):
 
 
 class _Escaping(io.TextIOWrapper):
-    """A stream to a terminal, a file or a pipe that escapes text. Only terminals get colours."""
+    """A stream that escapes text on its way to a terminal, a file or a pipe. Only terminals get colours."""
 
     def write(self, text: str, /) -> int:
         shown = _SEQUENCE.sub(r"\1\2", escape_lines(text)) if self.isatty() else printable_lines(strip_style(text))

@@ -51,7 +51,7 @@ def read_clock_state() -> ClockState:
     """Return the state of this machine's clock, from adjtimex(2).
 
     A container sees the kernel of its host but not the services of its host. In a sandbox, or in a virtual machine
-    whose host sets the clock, the clock looks unkept.
+    whose host sets the clock, the state may be `UNKEPT` although the clock is right.
     """
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:  # not allowed here, or no such call
@@ -62,8 +62,9 @@ def read_clock_state() -> ClockState:
 
 
 def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
-    """Return the state that the values of adjtimex(2) mean. ``has_time_service``: a time service runs on this
-    machine.
+    """Return the clock state that these values of adjtimex(2) mean.
+
+    ``has_time_service`` states whether a time service runs on this machine.
     """
     if not status & _STA_UNSYNC:
         return ClockState.SYNCHRONISED

@@ -24,18 +24,18 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
-FILE: Final = "access.toml"  # in the folder of one credential, or in the directory of all credentials as the default
+FILE: Final = "access.toml"  # in the folder of some credentials, or as the default in the directory of all credentials
 AUTHORITY: Final = "ca.crt"  # in the same folders as `FILE`
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
 AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
-# Such an address has another meaning on each machine: a cloud's metadata service, or the machine itself.
+# Addresses that mean something else on each machine, such as a cloud's metadata service or the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
 def credential_use(bmc: BmcAccess) -> CredentialUse:
-    """Return the origin of a BMC, and the name of the credentials that gitboot sends to the BMC."""
+    """Return the origin of a BMC, and the name of the credentials that gitboot sends to it."""
     return normalize_origin(bmc.address), bmc.credentials
 
 
@@ -55,7 +55,7 @@ class Credentials:
 class Trust(Struct, frozen=True, kw_only=True):
     """The content of `FILE`: the hosts to which gitboot may send credentials, and the allowed kinds of connection."""
 
-    file: Path  # even if the file does not exist
+    file: Path  # set even if the file does not exist
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # networks of BMCs that may receive the credentials
     hosts: tuple[str, ...] = ()  # hosts that may receive the credentials; *.NAME: every name below NAME
     http: bool = False  # unencrypted connections are allowed
@@ -73,8 +73,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Return whether gitboot may send the credentials to a BMC. A host name is checked again when gitboot
-        connects.
+        """Return whether gitboot may send the credentials to a BMC.
+
+        The addresses of a host name are checked again when gitboot connects.
         """
         try:
             self.build_address_filter(bmc, is_in_ledger=False)
@@ -85,7 +86,8 @@ class Trust(Struct, frozen=True, kw_only=True):
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
         """Return a function that accepts the addresses to which gitboot may send a BMC's credentials.
 
-        ``is_in_ledger``: the ledger has this credential use. Raises `BmcNotTrusted` if no address is allowed.
+        ``is_in_ledger`` states whether the ledger contains this credential use. Raises `BmcNotTrusted` if no address is
+        allowed.
         """
         self._check_channel(bmc)
         host, literal = _get_host(bmc), _get_literal_address(bmc)
@@ -95,7 +97,7 @@ class Trust(Struct, frozen=True, kw_only=True):
             return self._is_in_networks
         if literal is None and self.networks:
             return self._is_in_networks
-        if not self.names_places and is_in_ledger:  # a person approved the use, which counts like an entry in networks
+        if not self.names_places and is_in_ledger:  # a person approved the use, which counts as an entry in networks
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
@@ -112,8 +114,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         return dict(self.certificates).get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
-        """Return the PEM of the authority for a BMC's certificate, or None for the authorities that this machine
-        trusts.
+        """Return the PEM of the authority for a BMC's certificate.
+
+        Return None if the authorities that this machine trusts apply.
         """
         return bmc.ca or self._find_own_authority(bmc)
 
@@ -141,7 +144,7 @@ class Trust(Struct, frozen=True, kw_only=True):
                 )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC must have a certificate, or an authority's certificate, that the access files name."""
+        """Return whether a BMC must prove its identity, with a certificate or an authority from the access files."""
         if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
         return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -157,7 +160,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class _WeakChannel(NamedTuple):
-    """A kind of connection to BMCs that is less secure than others, and that `FILE` has to allow."""
+    """A kind of connection to BMCs that is insecure in some way, so that `FILE` has to allow it."""
 
     key: str  # the key in `FILE`
     applies_to: Callable[[BmcAccess], bool]
@@ -200,7 +203,7 @@ _WEAK_CHANNELS: Final = (
 
 
 def read_trust(directory: Path, name: str) -> Trust:
-    """Read the access file and the authorities of one credential. Raises `UsageError` for an invalid file."""
+    """Read the access file and the authorities for one set of credentials. Raises `UsageError` for an invalid file."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     settings = _parse_access_file(file) if file.exists() else {}
@@ -219,7 +222,7 @@ def _read_pem(file: Path) -> str:
 
 
 def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
-    """Return an access file that allows one credential only for these BMCs."""
+    """Return the content of an access file that allows sending credentials only to these BMCs."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -289,7 +292,7 @@ def _parse_command(value: object) -> tuple[str, ...]:
 
 
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return places with the files of their authorities. The narrowest place comes first: a host before *.NAME."""
+    """Return hosts and networks with the files of their authorities, the narrowest first, and *.NAME last."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks or hosts, each with the file of its authority")
     found: list[tuple[Place, str]] = []
@@ -334,7 +337,7 @@ def _get_host(bmc: BmcAccess) -> str:
 
 
 def _get_literal_address(bmc: BmcAccess) -> Address | None:
-    """Return the IP address in a BMC's document, or None if the document contains a host name."""
+    """Return the IP address in a BMC's URL, or None if the URL contains a host name."""
     try:
         return ip_address(_get_host(bmc))
     except ValueError:
@@ -346,7 +349,7 @@ def _matches_host(host: str, name: str) -> bool:
 
 
 def _unmap_ipv4(address: Address) -> Address:
-    """Return an IPv4-mapped IPv6 address as an IPv4 address."""
+    """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return any other address unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
@@ -362,13 +365,13 @@ _FileVersion = tuple[int, int, int, int] | None
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
-    """Read ``directory/name/username`` and ``directory/name/password`` atomically, so that they belong together."""
+    """Read ``directory/name/username`` and ``directory/name/password`` consistently, even while they are replaced."""
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether gitboot may send a BMC its credentials. True if the instance does not have these credentials."""
+    """Return whether gitboot may send a BMC its credentials, or has no such credentials."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -399,7 +402,7 @@ class _CommandResult(Struct):
 
 
 class CredentialDirectory:
-    """All credentials of an instance. Several threads may use the object at the same time."""
+    """All credentials of an instance. Any thread may use the object."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -408,16 +411,17 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read(self, name: str) -> TrustedCredentials:
-        """Return the current credentials with a name. Raises `UsageError` if there are no such credentials."""
+        """Return the current credentials with this name. Raises `UsageError` if there are no such credentials."""
         if self._root is None:
             raise UsageError(f"gitboot needs the credentials {name}: name their directory with --credentials")
         with self._locks[name]:  # run a command once, even if several threads wait for its password
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return a text that changes when credentials or their `Trust` change, or None without such credentials.
+        """Return a text that changes when credentials or their `Trust` change.
 
-        This method runs no command. A new password from a command changes the text when a task uses the password.
+        Return None if there are no such credentials. This method does not run a password command. If a command prints a
+        new password, the text changes once a task has used the password.
         """
         if self._root is None:
             return None
@@ -471,7 +475,7 @@ class CredentialDirectory:
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
-    """Run a command that prints the password on one line. The output never appears in a message."""
+    """Run a command that prints a password on one line. The output never appears in a message."""
     password, error = None, ""
     try:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
@@ -491,7 +495,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Read files of one folder atomically. Kubernetes replaces a mounted secret by moving a symlink."""
+    """Read several files of one folder consistently. Kubernetes replaces a mounted secret by moving a symlink."""
     files = [folder / part for part in parts]
     try:
         for _ in range(_MAX_READS):
@@ -507,7 +511,7 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
 
 
 def _decode_line(file: Path, content: bytes) -> str:
-    """Return the only line of a file. Raises `UsageError`, whose message does not contain the content of the file."""
+    """Return the only line of a file. Raises `UsageError` without quoting the content of the file."""
     try:
         text = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -532,7 +536,7 @@ def _read_file_version(file: Path) -> _FileVersion:
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """The response time of one BMC, or the fact that it did not respond."""
+    """The response time of one BMC, or that the BMC did not respond."""
 
     latency_s: float | None = None  # seconds until the last response began; None: the BMC did not respond
     is_lost: bool = False  # the BMC did not respond now, but responded the time before

@@ -1,4 +1,4 @@
-"""BMC identity: comparison of the system that a BMC reports with the machine's document."""
+"""BMC identity: compare the system that a BMC reports with the machine's document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial
 
 
 class ReportedIdentity(Struct, frozen=True, kw_only=True):
-    """The identity that a ComputerSystem reports. None in a field: the system does not report this value."""
+    """The identity that a ComputerSystem reports. A field is None if the system does not report it."""
 
     uuid: SystemUuid | None = None
     serial: str | None = None  # SerialNumber
@@ -35,7 +35,7 @@ NO_IDENTITY: Final = ReportedIdentity()
 
 
 class DocumentIdentity(Struct, frozen=True, kw_only=True):
-    """The identity of a machine in its document."""
+    """The identity that a machine's document states."""
 
     uuid: SystemUuid
     serial: str | None = None
@@ -62,7 +62,7 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
-    place: tuple[str, str | None]  # the place of the BMC
+    place: tuple[str, str | None]  # the address and the system path of the BMC
     accepted: bool = False  # a person confirmed that it is this machine, even if the document differs
     changed: ReportedIdentity | None = (
         None  # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
@@ -81,21 +81,19 @@ class SameMachine(Struct, frozen=True, kw_only=True):
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):
-    """The document and the BMC have no value in common that gitboot could compare. gitboot allows this, with a
-    warning.
-    """
+    """The document and the BMC share no value that gitboot could compare. gitboot warns, but allows this."""
 
     message: str
 
 
 class AnotherMachine(Struct, frozen=True, kw_only=True):
-    """The BMC belongs to another machine than the document."""
+    """The BMC belongs to a machine other than the one in the document."""
 
     message: str
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """The BMC reports another identity than at first contact, and the document does not contain the new identity."""
+    """The BMC reports a different identity than at first contact, and the document does not contain the new one."""
 
     message: str
 
@@ -110,9 +108,9 @@ def identify(
     pinned: PinnedIdentity | None = None,
     shared_values: frozenset[str] = frozenset(),
 ) -> IdentityResult:
-    """Compare the identity that a BMC reports with the document and with the identity that the BMC reported before.
+    """Compare the identity that a BMC reports now with the document and with what the BMC reported before.
 
-    ``pinned`` is the identity that a BMC reported earlier at the same place. ``shared_values`` is
+    ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` is
     `SharedIdentityValues.values` of all pins.
     """
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
@@ -137,7 +135,7 @@ def identify(
 
 
 def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
-    """Return whether two reported identities belong to two different systems. False if they have nothing to compare."""
+    """Return whether two reported identities certainly belong to two different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
@@ -151,7 +149,7 @@ def update_pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> PinnedIdentity:
-    """Return the pin after a BMC reported its identity. Without a new value, the result is ``pinned`` itself."""
+    """Return the pin after a BMC reported its identity. If no value is new, return ``pinned`` itself."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
@@ -176,8 +174,9 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 def pin_certificate(
     pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> PinnedIdentity | None:
-    """Return the pin after the BMC showed a certificate that no authority verifies, or None if there was no
-    certificate.
+    """Return the pin after the BMC presented a certificate that no authority verifies.
+
+    If ``certificate`` is None, return ``pinned`` itself.
     """
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
@@ -187,12 +186,12 @@ def pin_certificate(
 
 
 def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
-    """Return ``pinned`` if it belongs to this place. A BMC at another place starts with a new first contact."""
+    """Return ``pinned`` if it belongs to this address. A BMC at another address starts with a new first contact."""
     return pinned if pinned is not None and pinned.place == place else None
 
 
 def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
-    """Return the UUIDs and serial numbers of a pin."""
+    """Return the UUIDs and serial numbers that a pin contains."""
     shown = (
         ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
         *((pinned.changed,) if pinned.changed is not None else ()),
@@ -201,7 +200,7 @@ def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """Return the UUIDs, in both byte orders, and the serial numbers of machines in documents."""
+    """Return the UUIDs, in both byte orders, and the serial numbers that documents contain."""
     serials = (serial.upper() for serial in serials_by_uuid.values() if serial is not None)
     return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
@@ -209,8 +208,9 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
 def _is_same(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
-    """Compare identities with the reported identity, ignoring placeholders. Return None if no values can be
-    compared.
+    """Return whether identities match the reported identity, ignoring placeholders.
+
+    Return None if no values can be compared.
     """
     known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared_values) for each in byte_orders(uuid)}
     known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared_values)}
@@ -235,7 +235,7 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 
 
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
-    """Return the values that differ from the first contact and from the document.
+    """Return the values that differ both from the first contact and from the document.
 
     A missing value is a change only if the other value differs too, because BMCs report fewer values while they start.
     """
@@ -274,7 +274,7 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):
-    """The values that BMCs at two places report and that no document contains. These are defaults of vendors.
+    """The values that BMCs at two or more addresses report and that no document contains, such as vendors' defaults.
 
     gitboot ignores such values. The object stores pins and machines, so that `update` reads only those that changed.
     """
@@ -284,8 +284,8 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
     _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
         default_factory=dict
-    )  # the places that report a value, one place for each pin
-    _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two places report
+    )  # the addresses at which each value is reported, one address for each pin
+    _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two or more addresses report
     _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 
     def update(

@@ -1,4 +1,4 @@
-"""IPMI 2.0 client of one BMC without Redfish: reads and sets the boot flags with ipmitool.
+"""IPMI 2.0 client for one BMC without Redfish: reads and sets the boot flags with ipmitool.
 
 IPMI does not report the time of the last reset or the boot progress, so gitboot cannot prove that a machine consumed an
 override. If an override disappears, gitboot treats it as lost, and evidence or a person decides. docs/adr/0035 explains
@@ -36,7 +36,7 @@ _PORT: Final = 623
 # IPMI 2.0, 28.12 and 28.13: Set and Get System Boot Options, parameters 3 and 5.
 _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
 _SET: Final = (0x00, 0x08)
-_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # keep the flags for any next boot, and longer than a minute
+_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # keep the flags for any kind of next boot, and for longer than a minute
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
@@ -60,13 +60,13 @@ _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\
 _OCTETS_A_LINE: Final = 16
 
 
-_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or the reason why there is no answer
+_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason why there is no response
 
 
 class IpmiConnection:
-    """A BMC that gitboot reaches with one ipmitool process for each call. Use a connection from one thread at a time.
+    """A connection to one BMC that starts an ipmitool process for each call. Use it from one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
+    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class IpmiConnection:
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the boot flags if they differ from ``override``. Some BMCs accept flags and do not store them.
+        """Write the boot flags if they differ from ``override``. Some BMCs accept the flags but do not store them.
 
         Raises `BmcChanged` if the BMC has changed since ``observed`` was read.
         """
@@ -120,7 +120,7 @@ class IpmiConnection:
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return ``observed`` unchanged.
 
-        The reading already contains the reset types, which are the same for all BMCs with IPMI.
+        It already contains the reset types, which are the same for all BMCs with IPMI.
         """
         return observed
 
@@ -150,7 +150,7 @@ class IpmiConnection:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
                 try:
                     answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
-                except ValueError:  # the output of ipmitool is not an answer
+                except ValueError:  # the output of ipmitool is not a response
                     answers.append(b"")
         if len(answers) != len(requests):  # ipmitool does not show which request failed
             raise BmcUnreachable(
@@ -184,7 +184,7 @@ class IpmiConnection:
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C",
-            "IPMI_PASSWORD": self._credentials.password,  # other users could read an argument
+            "IPMI_PASSWORD": self._credentials.password,  # other users could read a command-line argument
         }
         began_s = time.monotonic()
         try:
@@ -206,7 +206,7 @@ class IpmiConnection:
         return process
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return the checked address for ipmitool, so that ipmitool does not resolve the name again."""
+        """Return a checked IP address of the host, so that ipmitool does not resolve the name again."""
         try:
             return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
@@ -245,7 +245,7 @@ def _encode_flags(override: Override) -> Iterator[int]:
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:
-    """Return the UUID of a GUID, or None if the bytes are a UUID in neither byte order or in both.
+    """Return the UUID in a GUID, or None if the bytes are a valid UUID in neither byte order or in both.
 
     IPMI 2.0, 20.8 sends the last byte first. Many BMCs send the bytes of SMBIOS instead, which `byte_orders` covers.
     The version and variant bits of RFC 9562 determine the byte order.

@@ -87,21 +87,21 @@ class Outcome(StrEnum):
 
 
 class BmcTask(Struct, frozen=True, kw_only=True):
-    """The BMC of one machine, and its wanted override and power."""
+    """A task at the BMC of one machine, with its wanted override and power."""
 
     server: str
     uuid: SystemUuid
     bmc: BmcAccess
     wanted: WantedOverride | None
     records: tuple[OverrideRecord, ...]
-    site: str | None = None  # the site in whose network the BMC is
+    site: str | None = None  # the site whose network contains the BMC
     dry_run: bool = False  # only report the request that gitboot would send
     read_only: bool = False  # only read, because gitboot needs the current state to judge a fetch
     with_clock: bool = False  # also read the clock, because only the marks of a reset show whether the machine booted
     serial: str | None = None  # the serial number in the document
     pinned: PinnedIdentity | None = None  # the identity that the BMC reported before
     bmc_is_in_ledger: bool = False  # the ledger allows gitboot to send this BMC its credentials
-    keep_media: tuple[str, ...] = ()  # the media of a boot that was served; they stay inserted until the machine resets
+    keep_media: tuple[str, ...] = ()  # media of a boot that was served; they stay inserted until the machine resets
     wanted_power: WantedPowerChange | None = None  # the wanted power operation
     power_records: tuple[PowerRecord, ...] = ()  # the earlier power operations
     shared_values: frozenset[str] = frozenset()  # `SharedIdentityValues.values`
@@ -109,7 +109,7 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
         """Return whether the BMC belongs to this machine.
 
-        ``pinned`` is the identity that it reported at the same place.
+        ``pinned`` is the identity that a BMC reported earlier at the same address.
         """
         described = DocumentIdentity.from_document(self.uuid, self.serial, self.bmc)
         return identify(described, observed.identity, pinned=pinned, shared_values=self.shared_values)
@@ -117,7 +117,7 @@ class BmcTask(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """The result of a task."""
+    """The result of a `BmcTask`."""
 
     server: str
     uuid: SystemUuid
@@ -141,7 +141,7 @@ class TaskResult:
 
 
 class OverrideSession:
-    """One task at one BMC, from its first reading until no step is left to do now.
+    """Runs one task at one BMC, from its first reading until there is nothing left to do now.
 
     ``write`` stores a record durably before it returns. The session calls ``write`` before it changes the BMC.
     """
@@ -163,9 +163,7 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the next steps for the override. If the override needs no step, carry out the steps for the
-        power.
-        """
+        """Carry out the next steps for the override or, if the override needs none, for the power."""
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
@@ -236,8 +234,9 @@ class OverrideSession:
         return self._result(Outcome.WAITING, f"the override is not in the wanted state after {_MAX_STEPS} steps")
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
-        """Record and set an override. If the BMC rejects the request, record the shown override, and raise the
-        error.
+        """Record and set an override.
+
+        If the BMC rejects the request, record what the BMC shows then, and raise the error.
         """
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.with_clock(observed, self._clock)
@@ -308,8 +307,8 @@ class OverrideSession:
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
         """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
 
-        Return a text about the setting, and the URI. The setting takes effect at the next reset. If the BMC rejects the
-        setting, DHCP names the boot loader.
+        Return a text for the task's message, and the stored URI. The setting takes effect at the next reset. If the BMC
+        rejects the setting, DHCP names the boot loader.
         """
         uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
@@ -332,7 +331,7 @@ class OverrideSession:
         self._written_power.append(record)
 
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
-        """Return the result of a task that has no step to do now.
+        """Return the result of a task that has nothing left to do now.
 
         ``power_message`` describes a confirmed power operation. ``power_reason`` explains why there is no power
         operation.
@@ -373,8 +372,9 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read a BMC with one request, and with more requests if the next step needs slots, firmware settings or the
-    clock.
+    """Read a BMC with one request.
+
+    More requests follow if the next step needs slots, firmware settings or the clock.
     """
     records = tuple(records)
     observed = bmc.observe()
@@ -388,7 +388,7 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the request of a step, for IPMI only the command, or () if the step sends no request."""
+    """Return the method and the request of a step, only the command for IPMI, or () if the step sends no request."""
     match step:
         case InsertMedium(slot=slot, url=url):
             return (

@@ -47,7 +47,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     @property
     def accepts_data(self) -> bool:
-        """Whether the slot accepts an image that the system reads and does not boot."""
+        """Whether the slot accepts an image that the system reads but does not boot."""
         return self.accepts_discs or _USB_STICK in self.types
 
 
@@ -74,12 +74,12 @@ class Medium(Struct, frozen=True, kw_only=True):
 
 
 def find_slot(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
-    """Return the slot that contains an image."""
+    """Return the slot into which the image at ``url`` is inserted, or None."""
     return next((slot for slot in slots if slot.inserted and slot.image == url), None)
 
 
 def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
-    """Return the slots that contain these images, or free slots for them, or None if there are not enough slots.
+    """Return the slots that contain these images, or free slots for them. Return None if there are not enough slots.
 
     The boot disc gets the slot with the first path, because firmware boots the first of several discs. User data gets
     another slot for discs, or a slot for USB sticks.
@@ -102,7 +102,7 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     """Return the request body that inserts an image by InsertMedia, or by a PATCH if the slot has no such action.
 
     InsertMedia sets Inserted and WriteProtected by default (DSP0268). A Supermicro X11 rejects these parameters (sushy,
-    VirtualMedia.insert_media). A PATCH requires them (the same source, about the Lenovo SD530).
+    VirtualMedia.insert_media), but a PATCH requires them (the same source, about the Lenovo SD530).
     """
     if slot.insert_target is None:
         return {"Image": url, "Inserted": True, "WriteProtected": True}
@@ -115,7 +115,7 @@ EJECT_REQUEST: Mapping[str, Any] = {"Image": None, "Inserted": False}
 
 
 class Override(Struct, frozen=True, kw_only=True):
-    """A boot override that gitboot wants, or that a BMC shows."""
+    """A boot override, as gitboot sets it or as a BMC shows it."""
 
     enabled: OverrideEnabled
     target: str  # an OverrideTarget, or another value that a BMC shows
@@ -129,7 +129,7 @@ class Override(Struct, frozen=True, kw_only=True):
 
     @property
     def media(self) -> tuple[str, ...]:
-        """The URLs of the images to insert, in this order: first the user data, then the boot disc."""
+        """The URLs of the images in the order in which to insert them: first the user data, then the boot disc."""
         return tuple(each for each in (self.data_medium, self.medium) if each is not None)
 
     @property
@@ -143,7 +143,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
 
     system: str  # the path of the ComputerSystem
     override: Override
-    identity: ReportedIdentity = NO_IDENTITY  # the identity of the system to which the BMC belongs
+    identity: ReportedIdentity = NO_IDENTITY  # the identity of the BMC's system
     marks: Marks = NO_MARKS
     power: str | None = None  # PowerState
     in_post: bool = False
@@ -156,8 +156,8 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     cd_target: OverrideTarget = OverrideTarget.CD  # the override target that boots virtual media
     settings_path: str = ""  # the path of the resource with the override: the system or its Settings
     etags: tuple[str, ...] = ()  # the ETags of that resource
-    quirks_name: str = ""  # the name of its row in `gitboot.bmc.redfish.quirks`
-    manager_path: str | None = None  # the path of the Manager, which has the clock
+    quirks_name: str = ""  # the name of the BMC's row in `gitboot.bmc.redfish.quirks`
+    manager_path: str | None = None  # the path of the Manager, which reports the clock
     reset_action: str | None = None  # the target of ComputerSystem.Reset
     reset_types: frozenset[str] = frozenset()  # the allowed values; empty: not reported
     # The path of the resource with the reset types, if the system does not report them.
@@ -193,7 +193,7 @@ class OverrideState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the BMC may have the override."""
+        """Whether the override may still be set on the BMC."""
         return self in (OverrideState.RECORDED, OverrideState.CONFIRMED, OverrideState.CLEARING)
 
     @property
@@ -203,7 +203,7 @@ class OverrideState(StrEnum):
 
 
 class WantedOverride(Struct, frozen=True, kw_only=True):
-    """The override that the plan wants on a BMC."""
+    """The override that the plan requires on a BMC."""
 
     reason: str  # gitboot sets each reason at most once: a provision key, or the name and run of a maintenance
     plan_digest: str
@@ -220,7 +220,7 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     may_set: bool = True  # False: only watch and clear overrides
 
     def should_set(self, record: OverrideRecord | None) -> bool:
-        """Return whether gitboot has to set the override, given the ledger's record for its reason."""
+        """Return whether gitboot must set the override, given the ledger's record for the same reason."""
         return record is None or record.state.is_unused or (self.set_again and record.state is OverrideState.CONSUMED)
 
 
@@ -233,25 +233,25 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     marks: Marks  # the marks of the last reading before a machine could consume the override
     state: OverrideState
     at: datetime  # the time of the last request to set or clear the override
-    corrections: tuple[datetime, ...] = ()  # the times of the last hour at which gitboot had to set the override again
+    corrections: tuple[datetime, ...] = ()  # times within the last hour at which gitboot had to set it again
     replaces: Override | None = None  # the earlier override for this reason, until the new override is confirmed
     bmc: BmcAccess | None = None  # the BMC on which it was set, in case the document is removed
     shown: ReportedIdentity = NO_IDENTITY  # the system on which it was set
     writes_disk: bool = True
     medium: Medium | None = None  # the boot medium that gitboot inserted for the override
-    data_medium: Medium | None = None  # the medium with its user data
+    data_medium: Medium | None = None  # the medium with the user data for the boot
     # The time from which gitboot may clear it without writing to the ledger; None: never.
     clears_from: datetime | None = None
 
     def may_be_cleared_unrecorded(self, at: datetime) -> bool:
         """Return whether gitboot may have cleared the override without writing to the ledger.
 
-        In that case, its absence does not prove a boot.
+        In that case, the absence of the override does not prove a boot.
         """
         return self.clears_from is not None and at >= self.clears_from and self.state is not OverrideState.CLEARING
 
     def ends_unrecorded(self, at: datetime) -> bool:
-        """Return whether this record only ends an override, so that gitboot may act before it writes to the ledger."""
+        """Return whether this record only ends an override, so that gitboot may act before writing to the ledger."""
         is_ending = self.state in (
             OverrideState.CLEARING,
             OverrideState.CLEARED,
@@ -261,7 +261,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether a clearing that gitboot did not write to the ledger belongs to this override, as set last."""
+        """Return whether this override, as set last, is the one that an unrecorded clearing has ended."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -272,8 +272,9 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def media(self) -> tuple[Medium, ...]:
-        """The media that gitboot inserted for the override, in the order of ejection: the boot medium, then the user
-        data.
+        """The media that gitboot inserted for the override, in the order in which to eject them.
+
+        The boot medium comes before the user data.
         """
         return tuple(each for each in (self.medium, self.data_medium) if each is not None)
 
@@ -284,7 +285,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_left_on_bmc(self) -> bool:
-        """Whether the BMC may still have the override or a medium of it."""
+        """Whether the BMC may still show the override or one of its media."""
         return self.state.is_open or self.has_media
 
     def with_medium(self, medium: Medium) -> OverrideRecord:
@@ -339,13 +340,13 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 
 class OperatorCondition(StrEnum):
-    """The reasons for which a person must act."""
+    """Why a person must act."""
 
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can determine whether the machine was installed
     CONTENDED = "Contended"  # another program or person keeps changing the override
     UNSUPPORTED = "Unsupported"  # the BMC does not support the override
-    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports another machine than the document, or than before
-    FOREIGN_OVERRIDE = "ForeignOverride"  # the BMC has an override that gitboot did not set
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports a machine other than the documented one, or than before
+    FOREIGN_OVERRIDE = "ForeignOverride"  # the BMC shows an override that gitboot did not set
     FOREIGN_MEDIUM = "ForeignMedium"  # media that gitboot did not insert occupy the slots
 
 

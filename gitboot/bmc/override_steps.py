@@ -34,7 +34,7 @@ from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, as_utc, parse_t
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-# Within an hour; then another program or person probably changes the override, and a person must decide.
+# Corrections within an hour. If more are needed, someone else probably changes the override, and a person must decide.
 MAX_CORRECTIONS = 3
 _CORRECTION_PERIOD = timedelta(hours=1)
 
@@ -42,7 +42,7 @@ _CORRECTION_PERIOD = timedelta(hours=1)
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
 
-# POST never takes half an hour. Some BMCs stop updating the state: Supermicro's AS-1015CS shows
+# POST never takes half an hour, but some BMCs stop updating the state: Supermicro's AS-1015CS shows
 # SystemHardwareInitializationComplete forever (bmclib, pull request 459).
 _MAX_POST = timedelta(minutes=30)
 
@@ -51,7 +51,7 @@ NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.N
 
 
 class UnrecordedClearing(NamedTuple):
-    """The end of an override that gitboot stored outside the ledger, because the ledger was not available."""
+    """The end of an override that gitboot stored outside the ledger, because the ledger was unavailable."""
 
     uuid: SystemUuid
     record: OverrideRecord
@@ -72,10 +72,10 @@ def next_step(
 ) -> Step:
     """Return the next step for one BMC.
 
-    ``records`` are all records of the server, one record for each reason. gitboot first clears overrides with another
-    reason, and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
-    resets. gitboot does not touch an override that it did not set. gitboot sets no override on another machine, and
-    clears an override only on the system on which it was set.
+    ``records`` are all records of the server, one record for each reason. Overrides for other reasons are cleared
+    first, and their media ejected. Media in ``keep_media`` belong to a boot that was served, and stay until the machine
+    resets. gitboot does not touch an override that it did not set. It sets an override only on the documented machine,
+    and clears an override only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
@@ -123,7 +123,10 @@ def needs_slots(wanted: WantedOverride | None, records: Iterable[OverrideRecord]
 
 
 def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> bool:
-    """Return whether `next_step` needs the URI in the firmware settings, which ``UefiHttp`` boots without a URI."""
+    """Return whether `next_step` needs the URI in the firmware settings.
+
+    Firmware boots that URI if an override to ``UefiHttp`` contains no URI.
+    """
     if wanted is None or not observed.has_uri_setting or observed.firmware_uri is not None:
         return False
     adapted = adapt_override(wanted.override, observed)
@@ -131,9 +134,9 @@ def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) 
 
 
 def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
-    """Return the URI to store in the firmware settings, for the next reset, or None to keep the setting.
+    """Return the URI to store in the firmware settings for the next reset, or None to leave the setting unchanged.
 
-    The URI stays in the settings after its reason ends, and firmware boots the URI whenever a person selects HTTP boot.
+    The URI stays in the settings after its reason ends, and firmware boots it whenever a person selects HTTP boot.
     Therefore gitboot stores only the URI of a boot loader, which requests the current boot script each time. For https,
     firmware would need the certificate of the authority, which gitboot does not install. gitboot does not overwrite a
     URI that it did not store.
@@ -149,7 +152,7 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether `next_step` needs the BMC's clock.
 
-    The clock shows how an override ended, and whether the reported time in POST is too long to be true.
+    The clock shows how an override ended, and whether the reported time in POST is too long to be plausible.
     """
     if observed.marks.bmc_time is not None:
         return False
@@ -165,8 +168,8 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
     """Return the record of a `SetOverride` that the BMC rejected, from a reading right after the rejection.
 
-    A rejected request can have an effect: iDRAC 8 answers 400 and still sets the override (community.general, issue
-    5091).
+    A rejected request can still have an effect: iDRAC 8 responds with 400 but sets the override (community.general,
+    issue 5091).
     """
     state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
@@ -216,7 +219,7 @@ def is_shown(override: Override, observed: BmcObservation) -> bool:
 
 
 def adapt_override(override: Override, observed: BmcObservation) -> Override | None:
-    """Return ``override`` in the form that this BMC supports, or None if the BMC does not support the override.
+    """Return ``override`` in the form that this BMC supports, or None if the BMC does not support it in any form.
 
     If the override cannot contain a URI, DHCP names a boot loader, which requests the server's boot script.
     """
@@ -228,7 +231,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            # Firmware would boot this URI, which gitboot did not store.
+            # Firmware would boot the URI in its settings, which gitboot did not store.
             if observed.firmware_uri not in (None, "", uri):
                 target = OverrideTarget.PXE
             uri = None
@@ -242,7 +245,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
     """Return why this BMC needs DHCP for a boot with a URI, for example ``does not support UefiHttp``.
 
-    None: the BMC does not need DHCP.
+    Return None if the BMC does not need DHCP.
     """
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
@@ -260,14 +263,14 @@ def _allows_target(target: str, observed: BmcObservation) -> bool:
 
 
 def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
-    """Return whether a BMC supports a BootSourceOverrideEnabled. XCC lacks Continuous, and iRMC lacks Disabled."""
+    """Return whether a BMC supports a value of BootSourceOverrideEnabled. XCC lacks Continuous, and iRMC Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
 def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> Step:
-    """Clear an override that is no longer wanted, or record how the override ended."""
+    """Return the step that clears an override that is no longer wanted, or that records how it ended."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
@@ -290,8 +293,9 @@ def _clear_override(
 def _eject_medium(
     record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Eject a medium that was inserted for a record, or record that the medium is gone. Return None to keep the
-    medium.
+    """Return the step that ejects a medium that was inserted for a record, or that records that the medium is gone.
+
+    Return None if the medium must stay.
     """
     # If a medium stayed after its system has stopped, the machine could boot it again.
     booted = medium.booted
@@ -323,7 +327,7 @@ def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows another one-time override than the record, whose override a reset consumed.
+    """Return whether the shown one-time override is not the recorded one, because a reset has consumed the latter.
 
     A machine in POST has not consumed the override yet. An override that was about to be set may have been set after
     the reset.
@@ -349,9 +353,9 @@ def _infer_final_state(
     """Return the state of an override that the BMC no longer shows.
 
     For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed those
-    marks. During a clearing any mark counts, because no machine boots in such a short time. From
-    `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so that its
-    absence does not prove a boot.
+    marks. During a clearing, any mark counts, because no machine boots in such a short time. From
+    `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so the absence
+    of the override does not prove a boot.
     """
     if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return OverrideState.CLEARED
@@ -368,7 +372,7 @@ def _infer_final_state(
 
 
 def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
-    """Return the observed marks, with the clock of the record if this reading has no clock."""
+    """Return the observed marks, with the clock values of the record if this reading does not contain a clock."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
@@ -440,7 +444,7 @@ def _apply_override(
     if record.state is OverrideState.CONFIRMED and not may_mark:
         moved = structs.replace(record, clears_from=wanted.planned_end)
         return NoChange() if moved == record else ConfirmRecord(record=moved)
-    # Even if the machine has booted since then without consuming the override.
+    # This applies even if the machine has booted since then without consuming the override.
     marks = add_known_clock(observed, record)
     confirmed = structs.replace(
         record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
@@ -456,7 +460,10 @@ def _restore_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Set a wanted override again that the BMC no longer shows, if the machine cannot have consumed the override."""
+    """Return the step for a wanted override that the BMC no longer shows.
+
+    gitboot sets the override again only if the machine cannot have consumed it.
+    """
     final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
@@ -527,7 +534,7 @@ def _build_record(
 
 
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
-    """Return whether the BMC shows, or showed, the override that this instance is about to set for the first time.
+    """Return whether the BMC shows, or has shown, the override that this instance is about to set for the first time.
 
     Then another instance manages the same machine. Two new instances without a common ledger can detect each other only
     by the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
@@ -542,7 +549,7 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
 def _insert_media(
     wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Insert the media of an override, one after the other. Return None if the BMC shows all of them.
+    """Return the step that inserts the next medium of an override, or None if the BMC shows all of them.
 
     gitboot inserts the media before it sets the override: without its medium, the machine would boot the next device in
     the firmware's order. gitboot inserts the boot medium last, and only if there are slots for both media, so that an

@@ -27,15 +27,15 @@ from gitboot.resolve.server_decision import OverrideEnabled
 _SHOW_DELAY: Final = timedelta(minutes=1)  # the time that a BMC may take to show a reset
 # The time that an operating system may take to shut down: Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
-# A BMC that reports boot progress updates the time of the progress at each boot. Some BMCs do not update LastResetTime.
+# A BMC that reports boot progress updates its time at each boot. Some BMCs do not update LastResetTime.
 _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
-    """A change of a machine's power that a plan can want."""
+    """A change of a machine's power state that a plan can require."""
 
     ON = "On"  # if the machine is off
-    RESTART = "Restart"  # if the machine is on, without its operating system
+    RESTART = "Restart"  # if the machine is on, without involving its operating system
     GRACEFUL_RESTART = "GracefulRestart"  # if the machine is on, first through its operating system
 
 
@@ -76,7 +76,7 @@ class PowerRecordState(StrEnum):
 
 
 class WantedPowerChange(Struct, frozen=True, kw_only=True):
-    """The power operation that a plan wants."""
+    """The power operation that a plan requires."""
 
     reason: str  # gitboot requests an operation once for each reason: a provision key, or a run of a maintenance
     operation: PowerOperation
@@ -88,7 +88,7 @@ class WantedPowerChange(Struct, frozen=True, kw_only=True):
 
 
 class PowerRecord(Struct, frozen=True, kw_only=True):
-    """The ledger's record of the power operation for one reason on one machine."""
+    """The ledger's record of the power operation that one machine needs for one reason."""
 
     reason: str
     type: ResetType  # the type of the last request
@@ -124,7 +124,7 @@ def next_power_step(
     identity_result: IdentityResult,
     moving_marks: frozenset[str] = frozenset(),
 ) -> PowerChangeStep:
-    """Return the next step for the power of one machine. ``record`` is the record for the wanted reason.
+    """Return the next step for the power of one machine. ``record`` is the ledger's record for the wanted reason.
 
     ``moving_marks`` are the marks that earlier resets of this machine changed.
     """
@@ -182,7 +182,7 @@ def next_power_step(
 
 
 def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
-    """Return the open records of a machine whose operating system runs again, with the state Back."""
+    """Return the open records of a machine whose operating system runs again, with their state set to Back."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
         for each in records
@@ -193,7 +193,7 @@ def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> 
 def find_moving_marks(
     observed: BmcObservation, overrides: Iterable[OverrideRecord], switches: Iterable[PowerRecord]
 ) -> frozenset[str]:
-    """Return the marks that resets of this machine changed after any of its records was written."""
+    """Return the marks that resets of this machine have changed since any of its records was written."""
     before = (*(each.marks for each in overrides), *(each.marks for each in switches))
     return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in before))
 
@@ -205,7 +205,7 @@ def _explain_delay(
     now: datetime,
     identity_result: IdentityResult,
 ) -> str | None:
-    """Return why gitboot must not change the power of a machine now, or None."""
+    """Return why gitboot must not change the power of a machine now, or None if it may."""
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return f"AnotherMachine: {identity_result.message}"
     if not wanted.may_start_now:
@@ -252,7 +252,7 @@ def _request_reset(
 
 
 def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether a machine did not boot after it was turned on, because its one-time override is still set."""
+    """Return whether a machine has not booted since it was turned on, because its one-time override is still set."""
     return any(
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
@@ -284,7 +284,7 @@ _RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
-    """gitboot does not carry out the action, for the reason that it shows."""
+    """gitboot refuses the power action, for the reason in ``why``."""
 
     why: str
 
@@ -295,10 +295,10 @@ PowerStep = ResetType | NoChange | PowerChangeRefused
 def choose_reset_type(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type to send for ``action``. With ``force``, gitboot does not involve the operating system.
+    """Return the reset type to send for ``action``. With ``force``, the operating system is not involved.
 
-    gitboot changes only the power of the machine in the document. gitboot waits until POST is over, because some BMCs
-    lose settings otherwise.
+    gitboot changes the power only of the machine in the document, and only after POST, because some BMCs lose settings
+    otherwise.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")

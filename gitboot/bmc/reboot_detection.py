@@ -1,4 +1,4 @@
-"""Reboot detection: the values of a BMC that change at a reset, and their comparison."""
+"""Reboot detection: the values of a BMC that change at a reset, and how to compare them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """The result of comparing two readings."""
+    """Whether a reset happened between two readings of a BMC."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"
@@ -33,7 +33,7 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The values of a BMC that change when the machine resets, and the BMC's clock. Ledgers store these values."""
+    """The values of a BMC that change when the machine resets, and the BMC's clock. They are stored in ledgers."""
 
     last_reset_time: str | None = None  # LastResetTime
     boot_progress: str | None = None  # BootProgress.LastState
@@ -46,7 +46,7 @@ class Marks(Struct, frozen=True, kw_only=True):
     def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
         """Return whether the machine has reset since ``earlier`` was read.
 
-        A mark proves a reset if its time is later than ``earlier``, by a clock that was not set in between. The boot
+        A mark proves a reset if its time is later than in ``earlier``, by a clock that was not set in between. The boot
         progress of a machine that was still booting may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
@@ -63,8 +63,9 @@ class Marks(Struct, frozen=True, kw_only=True):
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
     def find_later_marks(self, earlier: Marks) -> frozenset[str]:
-        """Return the names of the marks with a later time than in ``earlier``, or an empty set if the clock was set
-        since.
+        """Return the names of the marks with a later time than in ``earlier``.
+
+        Return an empty set if the clock was set since then.
         """
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
@@ -77,17 +78,17 @@ class Marks(Struct, frozen=True, kw_only=True):
         return frozenset(found)
 
     def may_follow(self, earlier: Marks) -> bool:
-        """Return whether the boot progress is further than in ``earlier``, so that both may belong to the same boot."""
+        """Return whether the boot progress is beyond that of ``earlier``, so that both may belong to the same boot."""
         if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_passed_post_since(self, earlier: Marks) -> bool:
-        """Return whether the BMC shows that the machine went through POST since ``earlier`` was read."""
+        """Return whether the machine has gone through POST since ``earlier`` was read, according to the BMC."""
         return "boot_progress_time" in self.find_later_marks(earlier)
 
     def with_clock_from(self, other: Marks) -> Marks:
-        """Return these marks with the clock values of other marks."""
+        """Return a copy of these marks with the clock values of ``other``."""
         return structs.replace(
             self,
             bmc_time=other.bmc_time,
@@ -96,7 +97,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         )
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
-        """Yield the marks that both readings have, as (name, earlier value, current value)."""
+        """Yield the marks that both readings contain, as (name, earlier value, current value)."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
@@ -106,8 +107,9 @@ class Marks(Struct, frozen=True, kw_only=True):
                 yield name, before, after
 
     def _clock_was_lost(self, earlier: Marks) -> bool:
-        """Return whether times cannot be compared, because the Manager restarted, or its clock was set or is not
-        reported.
+        """Return whether times cannot be compared.
+
+        Then the Manager has restarted, or its clock was set or is no longer reported.
         """
         if earlier.bmc_time is None:
             return False  # the BMC never had a clock
@@ -126,8 +128,9 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Return whether a Manager restarted. Some Managers compute the time from their uptime, with an error of a
-    second.
+    """Return whether a Manager has restarted, from two values of its LastResetTime.
+
+    Some Managers compute the time from their uptime, with an error of a second.
     """
     if before is None:
         return False
@@ -136,7 +139,7 @@ def _has_moved(before: str | None, after: str | None) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return the time in a BMC's text, with its UTC offset if the text has an offset, or None if it is not a time."""
+    """Parse a BMC's time, with its UTC offset if it contains one. Return None if the text is not a time."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
     except ValueError:
@@ -144,7 +147,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def as_utc(instant: datetime) -> datetime:
-    """Return a time with an offset. A time without an offset counts as UTC, like all times of the same BMC."""
+    """Return a time with a UTC offset. A time without an offset is taken as UTC, like all times of the same BMC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 

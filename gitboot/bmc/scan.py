@@ -1,4 +1,4 @@
-"""Network scan for Redfish services, and comparison of the found servers with the fleet."""
+"""Network scan for Redfish services, and comparison of the servers found with the fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROOT: Final = "/redfish/v1/"
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """The result for one address. Without servers and without an error, the address has no Redfish service."""
+    """The result for one address. If there are neither servers nor an error, the address has no Redfish service."""
 
     address: str
     servers: tuple[FoundServer, ...] = ()
@@ -46,9 +46,9 @@ class Probe(Struct, frozen=True, kw_only=True):
 
 
 def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
-    """Return the base URLs of networks, addresses, host names and URLs, in order and without duplicates.
+    """Return the base URLs for networks, addresses, host names and URLs, in order and without duplicates.
 
-    Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES``.
+    Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES`` addresses.
     """
     found: dict[str, None] = {}
     for place in places:
@@ -92,7 +92,7 @@ def _build_too_many_error(place: str, number: int) -> UsageError:
 def scan(
     addresses: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, on_result: Callable[[], None]
 ) -> Iterator[Probe]:
-    """Probe all addresses, ``parallel`` at a time, and yield each result. ``on_result`` is called for each."""
+    """Probe all addresses, ``parallel`` at a time, and yield the results. ``on_result`` is called for each result."""
     with ThreadPoolExecutor(parallel, thread_name_prefix="scan") as pool:
         for future in as_completed([pool.submit(_probe, address, connect) for address in addresses]):
             on_result()
@@ -104,7 +104,7 @@ def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
         with connect(address) as bmc, bmc.policy.measure_requests():
             try:
                 is_redfish = bmc.is_redfish()
-            except BmcUnreachable:  # no answer, or an answer that is not Redfish
+            except BmcUnreachable:  # no response, or a response that is not Redfish
                 is_redfish = False
             if not is_redfish:
                 return Probe(address=address)
@@ -133,7 +133,7 @@ def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resour
 
 
 def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource, or None, because some BMCs do not have the resource or do not show it to each role."""
+    """Return a resource, or None if the BMC does not have it or does not show it to this role."""
     if path is None:
         return None
     try:
@@ -143,11 +143,11 @@ def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
 
 
 class DiscrepancyKind(StrEnum):
-    SWAPPED = "Swapped"  # two machines answer at each other's documented address
-    MOVED = "Moved"  # the machine answers at another address than the document contains
-    MISSING = "Missing"  # no BMC answers at the address in the document
-    UNKNOWN = "Unknown"  # the machine has no document
-    INTERFACES = "Interfaces"  # the document has MAC addresses that the BMC does not show
+    SWAPPED = "Swapped"  # two machines respond at each other's documented address
+    MOVED = "Moved"  # the machine responds at an address other than the documented one
+    MISSING = "Missing"  # no BMC responds at the address in the document
+    UNKNOWN = "Unknown"  # no document describes the machine
+    INTERFACES = "Interfaces"  # the document contains MAC addresses that the BMC does not show
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ class Discrepancy(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The names of the found servers, and the differences from their documents."""
+    """The names of the servers found, and their differences from their documents."""
 
     servers: Mapping[FoundServer, str]  # the names of the servers that have a document
     differences: tuple[Discrepancy, ...]
@@ -171,7 +171,7 @@ def compare(
 ) -> Comparison:
     """Compare the servers found at the ``scanned`` addresses with all machines in documents.
 
-    BMCs at the ``unread`` addresses answered, but gitboot could not read them, so they are not compared.
+    BMCs at the ``unread`` addresses responded, but gitboot could not read them, so they are not compared.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -206,7 +206,7 @@ def compare(
 def _match_servers(
     servers: Iterable[FoundServer], documents: Iterable[Machine]
 ) -> Iterator[tuple[FoundServer, Machine]]:
-    """Yield each found server with its documented machine, by UUID in either byte order, or by serial number."""
+    """Yield each server found with its documented machine, by UUID in either byte order, or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in documents:
         identity = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
@@ -240,7 +240,7 @@ def _list_discrepancies(
             message=f"no document matches {server.identity}{instead}",
         )
         return
-    if here is not machine:  # the machine answers at another address than documented
+    if here is not machine:  # the machine responds at an address other than the documented one
         document_address = machine.bmc.address if machine.bmc is not None else None
         other = server_by_name.get(here.name) if here is not None else None
         is_swapped = other is not None and machine.bmc is not None and machine.bmc.normalized_address in other.places
@@ -284,7 +284,7 @@ class FoundNic(Struct, frozen=True, kw_only=True):
 
 
 class FoundServer(Struct, frozen=True, kw_only=True):
-    """A machine that a BMC reports."""
+    """A machine that a BMC reported in the scan."""
 
     address: str
     system: str  # the path of its ComputerSystem
@@ -300,7 +300,7 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[tuple[str, str | None], ...]:
-        """The places by which a document may refer to the machine's BMC."""
+        """The normalized addresses by which a document may refer to the machine's BMC."""
         named = normalize_bmc_address(self.address, self.system)
         return (named, normalize_bmc_address(self.address, None)) if self.is_only_system else (named,)
 
@@ -312,7 +312,7 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     @property
     def missing_identity(self) -> str | None:
-        """A text that names a value which a document needs and the BMC does not report, or None."""
+        """Which identity a document needs but the BMC does not report, or None."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
             return "it reports no UUID"
         return None if self.nics else "it reports no MAC address"
@@ -330,7 +330,7 @@ def build_found_server(
     """Build a server from the resources of one system. A value that the BMC does not report stays empty."""
     body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
     architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
-    shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
+    shown: dict[MacAddress, FoundNic] = {}  # by permanent MAC address
     for each in nics:
         if each.link("Links", "HostInterface") is not None:  # an interface between the machine and its BMC
             continue
@@ -357,7 +357,7 @@ def build_found_server(
 
 
 def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
-    """Return an unused name for the document of a server, from its serial number or its UUID."""
+    """Return an unused name for the document of a server, derived from its serial number or its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
@@ -367,8 +367,9 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return a Server document for a new machine, Parked so that gitboot does not boot the machine or change its
-    BMC.
+    """Return a Server document for a new machine.
+
+    The machine is Parked, so that gitboot does not boot it or change its BMC.
     """
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)

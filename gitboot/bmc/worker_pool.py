@@ -37,7 +37,7 @@ _Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
-    """One open connection for each machine. A change of its document, credentials or `Trust` opens a new connection."""
+    """One open connection per machine. A change of its document, credentials or `Trust` opens a new connection."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ConnectionCache:
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
         self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
-        self._last_used_s: dict[SystemUuid, float] = {}  # the time of the last use, oldest first
+        self._last_used_s: dict[SystemUuid, float] = {}  # the monotonic time of the last use, oldest first
         self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s
 
     def connect(
@@ -60,11 +60,10 @@ class ConnectionCache:
         is_in_ledger: bool = False,
         pinned: PinnedIdentity | None = None,
     ) -> Driver:
-        """Return the connection to a machine's BMC. Raises `UsageError` if there are no credentials that the BMC may
-        get.
+        """Return the connection to a machine's BMC.
 
-        ``is_in_ledger``: the ledger allows gitboot to send the BMC its credentials. ``pinned``: the identity that the
-        BMC reported before.
+        ``is_in_ledger`` states whether the ledger allows gitboot to send the BMC its credentials. ``pinned`` is the
+        identity that the BMC reported before. Raises `UsageError` if there are no credentials that the BMC may receive.
         """
         trusted = self._directory.read(bmc.credentials)
         access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
@@ -117,7 +116,7 @@ class ConnectionCache:
         return cached[0][1].fingerprint if cached is not None else None
 
     def pop_unused(self) -> list[Driver]:
-        """Remove and return the connections without recent use, because a BMC allows few sessions."""
+        """Remove and return the connections that were not used recently, because a BMC allows few sessions."""
         found = []
         since_s = time.monotonic() - _IDLE_S
         with self._usage_lock:
@@ -129,7 +128,7 @@ class ConnectionCache:
     def close(self) -> None:
         """Log out and close all connections, in parallel.
 
-        After a time limit, the remaining sessions end by their timeout.
+        After a time limit, connections are closed without logging out, and their sessions end by timeout.
         """
         until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
@@ -155,7 +154,7 @@ MAX_PER_SITE: Final = 128
 class BmcPool:
     """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` at one site, and one at each machine.
 
-    A newer task of a machine replaces a task that has not started. ``on_finished`` is called once for all tasks that
+    A newer task for a machine replaces a task that has not started. ``on_finished`` is called once for all tasks that
     end at about the same time. ``fence`` raises if another instance may change the BMCs. ``ending_fence`` replaces
     ``fence`` for requests that only end something.
     """
@@ -182,7 +181,7 @@ class BmcPool:
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
         """Queue tasks, and return the machines whose task was queued.
 
-        Skip machines whose last task is running, or has a result that `take_results` has not returned yet.
+        Skip a machine if its last task is still running, or if `take_results` has not yet returned its result.
         """
         made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
         return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
@@ -191,7 +190,7 @@ class BmcPool:
         self._runner.drop_pending(uuids)
 
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """Return the results since the last call, by machine, in the order of the server names."""
+        """Return the results since the last call, by machine, sorted by server name."""
         for unused in self._connections.pop_unused():
             self._closing.submit(unused.close)
         results = self._runner.take_results()
@@ -205,8 +204,9 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """Return a text that changes with the credentials of a BMC, so that gitboot tries rejected credentials
-        again.
+        """Return a text that changes with the credentials of a BMC.
+
+        gitboot retries rejected credentials after the text has changed.
         """
         return self._credentials.fingerprint(bmc.credentials)
 
@@ -217,7 +217,7 @@ class BmcPool:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        # The fingerprint is an earlier one, so that a later change of the credentials has an effect.
+        # The fingerprint was read before the attempt, so that a later change of the credentials has an effect.
         except UsageError as error:
             result = TaskResult(
                 server=task.server,
@@ -261,8 +261,9 @@ def run_later(seconds: float, callback: Callable[[], None]) -> None:
 class TaskRunner(Generic[Key, Value]):
     """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` at one site, and one for each key.
 
-    Tasks of one site start in their order, and the sites take turns. ``on_ended`` is called, from any thread, when
-    there are new results: once for all tasks that end at about the same time, and immediately when the last task ends.
+    Tasks of one site start in the order in which they were added, and the sites take turns. ``on_ended`` is called,
+    from any thread, when there are new results: once for all tasks that end at about the same time, and immediately
+    when the last task ends.
     """
 
     def __init__(
@@ -287,8 +288,8 @@ class TaskRunner(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Queue tasks, and return the keys whose task was queued.
 
-        Skip keys whose last task is running, or has a result that `take_results` has not returned yet, because the new
-        task does not include that result. A newer task of a key replaces a task that has not started.
+        Skip a key if its last task is still running, or if `take_results` has not yet returned its result, because the
+        new task does not include that result. A newer task for a key replaces a task that has not started.
         """
         taken = set()
         with self._changed:
@@ -321,7 +322,7 @@ class TaskRunner(Generic[Key, Value]):
             return self.take_results()
 
     def close(self) -> None:
-        """Start no more tasks, and wait for the running tasks."""
+        """Start no more tasks, and wait until the running tasks have ended."""
         with self._changed:
             self._waiting.clear()
         self._threads.shutdown(wait=True)
@@ -385,7 +386,7 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # growth in each round, after the limit was too high for the first time
+_STEP: Final = 8  # growth in each round, once the limit has been too high
 _SLOW_FACTOR: Final = 2  # if the latency is this many times the best latency, the network or this machine is overloaded
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that answer immediately
 _MAX_LOST_SHARE: Final = 0.1  # the tolerated share of the BMCs that responded the last time
@@ -397,16 +398,16 @@ _BEST_LATENCY_GROWTH: Final = (
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     """The number of tasks that may run at one site, computed from the response times of its BMCs.
 
-    Each sample returns a new value. A round has as many samples as the limit. BMCs that never responded do not count,
-    so that a rack without power does not slow down the others.
+    Each sample results in a new object. A round consists of as many samples as the limit. BMCs that have never
+    responded do not count, so that a rack without power does not slow down the others.
     """
 
     maximum: int
     limit: int
-    is_probing: bool = True  # whether the limit was never too high, so that it doubles
+    is_probing: bool = True  # whether the limit has never been too high, so that it doubles
     best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # the latencies of this round
-    lost_count: int = 0  # the lost responses of this round
+    lost_count: int = 0  # the number of lost responses in this round
 
     @classmethod
     def start(cls, most: int) -> ConcurrencyLimit:

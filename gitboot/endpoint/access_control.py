@@ -1,4 +1,4 @@
-"""Access control: client addresses behind proxies, networks of operators, and tokens."""
+"""Access control: client addresses behind proxies, operator networks, and tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """Return a predicate that is True for addresses in one of ``networks``, and False for None."""
+    """Return a predicate that states whether an address is in one of ``networks``. None is in no network."""
     ranges = tuple(networks)
 
     @lru_cache(maxsize=4096)  # parsing an address takes as long as a response
@@ -36,11 +36,11 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
 
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of the client of a request in its shortest form, or None if it is unknown.
+    """Return the address of a request's client in its shortest form, or None if it is unknown.
 
     Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
-    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. The
-    first untrusted address is the client, even if it is a loopback address.
+    from its end, and skips trusted proxies. The first address that is not a trusted proxy is the client, even if it is
+    a loopback address. Any client could have written what precedes this address.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -57,7 +57,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of a client that sends a forwarding header and is not a trusted proxy, or None."""
+    """Return the address of a client that sends a forwarding header but is not a trusted proxy, or None."""
     peer = scope["client"]
     address = (
         _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
@@ -76,7 +76,7 @@ def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
         found = ip_address(address.partition("%")[0])  # fe80::1%eth0 names an interface of this host
     except ValueError:
         return None
-    # A socket for both families shows IPv4 clients as ::ffff:10.0.0.1.
+    # A dual-stack socket shows IPv4 clients as ::ffff:10.0.0.1.
     return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
@@ -87,9 +87,9 @@ _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded
 
 
 class OperatorDenial(StrEnum):
-    """The reason why gitboot does not accept a request as an operator's request."""
+    """The reason why gitboot does not accept a request as coming from an operator."""
 
-    NETWORK = "Network"  # the address is in no network of operators
+    NETWORK = "Network"  # the address is not in a network of operators
     PROXY = "Proxy"  # the proxy is not trusted, or it does not name its client
     HOST = "Host"  # the Host header names another host: perhaps a page in an operator's browser sent it
     TOKEN = "Token"  # noqa: S105 - the token is not in the file
@@ -98,7 +98,7 @@ class OperatorDenial(StrEnum):
 
 
 class Tokens:
-    """The tokens for programs that may read the same as operators. The file has one token on each line.
+    """The tokens of programs that may read what operators may read. The file contains one token per line.
 
     gitboot reads the file for each request.
     """
@@ -107,7 +107,7 @@ class Tokens:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if the file cannot be read, or if it has a token that is short enough to be guessed."""
+        """Raise `UsageError` if the file cannot be read, or contains a token that is short enough to be guessed."""
         try:
             tokens = self._read()
         except OSError as error:
@@ -151,12 +151,13 @@ class OperatorAccess:
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether operators have a socket of their own, and this is another socket."""
+        """Return whether operators have a separate socket, and ``server`` is the socket for machines."""
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Return why a request does not come from an operator, or None if it does. ``client`` is the client's
-        address.
+        """Return why a request does not count as an operator's, or None if it does.
+
+        ``client`` is the client's address.
         """
         if self.is_machines_only(scope.get("server")):
             return OperatorDenial.SOCKET
@@ -178,7 +179,7 @@ class OperatorAccess:
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header has a name of this endpoint, or an IP address.
+        """Return whether a Host header contains a name of this endpoint, or an IP address.
 
         An IP address is safe: an attacker's name server can redirect a name, but not an address.
         """
@@ -201,7 +202,7 @@ class CredentialFiles:
         self._failures: tuple[str, ...] = ()  # the failures at the last check
 
     def find_failures(self) -> tuple[str, ...]:
-        """Return a message for each file that cannot be used now, with its option, file and cause."""
+        """Return a message for each unusable file, with its option, its path and the cause."""
         found = []
         for option, check in sorted(self._checks.items()):
             try:
@@ -211,7 +212,7 @@ class CredentialFiles:
         return tuple(found)
 
     def report_changes(self, at: datetime) -> Event | None:
-        """Return an event if the files that cannot be used have changed since the last call."""
+        """Return an event if files have become usable or unusable since the last call."""
         before, self._failures = self._failures, self.find_failures()
         if self._failures == before:
             return None

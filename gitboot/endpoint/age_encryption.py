@@ -19,7 +19,7 @@ class DecryptionError(Exception):
 
 
 class AgeKeys:
-    """A file of age keys, one on each line, as `age-keygen` writes them. gitboot reads the file for each use."""
+    """A file of age keys, one per line, as `age-keygen` writes it. gitboot reads the file for each use."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -34,7 +34,7 @@ class AgeKeys:
             raise DecryptionError("no key in the key file decrypts it") from None
 
     def check(self) -> None:
-        """Raise `UsageError` if the file has no key or cannot be read."""
+        """Raise `UsageError` if the file cannot be read, contains no key, or contains a malformed line."""
         try:
             self._read_keys()
         except OSError as error:
@@ -43,11 +43,11 @@ class AgeKeys:
             raise UsageError(f"{self._file}: {error}; create a key with `gitboot secret keygen`") from None
 
     def list_recipients(self) -> tuple[str, ...]:
-        """Return the public keys (age1…). Files that are encrypted to them can be decrypted with these keys."""
+        """Return the public keys (age1…) for which this file contains the secret keys."""
         return tuple(str(key.to_public()) for key in self._read_keys())
 
     def _read_keys(self) -> tuple[x25519.Identity, ...]:
-        """Return the keys. Raises OSError, and ValueError if the file has no key or a line is not a key."""
+        """Return the keys. Raises OSError, and ValueError if the file contains no key or a line that is not a key."""
         keys: list[x25519.Identity] = []
         lines = self._file.read_bytes().decode("ascii", errors="replace").splitlines()
         for number, line in enumerate(map(str.strip, lines), 1):
@@ -64,7 +64,7 @@ class AgeKeys:
 def make_key(file: Path) -> str:
     """Write a new key to a file that only its owner can read. Return the public key.
 
-    Raises `UsageError` if the file exists.
+    Raises `UsageError` if the file already exists.
     """
     key = x25519.Identity.generate()
     public = str(key.to_public())
@@ -74,7 +74,7 @@ def make_key(file: Path) -> str:
 
 
 def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
-    """Return an armored file that each of the recipients can decrypt. Raises `UsageError` for a malformed recipient."""
+    """Encrypt to an armored file that each recipient can decrypt. Raises `UsageError` for a malformed recipient."""
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:  # the message does not quote the value: it may be a secret key

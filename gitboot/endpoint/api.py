@@ -1,4 +1,4 @@
-"""Operator API below /api/v1/, and the page for operators: files of the package, and published data."""
+"""Operator API below /api/v1/, and the page for operators with its static files and published data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ITEM_KEYS: Final = (
 class Api:
     """The routes below /api/v1/.
 
-    The routes are not async, so Starlette runs them in threads, where they do not block others.
+    The routes are not async, so Starlette runs them in threads, where they do not block other requests.
     """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
@@ -111,7 +111,7 @@ class Api:
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
-        """Return the names of all servers, sorted. The folder is read again after it has changed."""
+        """Return the sorted names of all servers. The folder is read again only after it has changed."""
         folder = f"{self._root}/ops/servers"
         now = read_signature(folder)
         if self._names[0] != now or now is None:
@@ -134,7 +134,7 @@ class Api:
         summary: Mapping[str, Any] = parse_state(read.content).summary
         item = _Item(
             read.signature,
-            # A state that 2fefe59 wrote has no "installing".
+            # States that earlier versions wrote lack "installing".
             encode_canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM_KEYS}),
             {field: summary[field] for field in FILTERS},
             summary["labels"],
@@ -147,8 +147,8 @@ class Api:
 
 @cache
 def build_openapi() -> bytes:
-    """Return the description of this API, an OpenAPI 3.1 document, as JSON."""
-    import yaml  # only here: it takes memory in each process, and most processes only serve boots
+    """Return the OpenAPI 3.1 document that describes this API, as JSON."""
+    import yaml  # imported here, because it takes memory and most processes only serve boots
 
     document = yaml.safe_load(_OPENAPI_FILE.read_text())
     document["info"]["version"] = __version__
@@ -173,7 +173,7 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 
 def _json_response(content: bytes) -> Response:
-    """Return a JSON response. Terminal control characters are escaped, because people read it with curl."""
+    """Return a JSON response, with terminal control characters escaped, because people read the API with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Response(printable_lines(content.decode()).encode(), headers=headers)
 
@@ -182,11 +182,11 @@ def _json_response(content: bytes) -> Response:
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The servers that a request selects."""
+    """The servers that a request for the list of servers selects."""
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page
-    fields: tuple[tuple[str, str], ...] = ()  # names and the values that they must have
+    fields: tuple[tuple[str, str], ...] = ()  # names of fields and their required values
     labels: tuple[tuple[str, str], ...] = ()
 
     def matches(self, item: _Item) -> bool:
@@ -196,7 +196,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
-    """Return the selection that query parameters describe. Raises UsageError for an unknown or malformed parameter."""
+    """Parse the query parameters of a list request. Raises UsageError for an unknown or malformed parameter."""
     limit, after = MAX_PAGE_ITEMS, ""
     fields: list[tuple[str, str]] = []
     labels: list[tuple[str, str]] = []
@@ -217,7 +217,7 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
 
 
 class _Item(Struct, frozen=True):
-    # A server of the list: its JSON, and the values that filters compare.
+    # A server in the list: its JSON, and the values that filters compare.
     signature: Signature
     content: bytes
     fields: Mapping[str, str | None]
@@ -248,7 +248,7 @@ _HEADERS: Final = {
 
 
 def build_page_routes(tree: PublishedTree) -> list[Route]:
-    """Return the routes of the page, its scripts and styles, and its data. The data requires the output `pages`."""
+    """Return the routes of the page, its scripts, styles and data. The data is published with the output `pages`."""
 
     def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
@@ -262,7 +262,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         return Response(found.content, headers=headers)
 
     def redirect_to_page(_: Request) -> Response:
-        """Redirect to the page if it is published, otherwise explain how to publish the page."""
+        """Redirect to the page if it is published. Otherwise explain how to publish the page."""
         if not tree.is_ready:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:

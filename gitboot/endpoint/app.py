@@ -118,12 +118,12 @@ _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 _MAX_REPORT_BYTES: Final = 1024 * 1024  # a report with its log; gitboot keeps the end of the log
 DEADLINE_S: Final = 1.0  # for recording a fetch
-_POLL_S: Final = 0.01  # between two checks of a server that moves, or of a client that receives a response
+_POLL_S: Final = 0.01  # between two checks whether a server has moved, or whether a client has received a response
 _MOVING_POLLS: Final = 50
 
 
 class Endpoint:
-    """The ASGI application. Each response uses one state of one server, at one time.
+    """The ASGI application. Each response is based on a single state of one server, at a single time.
 
     Without a ``recorder``, gitboot does not record fetches, so it withholds one-time boots. Without ``keys``, it
     withholds secrets.
@@ -157,7 +157,7 @@ class Endpoint:
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate = clients.certificate
         self.requests: Counter[tuple[RequestKind, int]] = Counter()  # requests by kind and status
-        self.operator_denials: Counter[OperatorDenial] = Counter()  # requests for operators' pages
+        self.operator_denials: Counter[OperatorDenial] = Counter()  # rejected requests for operators' pages, by reason
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
         content = ServedFiles(
@@ -177,7 +177,7 @@ class Endpoint:
             routes.append(Route(_PXELINUX_CORE, partial(files.serve_file, f"loaders/{PXELINUX_CORE}")))
         self._pages = Router(routes, redirect_slashes=False, default=NOT_FOUND)
 
-    # Answers without Starlette
+    # Responses without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
         """Return a valid, cached response that does not depend on the client, or None."""
@@ -202,7 +202,7 @@ class Endpoint:
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
         await (reply or NOT_FOUND)(
             scope, receive, send
-        )  # a client that has gone gets neither, but uvicorn needs a response
+        )  # a client that has gone receives nothing, but uvicorn needs a response
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
         """Return the response to a GET or HEAD request, or None if the client has closed the connection."""
@@ -271,7 +271,7 @@ class Endpoint:
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response of a path, or None for 404. Raises `ServerMoving` if a server moves for too long."""
+        """Return the response for a request, or None for 404. Raises `ServerMoving` if an identity moves too long."""
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
@@ -321,7 +321,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a response. When the client has received all of it, record that the boot was served."""
+        """Send a response, and record that the boot was served once the client has received all of it."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
@@ -411,7 +411,7 @@ class Endpoint:
 
 
 async def _has_left(scope: Scope) -> bool:
-    """Return whether the event loop has seen that the client of a GET request closed its connection."""
+    """Return whether the client of a GET request has closed its connection, as far as the event loop has seen."""
     if scope["method"] != "GET":
         return False
     await asyncio.sleep(0)  # lets the loop process a close
@@ -431,13 +431,13 @@ async def _has_received(scope: Scope) -> bool:
 
 
 class ServedFiles:
-    """The files below a folder. A path or a symlink that leads out of the folder gets 404."""
+    """Serves the files below a folder. A path or a symlink that leads out of the folder gets 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
         self._root = root
         self._cache_control = cache_control
 
-    # Not async: Starlette runs it in a thread, so that a slow disk blocks no other request.
+    # Not async, so that Starlette runs it in a thread and a slow disk does not block other requests.
     def serve(self, request: Request) -> Response:
         return self.serve_file(request.path_params["path"], request)
 
@@ -482,7 +482,7 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
 
 
 def _build_withheld_reply(refusal: GateDenial) -> Reply:
-    """Return the response that replaces withheld data, with 503 if an endpoint may serve the data later."""
+    """Return the response for withheld data: 503 if an endpoint may serve the data later, otherwise 404."""
     return RETRY_LATER if refusal.reason in _TEMPORARY_REASONS else NOT_FOUND
 
 
@@ -499,29 +499,30 @@ def _text_response(status: int, text: str) -> Response:
 
 INVENTORY_PATH: Final = "/v1/inventory"
 MAX_INVENTORIES_PER_ADDRESS: Final = 60  # per minute from one address, which a whole rack may share
-_MAX_INVENTORIES: Final = 600  # a minute from all addresses
+_MAX_INVENTORIES: Final = 600  # per minute from all addresses
 _MINUTE: Final = timedelta(minutes=1)
 
 
 class UnknownMachineIntake:
     """Records the requests and inventories of unknown machines.
 
-    Requests of people, of monitors, and of machines with a document are ignored.
+    Requests from people, from monitors, and from machines that a document describes are ignored.
     """
 
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
         self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
-        self._minute: int | None = None  # the minute in which these inventories were sent
-        self._sent_inventories: Counter[str] = Counter()  # sent inventories by network
+        self._minute: int | None = None  # the minute in which the counted inventories were sent
+        self._sent_inventories: Counter[str] = Counter()  # number of inventories in that minute, by network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
-        """Record a request that got 404 or a boot script for unknown machines."""
+        """Record a request that was answered with 404 or with a boot script for unknown machines."""
         if not request.is_head and request.client is not None and self._is_counted(request, Role.BOOT_SCRIPT):
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
     async def record_inventory(self, read: ReadBody, request: ClientRequest) -> Reply:
-        """Record an inventory and return the response. The response does not reveal whether the machine has a
-        document.
+        """Record an inventory and return the response.
+
+        The response does not reveal whether a document describes the machine.
         """
         if request.client is None or not self._is_counted(request, Role.DATA):
             return NOT_FOUND
@@ -560,12 +561,12 @@ class UnknownMachineIntake:
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
-    """The rights of clients: which proxies may name their client, and which operators may read plans."""
+    """The rules for clients: which proxies may name their clients, and which clients may read plans as operators."""
 
     trusted_proxies: Iterable[Network] = ()  # gitboot reads their X-Forwarded-For header
     operators: Iterable[Network] = LOOPBACK
     names: tuple[str, ...] = ()  # host names that operators may use, besides addresses
-    tokens: Tokens | None = None  # for programs, which may read the same as operators, from any address
+    tokens: Tokens | None = None  # for programs, which may read what operators may read, from any address
     operators_socket: tuple[str, int] | None = None  # a separate socket for operators; None: one socket for all clients
     certificate: Certificate | None = None  # for the socket for operators; None: no TLS
     max_idle: int = MAX_IDLE  # idle connections of one address

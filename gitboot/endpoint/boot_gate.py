@@ -45,23 +45,22 @@ from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placehold
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
 from gitboot.render.paths import HOP, Role, find_token
 
-# Which fetches count: fetches of machines, not those of people, monitors and this host
+# Which fetches count: fetches by machines, not by people, monitors and this host
 
 
 class FetchFilter:
-    """Decides whether a fetch counts, by the current terms of the tree."""
+    """Decides whether a fetch counts as a fetch by a machine, according to the current terms of the tree."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
         self._is_monitor = self._is_boot_client = build_network_matcher(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
-        """Return whether the machine's own system fetches user data by a UUID, although any client could send the
-        request.
+        """Return whether a fetch of user data by UUID comes from the machine's own system. Any client could send it.
 
         ``served_to`` is the client to which gitboot served the boot, or None if gitboot did not serve the boot.
-        `find_reason_to_ignore` checks addresses and monitoring requests. If the Fleet names clients, all their fetches
-        count.
+        Addresses and monitoring requests are checked by `find_reason_to_ignore`. If the Fleet names clients, all their
+        fetches count.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -69,8 +68,9 @@ class FetchFilter:
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count, or None if it counts. If the Fleet names clients, all their fetches
-        count.
+        """Return why a fetch does not count, or None if it counts.
+
+        If the Fleet names clients, all their fetches count.
         """
         if is_check(agent, query):
             return "the request is a check by gitboot"
@@ -100,7 +100,7 @@ _is_loopback: Final = build_network_matcher(LOOPBACK)
 
 @lru_cache(maxsize=4096)
 def _is_own_address(client: str) -> bool:
-    """Return whether an address belongs to this host. A socket can be bound only to such an address."""
+    """Return whether an address belongs to this host, by trying to bind a socket to the address."""
     if _is_loopback(client):
         return True
     address = ip_address(client)
@@ -115,7 +115,7 @@ def _is_own_address(client: str) -> bool:
     return True
 
 
-# Boots that were withheld
+# Withheld boots
 
 _MAX_DENIALS: Final = 500  # servers for each reason
 _MAX_PROXIES: Final = 16
@@ -130,7 +130,7 @@ class GateDenial(NamedTuple):
 
 
 class DenialLog:
-    """The recent denials: the last denial of each server and reason. Any thread may use the object."""
+    """The last denial of each server for each reason. Any thread may use the object."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()
@@ -150,13 +150,13 @@ class DenialLog:
                 last.popitem(last=False)
 
     def clear(self, server: str) -> None:
-        """Remove the denials of a server after its boot was served."""
+        """Remove the denials of a server, because its boot was served."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
 
     def add_proxy(self, address: str, at: datetime) -> None:
-        """Add a client that sends a forwarding header and is not a trusted proxy."""
+        """Add a client that sends a forwarding header but is not a trusted proxy."""
         with self._lock:
             known = self._proxies.get(address)
             if known is not None and at - known.at < _PROXY_INTERVAL:
@@ -176,7 +176,10 @@ class DenialLog:
 
 @contextmanager
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
-    """Yield a function that writes a report to the spool if the report has changed. Remove the report at the end."""
+    """Yield a function that writes a report of recent denials to the spool if the report has changed.
+
+    The report is removed at the end of the block.
+    """
     name = f"{os.getpid()}-{token_hex(8)}"
     written = EndpointReport()
 
@@ -230,7 +233,7 @@ class GuardedPath(Struct, frozen=True, kw_only=True):
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """The client of a request, and the time. The client can send any User-Agent and query."""
+    """The client and the time of a request. A client can send any User-Agent and query."""
 
     client: str | None
     agent: str
@@ -246,7 +249,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
 
 class BootGate:
-    """Decides whether a path is served, by the tree's terms, the existing files, and the spool. Logs denials."""
+    """Decides whether a path is served, based on the tree's terms, the existing files, and the spool. Logs denials."""
 
     def __init__(
         self,
@@ -266,10 +269,10 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Return why a path is not served, or None if it may be served and its fetch is recorded, if required.
+        """Return why a path must not be served, or None if it may be served. Records the fetch where required.
 
-        A boot that writes no disk is served even if its fetch could not be recorded. For a report, the sender has to
-        repeat the request if gitboot could not record the report.
+        A boot that writes no disk is served even if its fetch could not be recorded. A report that could not be
+        recorded is denied, so that its sender repeats the request.
         """
         if (disk_write := guarded.disk_write) is None:
             if guarded.digest is None:
@@ -297,7 +300,8 @@ class BootGate:
     ) -> bytes | GateDenial:
         """Return the content of a secret, or why it is not served.
 
-        gitboot serves a secret only to machines, only if the fetch is recorded, and until the installer has reported.
+        gitboot serves a secret only to machines, only if the fetch is recorded, and only until the installer has
+        reported.
         """
         found = self._check_conditions(guarded, request) or self._decrypt(guarded, encrypted)
         if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded, request)) is not None:
@@ -376,7 +380,7 @@ class BootGate:
             is_shown = is_own or served_to is None
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:
-                self.conclude(request, None)  # perhaps the client is not the machine
+                self.conclude(request, None)  # the client may not be the machine
             return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
@@ -388,7 +392,7 @@ class BootGate:
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
         """Return whether only another endpoint may serve one-time boots.
 
-        The spool's identity comes from the last check.
+        The spool's identity is that of the last check.
         """
         return (
             self._tree.is_foreign
@@ -403,9 +407,9 @@ class BootGate:
     async def record_fetch(
         self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
-        """Record a fetch or an installer's report, with the end of the log of a failure.
+        """Record a fetch or an installer's report. Return whether it was recorded.
 
-        Return whether it was recorded.
+        ``log`` is the end of the installer's log, if the installer reports a failure.
         """
         recorder = self._recorder
         if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
@@ -431,12 +435,12 @@ class BootGate:
         return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
     def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
-        """Record the outcome of the intents of a request. With None, the outcome stays unknown."""
+        """Record the outcome of a request's intents. If ``outcome`` is None, the outcome stays unknown."""
         while request.intents and self._recorder is not None:
             self._recorder.intents.conclude(request.intents.pop(), outcome)
 
     def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
-        """Return whether the machine's own system sent a request for user data. Only the machine has a token."""
+        """Return whether a request for user data comes from the machine's own system. A token in the path proves it."""
         if guarded.role is not Role.DATA or find_token(guarded.path) is not None:
             return True
         return self._fetch_filter.is_own_system(request.client, request.agent, served_to)
@@ -446,13 +450,13 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Return whether the script sends the client to another endpoint. A client is redirected only once."""
+    """Return whether the client is redirected to another endpoint, which may serve the boot. This happens only once."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
-    """Return a script with two comment lines that explain the denial. Comments begin with # for all loaders."""
+    """Add two comment lines to a script that explain the denial. All loaders accept comments that begin with #."""
     reason = f"{escape_comment(refusal.words)} ({refusal.reason})"
     hint = f"Print the boot with: gitboot boot-script {server} --tree OUTPUT"
     comment = f"# gitboot withheld the boot of {server}: {reason}\n# {hint}\n".encode()
@@ -461,14 +465,12 @@ def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
 
 
 def escape_comment(words: str) -> str:
-    """Return a text with ? for each character that a script's comment must not have."""
+    """Replace each character that a script's comment must not contain by a question mark."""
     return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
-    """Return how the identity that a client sends differs from the expected identity, or None without a proven
-    difference.
-    """
+    """Return how the identity that a client sends differs from the expected one, or None if no difference is proven."""
     sent: dict[str, str] = {}
     with suppress(Malformed):
         if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):

@@ -1,4 +1,4 @@
-"""Boot responses: the prepared response of each path, cached while its file is unchanged."""
+"""Boot responses: the prepared response for each path, cached while its file is unchanged."""
 
 from __future__ import annotations
 
@@ -83,20 +83,20 @@ class RequestKind(StrEnum):
 
 
 class BootScript(NamedTuple):
-    """A boot script, and the machine that boots with the script."""
+    """The path of a boot script, and the machine that boots with the script."""
 
     path: str
     machine: str
-    local_disk: str | None = None  # how its loaders boot its disk
+    local_disk: str | None = None  # how the machine's loaders boot its local disk
 
 
 class BootResponse(Struct, frozen=True, kw_only=True):
-    """The response of a path, which is valid while its file is unchanged and the time is in [since, until)."""
+    """The response for a path, which is valid while its file is unchanged and the time is in [since, until)."""
 
     request_kind: RequestKind
     reply: Reply
     etag: bytes | None = None
-    not_modified: Reply | None = None  # for a client that has the content
+    not_modified: Reply | None = None  # for a client that already has the content
     allows_ranges: bool = False  # BMCs read a disc in parts
     guarded: GuardedPath | None = None  # None: all clients may fetch the path, and fetches are not recorded
     fallback: bytes | None = None  # the response if the boot is withheld; None: 404
@@ -126,7 +126,7 @@ class BootResponses:
         self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
-        """Return the cached response of a path if the response is still valid."""
+        """Return the cached response for a path, or None if there is no valid response in the cache."""
         clock = self._tree.clock
         if clock.problem is None and (self._latest is None or self._latest < at):
             self._latest = at
@@ -142,7 +142,7 @@ class BootResponses:
         return answer
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response of a path as requested, or None for 404.
+        """Return the response for a path as requested, or None for 404.
 
         Raises `ServerMoving` if a server is being published, and ValueError for a damaged file.
         """
@@ -222,7 +222,7 @@ class BootResponses:
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
         """Return the response for data or a report of an installation whose plan was replaced by a commit or a window.
 
-        The installation continues. gitboot accepts its token as long as the output tree contains the token's data.
+        Such an installation continues. gitboot accepts its token as long as the output tree contains the token's data.
         """
         if lookup.kind is DATA:
             if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
@@ -242,9 +242,9 @@ class BootResponses:
     def _find_version(
         self, versions: tuple[PathVersion, ...], at: datetime
     ) -> tuple[PathVersion | None, datetime | None]:
-        """Return the version at a time, and the time of the next version.
+        """Return the version that is valid at a time, and the time of the next version.
 
-        A clock that was set back does not open a window that has ended. A clock that may be wrong opens no window at
+        A clock that was set back does not reopen a window that has ended. A clock that may be wrong opens no window at
         all.
         """
         version, until = find_version(versions, at)
@@ -266,7 +266,7 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return the program that firmware boots for the server with this address, as boot-operator serves it."""
+        """Return what firmware fetches for HTTP boot by its client address, in the format of boot-operator."""
         if client is None:
             return None
         answer = None
@@ -292,14 +292,20 @@ class BootResponses:
     # All other paths
 
     def _build_shared(self, path: str) -> BootResponse | None:
-        """Return a file that belongs to no server. A new version is served even before the manifest lists it."""
+        """Return the response for a file that belongs to no server.
+
+        A new version is served even before the manifest lists it.
+        """
         if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
             return None
         answer = self._build_file(found, find_content_type(path), find_delivery(path))
         return structs.replace(answer, boot_script=BootScript(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _build_immutable(self, path: str) -> BootResponse | None:
-        """Return a file whose digest is in its path, or None if it does not exist or is too large for the cache."""
+        """Return the response for a file whose digest is in its path.
+
+        Return None if the file does not exist or is too large for the cache.
+        """
         parts = path.split("/")
         if len(parts) != 4 or not all(parts) or any(part.startswith(".") for part in parts):
             return None
@@ -316,7 +322,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Return whether the name of a file's folder is the digest of the file, or the digest of its bundle."""
+        """Return whether the name of a file's folder is the digest of the file or of its bundle."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -342,7 +348,7 @@ class BootResponses:
 def _build_unplanned(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
-    """Return a response to an installation whose plan was replaced. The endpoint records its fetches."""
+    """Return a response for an installation whose plan was replaced. The endpoint records the fetches of the path."""
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
@@ -359,7 +365,7 @@ def _build_unplanned(
 
 
 def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
-    """Return the latest of several times if that time is at or after ``until``."""
+    """Return the latest of several times if it is at or after ``until``, otherwise None."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
 
@@ -368,18 +374,18 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-_WITHOUT_SLASH: Final = "/ipxe"  # iPXE of boot-operator's users requests it without a query
+_WITHOUT_SLASH: Final = "/ipxe"  # iPXE that is configured for boot-operator requests this path without a query
 
 
 class AliasResponses:
-    """Boot responses for gitboot's own paths, and for the paths of other systems that the Fleet's outputs name."""
+    """Boot responses for gitboot's own paths, and for those paths of other systems that the Fleet's outputs name."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
         self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())  # as of the last read
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """Return the response of a path, or of the path behind an alias. Raises the errors of `BootResponses.find`."""
+        """Return the response for a path or for an alias of a path. Raises the errors of `BootResponses.find`."""
         below, outputs = path.removeprefix("/"), self.read_outputs()
         parameters = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
         alias = find_alias(below, outputs) if outputs else None
@@ -444,15 +450,13 @@ class AliasResponses:
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
-    """Return a text that gitboot built for one request. Fetches of such a text are not recorded."""
+    """Return a response with a text that was built for one request. Fetches of such a text are not recorded."""
     reply = file_reply(text.encode(), ContentType.TEXT, UNCACHED)
     return BootResponse(request_kind=RequestKind.FILE, reply=reply, file=located.file, signature=located.signature)
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Format labels and query parameters like matchbox's metadata, as one shell variable on each line
-    (docs/api-http.md).
-    """
+    """Format labels and query parameters as matchbox does, one shell variable per line (docs/api-http.md)."""
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

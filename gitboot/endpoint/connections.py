@@ -1,4 +1,4 @@
-"""Connections of clients: limits, request bodies and replies."""
+"""Client connections: limits, request bodies and replies."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CLIENT_GONE: Final = (
 CLIENT_RECEIVED: Final = (
     "gitboot.received"  # ASGI extension: a function that returns whether the client has received all data
 )
-PATIENCE_S: Final = 60  # how long a client may accept no data
+PATIENCE_S: Final = 60  # how long a client may go without accepting data
 HEAD_S: Final = 10  # how long a client may take to send the head of a request
 MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class Limits:
-    """Limits of the connections to one endpoint.
+    """Limits on the connections to one endpoint.
 
-    A connection of a trusted proxy counts for the client that the proxy names.
+    A connection from a trusted proxy counts for the client that the proxy names.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ T = TypeVar("T")
 
 
 class ClientQuota(Generic[T]):
-    """Items of clients, such as connections, by network and in the order in which they were added.
+    """Per-client items, such as connections, by network and in the order in which they were added.
 
     A network has at most ``limit_per_address`` items, and all networks together have at most ``limit`` items. If an
-    item exceeds the limit of its network, the oldest item of the network is closed. If an item exceeds the total limit,
-    the oldest item of the largest network is closed, so that a client with few items can always add an item. ``close``
-    returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to ``is_exempt``
+    item exceeds the limit of its network, the oldest item of that network is closed. If an item exceeds the total
+    limit, the oldest item of the largest network is closed, so that a client with few items can always add one.
+    ``close`` returns False for an item that cannot be closed yet. ``limit_per_address`` does not apply to ``is_exempt``
     addresses, such as proxies.
     """
 
@@ -85,7 +85,7 @@ class ClientQuota(Generic[T]):
         self.closed_count = 0
 
     def add(self, item: T, address: str | None) -> None:
-        """Add an item as the newest item of a client. This may close another item."""
+        """Add an item as the newest item of a client. This may close an older item."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
         own = self._items_by_network.setdefault(network, {})
@@ -96,14 +96,14 @@ class ClientQuota(Generic[T]):
             self._close_oldest((item,))
 
     def remove(self, item: T) -> None:
-        """Remove an item. A second call changes nothing."""
+        """Remove an item, if it is still present."""
         if (network := self._networks.pop(item, None)) is not None:
             del self._items_by_network[network][item]
             if not self._items_by_network[network]:
                 del self._items_by_network[network]
 
     def make_room(self) -> bool:
-        """Close the oldest item of the network with the most items. Return False if no item can be closed."""
+        """Close the oldest item of one of the networks with the most items. Return False if no item can be closed."""
         return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
@@ -116,18 +116,19 @@ class ClientQuota(Generic[T]):
 
 
 class ClosableConnection(Protocol):
-    """A connection that can be closed."""
+    """A connection that can be closed to make room for others."""
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection.
+        """Close the connection if possible. Return whether it was closed.
 
-        Return False if the endpoint prepares a response, or sends a response and ``if_sending`` is false.
+        A connection stays open while the endpoint prepares a response. It also stays open while the endpoint sends a
+        response, unless ``if_sending`` is true.
         """
 
 
 @cache
 def most_connections() -> int:
-    """Return a third of the number of files that this process may open.
+    """Return the maximum number of connections: a third of the number of files that this process may open.
 
     A client that downloads an asset uses two files, the connection and the asset. The last third is for all other
     files.
@@ -143,9 +144,9 @@ _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 class _TitleCaseTransport:
     """A transport for one response that writes header names in title case.
 
-    uvicorn writes header names in lower case. GRUB before 2.12 recognizes only the spelling ``Content-Length``
-    (net/http.c). Without this header it waits for each file until the connection is closed. A response before the end
-    of the request's body closes the connection, because gitboot reads no more of that body.
+    uvicorn writes header names in lower case, but GRUB before 2.12 recognizes only the spelling ``Content-Length``
+    (net/http.c). Without this header, GRUB waits after each file until the connection is closed. A response that begins
+    before the end of the request's body closes the connection, because gitboot does not read the rest of that body.
     """
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
@@ -158,7 +159,7 @@ class _TitleCaseTransport:
             return
         if (
             self._awaits_head and self._cycle.response_started
-        ):  # uvicorn writes the head in one call, after a response 100 if there is one
+        ):  # uvicorn writes the head in one call, possibly after a 100 response
             self._awaits_head = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
             if self._cycle.more_body and self._cycle.keep_alive:
@@ -171,9 +172,7 @@ class _TitleCaseTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn with limits for the size of heads and bodies and for waiting, which uvicorn does not
-    have.
-    """
+    """A uvicorn connection with limits that uvicorn lacks: on the size of heads and bodies, and on waiting."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
@@ -185,7 +184,7 @@ class Connection(HttpToolsProtocol):
         self._extensions: dict[str, Any] = {CLIENT_GONE: transport.is_closing, CLIENT_RECEIVED: self._has_received}
         self._had_received = False  # as of the end of the connection
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
-        self._has_cycle = False  # whether the application got a request of this connection
+        self._has_cycle = False  # whether the application has received a request from this connection
         self._is_answered = False  # whether this class itself answered the current request
         door: OperatorAccess | None = getattr(self.app, "door", None)
         if door is not None and door.is_operators_only(self.server):
@@ -208,11 +207,10 @@ class Connection(HttpToolsProtocol):
         super().eof_received()
 
     def _has_received(self) -> bool | None:
-        """Return whether the client's system has acknowledged all sent data, or None if the acknowledgement may still
-        come.
+        """Return True if the client's system has acknowledged all sent data, or None if it may still do so.
 
-        Linux counts the bytes that are not acknowledged (tcp(7), SIOCOUTQ). A client that closes its connection before
-        it has read all data resets the connection, and the response is lost.
+        Linux counts the bytes that are not yet acknowledged (tcp(7), SIOCOUTQ). A client that closes its connection
+        before it has read all data resets the connection, and the response is lost.
         """
         if self._client.is_closing():
             return self._had_received
@@ -257,7 +255,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _find_quick_reply(self) -> Reply | None:
-        is_busy = self._has_cycle and not self.cycle.response_complete  # the last one of pipelined requests
+        is_busy = self._has_cycle and not self.cycle.response_complete  # the last of several pipelined requests
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
@@ -286,9 +284,9 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def abort_if_stuck(self, late_s: float) -> None:
-        """Abort the connection of a client that is too slow. Call this every few seconds.
+        """Abort the connection if its client is too slow. Must be called every few seconds.
 
-        ``late_s`` is the delay of this call. The event loop has not read data that clients sent in that time.
+        ``late_s`` is the delay of this call. During that time, the event loop may not have read data that clients sent.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
@@ -301,7 +299,7 @@ class Connection(HttpToolsProtocol):
             self._client.abort()
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection. Return False if the endpoint prepares or sends a response."""
+        """Abort the connection unless a response must be completed first. Return whether it was aborted."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
         if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
@@ -318,7 +316,7 @@ class Reply(Response):
     """A response that is fast to create, for boot files."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
-        # Response.__init__ is not called: it computes the headers.
+        # Response.__init__ is not called, because it would compute the headers.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
         # In title case: GRUB before 2.12 recognizes only the spelling Content-Length (net/http.c).
         self.header_bytes = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
@@ -368,7 +366,7 @@ class RequestBodies:
 
 
 def _expire(deadline: asyncio.Timeout) -> bool:
-    """Make the deadline of a body expire now, by setting it to 0. Return False if the deadline has already expired."""
+    """Make the deadline of a body expire now. Return False if it has already expired."""
     if deadline.expired():
         return False
     deadline.reschedule(0)
@@ -383,7 +381,7 @@ UNCACHED: Final = paths.UNCACHED.encode()
 def file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
-    """Return a response with a whole file. Without an entity tag, a client that already has the file gets it again."""
+    """Return a response with a complete file. Without ``etag``, a client that has the file receives it again."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
@@ -391,12 +389,12 @@ def file_reply(
 
 
 def allow_ranges(reply: Reply) -> Reply:
-    """Return the response with a header that allows range requests."""
+    """Return a copy of the response with a header that allows range requests."""
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
 def select_range(reply: Reply, range_header: bytes) -> Reply:
-    """Return the part that a Range header selects (RFC 9110, 14.2).
+    """Return the part of a response that a Range header selects (RFC 9110, 14.2).
 
     If the header selects several parts or is malformed, return the whole response.
     """
@@ -417,7 +415,6 @@ _RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
 def not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
-    """Return a 304 response."""
     return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
 
 
@@ -429,7 +426,7 @@ def _empty(status: int, *headers: Header) -> Reply:
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
 # GRUB runs the body of a 404 as configuration, so these responses have no body.
 NOT_FOUND: Final = _empty(404)
-UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request has an invalid token
+UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request contains an invalid token
 METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _empty(403)
 # These close the connection, because gitboot does not read the rest of the body.
@@ -442,7 +439,7 @@ INTERNAL_ERROR: Final = _empty(500)
 UNAVAILABLE: Final = _empty(503)
 RETRY_LATER: Final = _empty(
     503, (b"retry-after", b"5")
-)  # for example, data of an installation while its fetch cannot be recorded
+)  # for example, for installation data whose fetch cannot be recorded now
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:

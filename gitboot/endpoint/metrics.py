@@ -36,7 +36,7 @@ class MetricKind(StrEnum):
 
 
 class Family(Struct, frozen=True):
-    """A metric. The number of label values must not grow with the number of servers."""
+    """A metric family. The number of its label values must not grow with the number of servers."""
 
     name: str  # the name without the suffix of its kind
     kind: MetricKind
@@ -46,7 +46,7 @@ class Family(Struct, frozen=True):
 
     @property
     def sample_name(self) -> str:
-        """The name of the metric in queries."""
+        """The name of the metric in Prometheus queries."""
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
 
@@ -228,9 +228,7 @@ class Exposition(Collector):
         self._records, self._unready_reason = records, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type: OpenMetrics if the client accepts that format, otherwise Prometheus
-        text.
-        """
+        """Return the page and its content type: OpenMetrics if the client accepts it, else the Prometheus format."""
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
@@ -262,7 +260,7 @@ class Exposition(Collector):
 
 
 def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the metrics of an instance, from its status."""
+    """Yield the metrics that are derived from an instance's status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _build_metric(
         "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}
@@ -295,7 +293,7 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
             yield _build_single(name, datetime.fromisoformat(at).timestamp())
 
 
-# The key in the status for each metric. The status of an older instance lacks some keys.
+# The key in the status for each metric. The status of an older instance may lack some keys.
 _COUNT_KEYS: Final = {
     "gitboot_servers": "phases",
     "gitboot_records": "records",

@@ -60,9 +60,10 @@ _TRIED_EVERY_S: Final = 10.0  # if no fetch is written
 
 
 class SpoolRecorder:
-    """Records each fetch within a deadline, and the outcome of each intent. Finds the boots that any process served.
+    """Records fetches in a spool within a deadline, and the outcomes of intents.
 
-    After a failed write, gitboot treats the spool as unusable until a write succeeds again.
+    It also finds the boots that any process served. After a failed write, gitboot treats the spool as unusable until a
+    write succeeds again.
     """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
@@ -82,7 +83,7 @@ class SpoolRecorder:
         ``serving_identity`` is the spool or lease that the output tree names. If this is another spool, the instance of
         the tree does not read this spool, so the result is False. If an intent may have been recorded although the
         result is False, `OpenIntents.withhold` is called. Repeated fetches of a secret by one client are counted, and
-        recorded within a minute.
+        recorded together within a minute.
         """
         if serving_identity is not None and self.serving_identity is None:  # the spool was not checked yet
             with suppress(TimeoutError, FetchLogUnavailable):
@@ -98,7 +99,7 @@ class SpoolRecorder:
     async def _write_in_time(self, observation: Observation) -> bool:
         """Write an observation, and return whether the write succeeded in time.
 
-        Withhold the intent if the write failed, but the intent may be in the spool now or later.
+        If the write failed but may still take effect, record that the boot was withheld.
         """
         written = self._spool.record(observation)
         pending = asyncio.wrap_future(written)
@@ -145,8 +146,9 @@ class SpoolRecorder:
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
-        """Start a check whether fetches can be recorded, unless a recent write proves this. Do not wait for the
-        result.
+        """Start to check whether fetches can be recorded, unless a recent write proves it.
+
+        This does not wait for the result.
         """
         now_s = time.monotonic()
         self._write_counted(self.repeated.take_due(now_s))
@@ -178,7 +180,7 @@ class SpoolRecorder:
             self.repeated.put_back(observation)
 
     async def wait_for_check(self) -> None:
-        """Check, and wait for the result within the deadline."""
+        """Check whether fetches can be recorded, and wait for the result until the deadline."""
         self.check()
         if self._trial is not None:
             waited = asyncio.wrap_future(self._trial[1])
@@ -256,7 +258,7 @@ class SharedRecorder:
         given_up = threading.Event()
         try:
             await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, given_up.is_set))
-        except FetchLogUnavailable:  # the thread continues, so the database may have the intent now or later
+        except FetchLogUnavailable:  # the thread continues, so the database may contain the intent now or later
             given_up.set()
             self.intents.withhold(counted)
             repeated.put_back(counted)
@@ -265,7 +267,7 @@ class SharedRecorder:
         return True
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how any host served a boot. This includes lines that this host has not sent yet."""
+        """Return how any host served a boot, including fetches that this host has not sent to the database yet."""
         served = await self._call_in_time(partial(self._fetch_log.find_served_boot, server, offer, report))
         return merge_served_boots(await self._spool_recorder.find_served_boot(server, offer, report), served)
 
@@ -292,7 +294,7 @@ class SharedRecorder:
 
 
 class _FetchCounter:
-    """The fetches of one secret by one address that one endpoint has recorded and counted."""
+    """The recorded and the waiting fetches of one secret by one address."""
 
     __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
 
@@ -313,10 +315,10 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Passes on the first fetches of each secret, and counts further fetches for one line a minute.
+    """Passes on the first fetches of each secret, and combines further fetches into one line per minute.
 
-    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory, so an endpoint
-    that is killed loses the count of at most a minute, and no address. Any thread may use the object.
+    Without this, a client that keeps fetching a secret would fill the spool. The counts are in memory, so an endpoint
+    that is killed loses the counts of at most one minute, but no address. Any thread may use the object.
     """
 
     _EVERY_S: Final = 60.0
@@ -330,7 +332,7 @@ class RepeatedFetches:
         self._evicted: list[Observation] = []  # waiting fetches of secrets that were removed from _secrets
 
     def count(self, observation: Observation, now_s: float) -> Observation | None:
-        """Count a fetch, and return the observation to record now with the number of fetches, or None to wait."""
+        """Count a fetch. Return the counted fetches as one observation to record now, or None to record them later."""
         secret = find_secret(observation.path)
         if secret is None:
             return observation
@@ -341,7 +343,7 @@ class RepeatedFetches:
             return counted.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
-        """Return the observations that have waited for a minute, to record them now. ``math.inf`` returns all."""
+        """Return the observations that are due, a minute after the last record. ``math.inf`` returns all."""
         with self._lock:
             left, self._evicted = self._evicted, []
             due = (
@@ -353,8 +355,9 @@ class RepeatedFetches:
             return [*left, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
-        """Count an observation that could not be recorded, so that the next fetch by its client is recorded
-        immediately.
+        """Count an observation that could not be recorded.
+
+        The next fetch by its client is then recorded immediately.
         """
         if (secret := find_secret(observation.path)) is None:
             return
@@ -399,9 +402,9 @@ class OpenIntents:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record the outcome withheld for an intent, which may be in the log now or later.
+        """Record that the boot of an intent was withheld, because the intent may be in the log now or later.
 
-        If the endpoint serves the boot in spite of this, add the intent. `conclude` must be called later.
+        If the endpoint serves the boot nevertheless, add the intent instead. `conclude` must then be called later.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
@@ -409,7 +412,7 @@ class OpenIntents:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
     def conclude(self, intent: str, outcome: Outcome | None) -> None:
-        """Record the outcome of an added intent. With None, the outcome stays unknown. Ignore any other id.
+        """Record the outcome of an added intent. If it is None, the outcome stays unknown. Other ids are ignored.
 
         This does not wait for the write. If the process ends before the outcome is written, the outcome stays unknown.
         """
@@ -417,7 +420,7 @@ class OpenIntents:
             self._write(replace(intended, outcome=outcome))
 
     def retry_writes(self) -> None:
-        """Write the outcomes again whose last write failed."""
+        """Retry the writes of outcomes that failed last time."""
         for _ in range(len(self._unwritten)):
             with suppress(IndexError):  # another thread took the last item
                 self._write(self._unwritten.popleft())
@@ -468,7 +471,7 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
 
 
 class ReadinessEvents:
-    """Returns an event when an endpoint stops being ready, and when the endpoint is ready again."""
+    """Creates an event when an endpoint stops being ready, and when it is ready again."""
 
     def __init__(self) -> None:
         self._is_ready = True
@@ -489,17 +492,17 @@ _LOCK: Final = "forwarding"
 
 
 class Forwarder:
-    """Sends this host's spool to the shared fetch log, in a thread, and deletes files that arrived completely.
+    """Sends this host's spool to the shared fetch log in a thread, and deletes files that have arrived completely.
 
-    If several processes write to one spool, only one process sends it. The database stores the position up to which
+    If several processes write to one spool, only one of them sends it. The database stores the position up to which
     each file was read, so that no line is lost or counted twice after a restart of either side. A writer whose sync
-    failed truncates its file, perhaps after the database has received the lines. Then sending continues at the end of
+    failed truncates its file, perhaps after the database has received the lines. Sending then continues at the end of
     the file.
     """
 
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
         self._folder, self._fetch_log = folder, fetch_log
-        # Number of bytes that have arrived, by file, as far as this process has seen.
+        # By file, the number of bytes that have arrived, as far as this process has seen.
         self._places: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
@@ -546,7 +549,7 @@ class Forwarder:
         self._places = Counter({path.name: self._places[path.name] for path in spool_files if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
-        """Continue at the end of a file that is shorter than the part that was sent."""
+        """If a file is now shorter than the part that was sent, continue at its end."""
         place = self._places[path.name]
         with suppress(FileNotFoundError):
             if place > (size := path.stat().st_size):
@@ -559,7 +562,7 @@ class Forwarder:
 
 
 def _lock_spool(folder: Path) -> int | None:
-    """Lock a spool for sending. Return the descriptor that holds the lock, or None if the spool is locked."""
+    """Lock a spool for sending. Return the descriptor that holds the lock, or None if another process holds it."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     fd = open_lock(endpoint_folder(folder) / _LOCK, mode=0o640)
     if lock_file(fd):

@@ -58,7 +58,7 @@ class LocatedServer(NamedTuple):
 
 
 class ServerMoving(Exception):
-    """An identity moves from one server to another. Try again."""
+    """An identity is moving from one server to another. Try again."""
 
 
 def read_signature(file: str) -> Signature | None:
@@ -73,9 +73,9 @@ def read_signature(file: str) -> Signature | None:
 class PublishedTree:
     """The output tree at ``root``. Several processes may read the tree while another process publishes to it.
 
-    An endpoint that an instance has started also reads the ``status`` in the instance's state directory, and uses the
-    newer status, because one of the two disks may be full. If the tree belongs to another ``ledger``, the endpoint
-    serves the tree as if fetches could not be recorded.
+    An endpoint that an instance has started also reads the ``status`` file in the instance's state directory, and uses
+    the newer of the two statuses, because one of the two disks may be full. If the tree belongs to another ``ledger``,
+    the endpoint serves the tree as if fetches could not be recorded.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class PublishedTree:
     ) -> None:
         self.root, self._clock, self._ledger = str(root), clock, ledger
         self._statuses = [str(path) for path in (status, root / STATUS) if path is not None]
-        self._parsed: dict[str, tuple[Signature, Any]] = {}  # files of the whole tree, by path
+        self._parsed: dict[str, tuple[Signature, Any]] = {}  # parsed files that concern the whole tree, by path
         self.head: Head | None = None
         self.can_answer = False  # whether the format is known, and the instance is active
         self._condition: dict[str, Any] = {}
-        # The orders with which operators stop boots.
+        # The orders by which operators have stopped boots.
         self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))
         self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
         self.clock = checked_clock or CheckedClock(clock)  # compared with the instance's
@@ -111,11 +111,11 @@ class PublishedTree:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the output tree belongs to another instance than the instance that started this endpoint."""
+        """Whether the output tree belongs to an instance other than the one that started this endpoint."""
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:
-        """Return the server with an identity, or None.
+        """Return the server with this identity, or None.
 
         Raises `ServerMoving`, ValueError for a damaged file, and OSError for a file that cannot be read.
         """
@@ -131,7 +131,7 @@ class PublishedTree:
         return None
 
     def read_server(self, name: str) -> LocatedServer | None:
-        """Return the state of a server, or None without such a server. Raises ValueError for a damaged file."""
+        """Return the state of a server, or None if there is no such server. Raises ValueError for a damaged file."""
         found = self.read(state_path(name))
         return None if found is None else LocatedServer(found.file, found.signature, parse_state(found.content))
 
@@ -179,7 +179,7 @@ class PublishedTree:
         self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
 
     def read_status(self) -> dict[str, Any]:
-        """Return the instance's status with its age, and with the condition TreeRead."""
+        """Return the instance's status with its age, and with the condition OutputTreeReadable."""
         from gitboot.status.instance_status import Status, add_age  # imported here, so that an endpoint starts faster
 
         self.refresh()
@@ -250,10 +250,10 @@ def _parse_status(data: bytes) -> dict[str, Any]:
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
-    """Return the machine with the name of a server that has one of its identities in common.
+    """Return the machine, with the name of a server whose document contains one of the machine's identities.
 
-    Return None if a document has the UUID of the machine, or if the machine sent no UUID and a document has another
-    identity of the machine. Also return None if the lookup is not possible now.
+    Return None if a document contains the machine's UUID, or if the machine sent no UUID and a document contains
+    another of its identities. Also return None if the lookup is not possible now.
     """
     try:
         found = {each: tree.find_server(each) for each in machine.identities}
@@ -300,7 +300,7 @@ class CheckedClock:
         self._began_s = uptime().seconds
         self._instance_time: datetime | None = None  # the last time that the instance wrote
         self._seen_s = self._began_s  # uptime at which this process first read that time
-        self._age_s = 0.0  # the age of that time then
+        self._age_s = 0.0  # the age of that time when it was first read
         self._last_right: datetime | None = None  # the last time of the instance with which this clock agreed
         self._is_compared = False  # whether the instance wrote while this process ran
         self._saved, kept_at = _read_saved_clock(self._saved_file)
@@ -317,7 +317,7 @@ class CheckedClock:
 
     @property
     def latest_time(self) -> datetime | None:
-        """A time that is certainly not in the future, even if this clock is wrong now, or None.
+        """A time that has certainly passed, even if this clock is wrong now, or None.
 
         The time is the latest correct time of this clock, or the time of the instance's clock.
         """
@@ -328,18 +328,18 @@ class CheckedClock:
 
     @property
     def instance_time(self) -> datetime | None:
-        """The last time that the instance wrote, by its clock, or None before the first time."""
+        """The last time that the instance wrote, by its clock, or None if it has not written a time yet."""
         return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
 
     @property
     def silent_s(self) -> float | None:
-        """The seconds since the instance wrote its time, or None before the first time."""
+        """The seconds since the instance wrote its time, or None if it has not written a time yet."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
     def choose_time(self, at: datetime) -> datetime:
         """Return the time to use for responses: ``at``, or the last correct time if this clock has a problem.
 
-        If the clock was never correct in this process, the result stays at the first time that the instance wrote.
+        If the clock was never correct in this process, the result is the first time that the instance wrote.
         """
         return at if self.problem is None else self._last_right or self._newest or at
 
@@ -369,7 +369,7 @@ class CheckedClock:
                 self._last_right = other
             self._is_compared |= is_new
             if is_new and abs(off) <= _MAX_OFFSET:
-                self._newest = None  # the earlier times of this clock do not count any more
+                self._newest = None  # the earlier times of this clock no longer count
             if off < -_MAX_OFFSET or (is_new and off > _MAX_OFFSET):
                 self._set_offset(off)
                 return
@@ -378,9 +378,9 @@ class CheckedClock:
         self._check_behind()
 
     def save(self) -> None:
-        """Save the time of this clock for the next process, once a minute and only if the clock has no problem.
+        """Save the time of this clock for the next process, at most once a minute and only if the clock has no problem.
 
-        A disk error is ignored.
+        Disk errors are ignored.
         """
         now = self._clock()
         if (

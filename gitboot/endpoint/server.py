@@ -37,9 +37,9 @@ _STUCK_CHECK_S: Final = 2
 
 
 class EndpointServer:
-    """Serves ``app`` at listening sockets, from `start` to `stop`. Other processes may serve at the same sockets.
+    """Serves ``app`` on listening sockets, from `start` to `stop`. Other processes may serve on the same sockets.
 
-    ``tls_socket`` is an additional socket, for TLS. The server handles no signals, so its caller has to handle signals
+    ``tls_socket`` is an additional socket for TLS. The server does not handle signals, so its caller must handle them
     and call `stop`.
     """
 
@@ -66,13 +66,13 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Accept no more requests, and return after the running requests have ended, or after ``timeout_s``."""
+        """Stop accepting requests, and return when the running requests have ended or after ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
 
     def write_heartbeat(self, pipe: int) -> None:
-        """Let the serving thread write a byte to a pipe soon, which proves to the reader that the thread responds."""
+        """Make the serving thread write a byte to ``pipe`` soon, which proves that the thread responds."""
         self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Write a heartbeat, and look for stuck clients. uvicorn calls this ten times a second."""
         if self.heartbeat_pipe is not None:
-            with suppress(BlockingIOError):  # the pipe is full, which shows life too
+            with suppress(BlockingIOError):  # a full pipe also shows that the thread responds
                 os.write(self.heartbeat_pipe, b".")
             self.heartbeat_pipe = None
         late_s = time.monotonic() - self._stuck_checked_s - _STUCK_CHECK_S
@@ -144,7 +144,7 @@ def open_listening_socket(address: str) -> socket.socket:
 
 
 def build_url(address: str, listening: socket.socket, scheme: str = "http") -> str:
-    """Return the base URL of a listening socket, with its real port."""
+    """Return the base URL of a listening socket, with its actual port."""
     return _format_url(_parse_listen(address)[0], listening.getsockname()[1], scheme)
 
 
@@ -165,7 +165,7 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 _logger = logging.getLogger(__name__)
 _MIN_PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 5.0
-_STEADY_S: Final = 30  # a worker that ran for so long is restarted without a pause
+_STEADY_S: Final = 30  # a worker that ran for this long is restarted without a pause
 
 
 class WorkerLimits(NamedTuple):
@@ -185,10 +185,10 @@ _LIMITS: Final = WorkerLimits()
 
 
 class Workers:
-    """Worker processes that serve at one socket, within a `with` block.
+    """Worker processes that serve on one socket, within a `with` block.
 
     ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, and a pipe as ``--life-fd``.
-    Each worker writes to the pipe while it responds. gitboot kills and replaces a worker that stops writing, for
+    Each worker writes to the pipe as long as it responds. gitboot kills and replaces a worker that stops writing, for
     example after SIGSTOP. ``on_change`` is called from any thread when a worker starts, ends, stops responding or
     responds again.
     """
@@ -222,7 +222,7 @@ class Workers:
         ]
 
     def close(self) -> None:
-        """End all workers, within a few seconds."""
+        """End all workers within a few seconds."""
         self._stopping.set()
         with self._lock:
             processes = [process for process in self._processes if process is not None]
@@ -293,7 +293,7 @@ class Workers:
         return process, life
 
     def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
-        """Wait until a worker has ended, and kill the worker if it hangs."""
+        """Wait until a worker has ended, and kill it if it hangs."""
         poll = select.poll()
         poll.register(life, select.POLLIN)
         silent_s = -self._limits.starting_s

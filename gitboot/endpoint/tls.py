@@ -23,7 +23,7 @@ _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
 class Certificate:
     """A certificate and its key, in two files.
 
-    New connections get the last certificate that could be loaded. A new certificate does not affect open connections.
+    New connections use the last certificate that could be loaded. A new certificate does not affect open connections.
     Until a certificate could be loaded, all connections are refused.
     """
 
@@ -37,7 +37,7 @@ class Certificate:
         self.context.sni_callback = self._select_certificate
 
     def reload_if_changed(self, at: datetime) -> Event | None:
-        """Load the files if they have changed or the last load failed. Return an event if the result is new."""
+        """Load the files if they changed or the last load failed. Return an event if the result is a new one."""
         failure, is_first = self.failure, not self._signatures
         found = read_signature(str(self._file)), read_signature(str(self._key))
         if found == self._signatures and failure is None:
@@ -96,11 +96,11 @@ class Certificate:
 
 
 class _EncryptedKey(Exception):
-    """The key has a passphrase."""
+    """A private key is encrypted with a passphrase."""
 
 
 def _refuse_passphrase() -> str:
-    """Raise `_EncryptedKey` instead of a prompt for the passphrase at the terminal."""
+    """Raise `_EncryptedKey`, so that OpenSSL does not prompt for the passphrase at the terminal."""
     raise _EncryptedKey
 
 
@@ -111,7 +111,7 @@ _SHUTDOWN_S: Final = 5  # for the client's close_notify
 
 
 class TlsSocket:
-    """Accepts TLS connections at a listening socket. Other processes may accept at the same socket.
+    """Accepts TLS connections on a listening socket. Other processes may accept on the same socket.
 
     ``on_refusal`` is called for each client that aborts the handshake, takes too long, or does not use TLS.
     """
@@ -163,7 +163,7 @@ class _Handshake(asyncio.Protocol):
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
-        """Pass the transport on to the connection after the handshake."""
+        """Hand the transport over to the connection after the handshake."""
         self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)

@@ -29,7 +29,7 @@ _TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
 class PushSecret:
-    """The secret in a file, which gitboot reads for each request."""
+    """The file with the secret of webhooks, which gitboot reads for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -57,7 +57,7 @@ class Webhooks:
         self._later: asyncio.TimerHandle | None = None
 
     async def handle(self, scope: Scope, read: ReadBody) -> Reply:
-        """Check a webhook and return the response. gitboot keeps only the HMAC of the body."""
+        """Check a webhook, trigger a fetch, and return the response. gitboot keeps only the HMAC of the body."""
         try:
             secret = self._secret.read()
         except UsageError:
@@ -65,8 +65,8 @@ class Webhooks:
         digest = hmac.new(secret, digestmod=sha256)
         if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
             return refusal
-        # A header must prove that the sender has the secret. All such headers must match, and are compared in constant
-        # time.
+        # At least one header must prove that the sender has the secret. All such headers must match, and are compared
+        # in constant time.
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         signature = digest.hexdigest().encode()
         found = [

@@ -21,9 +21,9 @@ from msgspec import Struct
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import NEW_FILE, open_lock, take_lock
 
-# link(2): the file has reached its limit of names, the file system has no hard links, or a mount point is in between.
+# link(2): the file has the maximum number of links, the file system has no hard links, or the mounts differ.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
-_READ_BYTES: Final = 1 << 16  # bytes
+_READ_BYTES: Final = 1 << 16
 # Up to this number of files and folders, one fsync for each is faster than one syncfs. A syncfs also waits for data
 # that other processes have written to the same file system.
 MAX_FSYNCS: Final = 16
@@ -40,13 +40,13 @@ _R = TypeVar("_R")
 
 
 def to_publish_error(path: Path, error: OSError) -> PublishError:
-    """Return the error for a failed system call at ``path``, with a hint if the cause is common."""
+    """Convert an OSError at ``path`` to a `PublishError`, with a hint for common causes."""
     hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
     return PublishError(f"{path}: {error.strerror}{hint}")
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
-    """Raise `PublishError` with the path if a method raises OSError."""
+    """Wrap a method so that an OSError becomes a `PublishError` that names the path."""
 
     @wraps(act)
     def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -59,7 +59,7 @@ def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[
 
 
 class _StagedFile(NamedTuple):
-    """The file that was staged last, which may get further names."""
+    """The most recently staged file, to which `Disk.stage` can hard-link other paths."""
 
     path: str
     mtime: int
@@ -67,7 +67,7 @@ class _StagedFile(NamedTuple):
 
 
 class TreeModes(Struct, frozen=True, kw_only=True):
-    """The permissions of an output tree, which do not depend on the umask."""
+    """The permissions and the group of an output tree, which do not depend on the umask."""
 
     folder: int = 0o755
     file: int = 0o644
@@ -75,7 +75,7 @@ class TreeModes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return the permissions and the group of a folder, for use below that folder."""
+        """Return modes that match the permissions and the group of a folder, for use below that folder."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
@@ -90,7 +90,7 @@ OPEN_MODES: Final = TreeModes()  # every user of the host can read the tree
 
 
 class Disk:
-    """Read and write the files below ``root``. Call `close` at the end."""
+    """Reads and writes files below ``root``. Call `close` when done."""
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self.root, self.modes = root, modes
@@ -105,7 +105,7 @@ class Disk:
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the folder that was opened is still at its path."""
+        """Return whether the folder at ``root`` is still the one that was opened."""
         try:
             return os.path.samestat(os.stat(self.root), self._folder)
         except OSError:
@@ -122,12 +122,15 @@ class Disk:
 
     @_raise_with_path
     def lock(self, path: str) -> str:
-        """Lock out other processes until `close`. Return a description of the process that holds the lock, or ""."""
+        """Lock the file at ``path`` until `close`. Return an empty string if this succeeded.
+
+        If another process holds the lock, return a description of that process.
+        """
         folder, name = split(path)
         while True:
-            # Any user who can open the file can lock it, which would block this instance.
+            # Any user who can open the lock file could lock it and block this instance.
             self._lock = open_lock(name, self.folders.make(folder))
-            with suppress(PermissionError):  # an older gitboot created the file as another user
+            with suppress(PermissionError):  # an older version of gitboot created the file as another user
                 os.fchmod(self._lock, 0o600)
             if (other := take_lock(self._lock)) is not None:
                 return other
@@ -150,14 +153,14 @@ class Disk:
             return None
 
     def has_file(self, path: str) -> bool:
-        """Return whether a regular file is at ``path``, with no symlink on the way."""
+        """Return whether ``path`` is a regular file that is reached without following a symlink."""
         try:
             return is_file(self.lstat(path))
         except NotAFolder:
             return False
 
     def size(self, path: str) -> int | None:
-        """Return the size of the file at ``path``, or None if the file is absent. Follows symlinks to folders."""
+        """Return the size of a file in bytes, or None if there is no regular file. Follows symlinks to folders."""
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:
@@ -187,12 +190,12 @@ class Disk:
 
     @_raise_with_path
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted, or an empty list if there is no such folder."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
     def choose_mtime(self, path: str, at: datetime) -> int:
-        """Return the modification time that `stage` gives to the next version of ``path``, in seconds since 1970."""
+        """Return the modification time (seconds since 1970) that `stage` will set for the next version of ``path``."""
         mtime = int(at.timestamp())
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is not None:
@@ -204,10 +207,10 @@ class Disk:
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
-        The modification time is ``at``. If the current file at ``path`` is not older, the time is one second after the
-        time of the current file, unless ``exact`` is set. The permissions do not depend on the umask. ``like`` is a
-        path for which the same content was staged before. If both files get the same time and the file system supports
-        hard links, they become two hard links to one file.
+        The modification time is ``at``, or one second after that of the current file if ``at`` is not later. With
+        ``exact``, it is always ``at``. ``like`` is another path for which the same content was staged before. If both
+        files get the same modification time and the file system supports hard links, the temporary file becomes a hard
+        link to the one staged for ``like``.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
@@ -238,7 +241,7 @@ class Disk:
 
     @_raise_with_path
     def remove(self, path: str) -> None:
-        """Remove a file if it exists, and the folders that become empty."""
+        """Remove a file if it exists, and any folders that this leaves empty."""
         folder, name = split(path)
         if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
@@ -247,7 +250,7 @@ class Disk:
         self.folders.prune()
 
     def sync(self) -> None:
-        """Wait until all staged, placed and removed files would survive a power cut. Raises PublishError."""
+        """Flush all staged, placed and removed files to disk, so that they survive a power cut. Raises PublishError."""
         self._unsynced |= self.folders.changed
         self.folders.changed.clear()
         if len(self._unsynced) > MAX_FSYNCS:
@@ -277,7 +280,7 @@ class Disk:
 
 
 def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
-    """Write the content of a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
+    """Write ``content`` to a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -291,7 +294,7 @@ def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bo
         if error.errno in NO_LINK_ERRORS:
             return False
         raise
-    # The path of the staged file may contain a symlink, so the link may lead to another file.
+    # The path of the staged file may contain a symlink, so the link may point to a different file.
     if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
         return True
     os.unlink(name, dir_fd=folder)
@@ -327,15 +330,15 @@ def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content
 
 
 def split(path: str) -> tuple[str, str]:
-    """Return the folder and the name of a path."""
+    """Split a path into its folder and its file name."""
     folder, _, name = path.rpartition("/")
     return folder, name
 
 
 def staging_path(path: str) -> str:
-    """Return the path of the temporary file for a path. Each path has exactly one temporary file.
+    """Return the path of the temporary file from which the next version of ``path`` is renamed into place.
 
-    Its name is short, because the name of the file may have the maximum length of the file system.
+    Its name has a fixed length, because the name of the file itself may already be as long as the file system allows.
     """
     folder, name = split(path)
     beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
@@ -343,7 +346,7 @@ def staging_path(path: str) -> str:
 
 
 def is_staging_name(name: str) -> bool:
-    """Return whether a name has the form of `staging_path`. A killed process may leave files with such names."""
+    """Return whether `staging_path` generates names of this form. A killed process may leave such files behind."""
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
@@ -357,7 +360,7 @@ def syncfs(fd: int) -> None:
 
 
 class NotAFolder(PublishError):
-    """A file or a symlink is at the path of a folder."""
+    """A file or a symlink exists where a folder is expected."""
 
     def __init__(self, root: Path, path: str) -> None:
         super().__init__(f"{root / path}: expected a folder, found a file or a symlink (move it away)")
@@ -365,21 +368,21 @@ class NotAFolder(PublishError):
 
 
 class _Folder(NamedTuple):
-    path: str  # "" is the directory itself
+    path: str  # "" is the root
     fd: int
 
 
 class OpenFolders:
-    """Open folders from the root down to the folder that was opened last.
+    """Keeps the folders open from the root down to the most recently used folder.
 
-    Paths mostly come in sorted order, so the next folder is usually near the last opened folder. Methods raise OSError
-    and NotAFolder.
+    Callers mostly go through paths in sorted order, so the next folder is usually close to the previous one. Methods
+    raise OSError and NotAFolder.
     """
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self._root, self._modes = root, modes
         self._open_folders = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
-        self.filesystems: dict[int, int] = {}  # an open folder on the file system; any folder may be a mount point
+        self.filesystems: dict[int, int] = {}  # by device, an open folder on it; any folder may be a mount point
         self.changed: set[str] = set()  # folders in which folders were created or removed
 
     def close(self) -> None:
@@ -398,18 +401,18 @@ class OpenFolders:
         return self._open_folders[0].fd
 
     def find(self, path: str) -> int | None:
-        """Return the descriptor of a folder, or None without such a folder. The next call may close the descriptor."""
+        """Return the descriptor of a folder, or None if it does not exist. The next call may close the descriptor."""
         try:
             return self._open(path, make=False)
         except FileNotFoundError:
             return None
 
     def make(self, path: str) -> int:
-        """Return the descriptor of a folder, and create a missing folder. The next call may close the descriptor."""
+        """Return the descriptor of a folder, creating a missing folder. The next call may close the descriptor."""
         return self._open(path, make=True)
 
     def prune(self) -> None:
-        """Remove the folder that was opened last and its parents while they are empty. Folders in the root stay."""
+        """Remove the most recently used folder and its parents while they are empty. Top-level folders stay."""
         while len(self._open_folders) > 2:
             name = self._open_folders[-1].path.rpartition("/")[2]
             self._leave()
@@ -467,7 +470,7 @@ def build_restricted_modes(group: int | None = None) -> TreeModes:
 def find_group_id(name: str) -> int:
     """Return the ID of a group. ``name`` may be a name or a number.
 
-    Raises `UsageError` if the group does not exist, or if this process may not give files to the group.
+    Raises `UsageError` if the group does not exist, or if this process is not allowed to assign files to the group.
     """
     if name.isdecimal():
         found = int(name)
@@ -488,7 +491,7 @@ def find_group_id(name: str) -> int:
 
 
 def is_readable_by_others(root: Path) -> bool:
-    """Return whether users other than the owner and the group can read the published files below a folder."""
+    """Return whether users other than the owner and the group can read the published files below ``root``."""
     with suppress(OSError):
         below = [root / name for name in ("boot", "ops") if (root / name).is_dir()]
         return bool(root.stat().st_mode & _OTHERS) and any(each.stat().st_mode & _OTHERS for each in below)
@@ -496,11 +499,12 @@ def is_readable_by_others(root: Path) -> bool:
 
 
 def apply_modes(root: Path, modes: TreeModes) -> None:
-    """Set these permissions on an existing output tree, except on the files of operators. Raises PublishError.
+    """Apply ``modes`` to an existing output tree, except to files that belong to operators. Raises PublishError.
 
-    The top folders change last. If they already have these permissions, gitboot checks no other files. Files that only
-    their owner may read keep their permissions. gitboot does not change files and folders of other users. It does not
-    change ``root`` itself if other files are in it, because other users may need to read those files.
+    The top folders are changed last, so if they already have these modes, the rest of the tree is skipped. Files that
+    only their owner can read keep their permissions. Files and folders of other users are not changed. If ``root``
+    contains anything besides the tree, ``root`` itself is not changed either, because other users may need access to
+    its other files.
     """
     try:
         tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]

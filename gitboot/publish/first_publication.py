@@ -38,17 +38,17 @@ _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})  # source and destination are on different mounts
-_MIN_SAMPLE: Final = 64  # servers; gitboot estimates the files of all servers from a sample of at least this size
-_CERTAIN_SHARE: Final = 0.9  # of an estimate; the error of a random sample is smaller
+_MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
+_CERTAIN_SHARE: Final = 0.9  # a publication certainly needs this share of an estimate
 _MIB: Final = 2**20
 
 
 class FilledTree(NamedTuple):
-    """The content of a new tree."""
+    """The result of writing the files of a new tree."""
 
     head: Head
-    content: Mapping[str, tuple[str, ...]]  # content paths that the boot scripts of each server refer to
-    files_written: int  # files
+    content: Mapping[str, tuple[str, ...]]  # by server, the content paths that its boot scripts refer to
+    files_written: int
     listings: Listings
 
 
@@ -68,7 +68,7 @@ def fill_tree(
     with create_tree(disk, at) as fresh:
         if fresh is None:
             return None
-        # The last step, after all servers, moves all files into place.
+        # The progress counts one more step than servers: moving all files into place.
         for server, files in iterate_with_progress(
             publication.servers.items(), lambda done, total: report_progress(done, total + 1)
         ):
@@ -84,7 +84,7 @@ def fill_tree(
     return FilledTree(head, content, written, listings)
 
 
-# A tree that is not visible yet
+# A new tree that readers cannot see yet
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
             durable_files.syncfs(own)
             os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
             durable_files.syncfs(own)
-        finally:  # after a success, it is already gone
+        finally:  # after a success, the folder no longer exists
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
     finish_first_publication(disk)
@@ -133,7 +133,7 @@ def finish_first_publication(disk: Disk) -> bool:
 
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
-    """Yield gitboot's own folder in the tree. An OSError in the block becomes a PublishError."""
+    """Yield a descriptor of gitboot's private folder in the tree. An OSError in the block becomes a PublishError."""
     try:
         own = os.dup(disk.folders.make(OWN))
         try:
@@ -154,7 +154,7 @@ def _open_folder(name: str, folder: int) -> Iterator[int]:
 
 
 def _can_be_moved(own: int, root: int) -> bool:
-    """Return whether gitboot can rename a folder from its own folder to the tree. A mount point may be in between."""
+    """Return whether folders can be renamed from gitboot's private folder into the tree. A mount may prevent it."""
     with ExitStack() as stack:
         fresh = stack.enter_context(_open_folder(_FRESH, own))
         folder, name = root, _BOOT
@@ -173,10 +173,10 @@ def _can_be_moved(own: int, root: int) -> bool:
 
 
 def _move(source: int, target: int, folder: str) -> None:
-    """Rename all files of one folder into another, and merge the folders that exist in both.
+    """Move everything in one folder into another, merging folders that exist in both.
 
-    ``folder`` is their path in the tree, ending with a slash. As in every publication, content comes first, then the
-    boot scripts, then the first scripts, and the manifest last.
+    ``folder`` is the path of both folders in the tree, either empty or with a trailing slash. As in every publication,
+    content is moved first, then boot scripts, then first scripts, and the manifest last.
     """
     stands = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
@@ -193,19 +193,19 @@ def _move(source: int, target: int, folder: str) -> None:
 
 
 class NewTree:
-    """A new folder that no other process uses. Each file is written once."""
+    """Writes a new tree to a folder that no other process uses. Each file is written once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
         self._made = {""}  # paths of the folders that exist
-        # Whether new files get other permissions or another group than they should have. The first file shows it.
+        # Whether the system gives new files other permissions or another group than wanted. None: no file written yet.
         self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
-        """Write the files of one server, or files that belong to no server. Return how many paths are new.
+        """Write the files of one server, or the files that belong to no server. Return the number of new paths.
 
-        Files with the same content become hard links to one file. Only content may exist already, because several
-        servers can refer to it. Raises PublishError.
+        Paths with identical content become hard links to one file. Only content paths may already exist, because
+        several servers can refer to the same content. Raises PublishError.
         """
         alike: dict[Digest, list[str]] = {}
         for path, file in files.items():
@@ -228,7 +228,7 @@ class NewTree:
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write gitboot's own files, by path. Files without content are skipped. Raises PublishError."""
+        """Write gitboot's own files, by path, skipping paths without content. Raises PublishError."""
         for path, content in contents.items():
             if content is not None:
                 try:
@@ -272,7 +272,7 @@ class NewTree:
 
 
 class _Need(Struct):
-    """The space that files need on one file system, which may be estimated from some of the servers."""
+    """The inodes and bytes that files need on one file system, possibly estimated from a sample of the servers."""
 
     inodes: float = 0
     size: float = 0  # bytes
@@ -280,11 +280,11 @@ class _Need(Struct):
 
 
 def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
-    """Check that the file systems have enough space for files and folders. Raises PublishError.
+    """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
-    ``files`` has the path of each file, its size in bytes, and the number of files that it represents. A file with
-    several names counts once. The manifest and the index do not count. A file system without an inode limit, such as
-    Btrfs, always has space for more files.
+    ``files`` yields the path of each file, its size in bytes, and the number of files that it represents. Hard links to
+    one file count once. The manifest and the index are not counted. A file system without a fixed number of inodes,
+    such as Btrfs, is never short of inodes.
     """
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
@@ -294,7 +294,7 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
         need.inodes += times
         need.size += times * size
         need.is_estimate |= times != 1
-    is_root = os.geteuid() == 0  # file systems keep some space free for root
+    is_root = os.geteuid() == 0  # file systems reserve some space for root
     for place, need in needs.items():
         found = os.statvfs(place)
         free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
@@ -314,9 +314,7 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_room`. For many servers, a sample represents all
-    servers.
-    """
+    """Yield the files and folders of a publication for `check_room`, or for many servers an estimate from a sample."""
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()
@@ -325,9 +323,8 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
         had.update(once.keys())
         sizes.update(once)
     own = len(names) / number if number else 1
-    # Contents that the sample shows at one server only. Some belong to one server, others to a group of servers, and
-    # the sample does not show the difference. Chao's estimator (1984) gives the number of distinct contents from the
-    # numbers of those that occur once and twice.
+    # Content that only one server of the sample uses may belong to this server alone or to a group of servers. Chao's
+    # estimator (1984) estimates the number of distinct contents from how many occur once and twice in the sample.
     found = Counter(times for path, times in had.items() if is_immutable(path))
     of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
     for path, size in sizes.items():
@@ -340,7 +337,7 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
 
 
 def _measure_distinct_files(files: Files) -> dict[str, int]:
-    """Return the sizes of files and of their folders, by path. Files with the same content count once."""
+    """Return the size of each file by path, counting identical content once, and size 0 for each folder."""
     firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in firsts.values()}
     for path in files:

@@ -1,4 +1,4 @@
-"""Root key of a signed list: create a folder of list keys, and replace the keys in that folder."""
+"""Root key of a signed list: create and replace the keys that sign the list."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ except ImportError:
 ROOT_KEY: Final = "root.key"
 ROOT_PUBLIC_KEY: Final = "root.pub"
 ROOT_VALID: Final = timedelta(days=3 * 365)  # how long root and targets metadata is valid
-_BIN_BITS: Final = 8  # 256 bins: docs/adr/0075-signed-list.md has the sizes
+_BIN_BITS: Final = 8  # 256 bins; docs/adr/0075-signed-list.md compares other numbers
 _BIN_PREFIX: Final = "servers"
 
 
 def has_root(folder: Path) -> bool:
-    """Return whether a folder has root metadata of a signed list."""
+    """Return whether a folder contains the root metadata of a signed list."""
     return folder.is_dir() and bool(find_next_version(folder, ROOTS))
 
 
@@ -34,7 +34,7 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
     """Create a root key, a publication key and their metadata in a folder. Return the public root key as PEM.
 
     ``root_key`` is the file for the private root key, by default `ROOT_KEY` in the folder. Raises `UsageError` if a key
-    file exists already.
+    file already exists.
     """
     signer, publication = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
     root, targets = Metadata(Root()), Metadata(Targets())
@@ -46,11 +46,11 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
-    """Replace the publication key, and with ``new_root_key`` the root key too. Return the public root key as PEM.
+    """Replace the publication key and, if ``new_root_key`` is given, the root key. Return the public root key as PEM.
 
-    The new metadata is valid for `ROOT_VALID` from now. A reader that trusts the earlier root key accepts the new root
-    key, because both sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is not
-    the root key, or if ``new_root_key`` exists.
+    The new metadata is valid for `ROOT_VALID` from now. Readers that trust the earlier root key also accept the new
+    one, because both keys sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is
+    not the root key, or if ``new_root_key`` already exists.
     """
     signer = _read_key(root_key or folder / ROOT_KEY)
     roots, delegations = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
@@ -86,7 +86,7 @@ def _write_list_root(
     signers: tuple[CryptoSigner, ...],
     now: datetime,
 ) -> bytes:
-    """Write metadata in which the last signer trusts the publication key, and the public key of this signer."""
+    """Write the metadata that authorizes the publication key. Write and return the public root key as PEM."""
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication.public_key, role)
     key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID

@@ -1,4 +1,4 @@
-"""Manifest of an output tree."""
+"""Manifest of an output tree: render and parse its head, nodes, leaves and the listing of shared files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stamp(Struct, frozen=True, kw_only=True):
     """The commit, the gitboot version and the ledger from which a tree was published."""
 
     commit: str
-    gitboot: str  # its version
+    gitboot: str  # the version of gitboot
     ledger: str  # the identity of the instance that owns the tree
 
 
@@ -41,14 +41,14 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """All files of a tree."""
+    """All files of a tree, with their digests and sizes."""
 
     stamp: Stamp
-    files: Mapping[str, ListedFile]  # by path, sorted; includes states
+    files: Mapping[str, ListedFile]  # by path, sorted; includes the states of servers
 
 
 class UnknownFormat(ValueError):
-    """Another version of gitboot wrote the manifest."""
+    """The manifest has a format that this version of gitboot does not read."""
 
 
 def is_of_manifest(path: str) -> bool:
@@ -56,7 +56,7 @@ def is_of_manifest(path: str) -> bool:
 
 
 def locate_server(server: str) -> tuple[str, str]:
-    """Return the node and the leaf that list a server's state."""
+    """Return the names of the node and the leaf that contain the digest of a server's state."""
     digest = sha256(server.encode()).digest()
     return f"{digest[0] >> 2:02x}", f"{digest[1] >> 2:02x}"
 
@@ -70,23 +70,26 @@ def leaf_path(node: str, leaf: str) -> str:
 
 
 def parse_part_path(path: str) -> tuple[str | None, str | None]:
-    """Return the node and the leaf of a manifest path. Both are None for another path, the leaf for a node's path."""
+    """Return the node and the leaf that a manifest path names.
+
+    The leaf is None if the path is that of a node. Both are None for any other path.
+    """
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)
 
 
 def compute_digest(content: bytes) -> str:
-    """Return the sha256 of some content, in hexadecimal digits."""
+    """Return the SHA-256 of ``content`` in hexadecimal digits."""
     return sha256(content).hexdigest()
 
 
 def render_digests(digests: Digests) -> bytes:
-    """Render a node or a leaf."""
+    """Render a node or a leaf of the manifest as JSON."""
     return encode_canonical(dict(digests)) + b"\n"
 
 
 def parse_digests(data: bytes) -> dict[str, str]:
-    """Parse a node or a leaf. Raises ValueError."""
+    """Parse a node or a leaf of the manifest. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
         raise ValueError("not a part of a manifest")
@@ -94,7 +97,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
 
 
 def render_listing(files: Mapping[str, ListedFile]) -> bytes:
-    """Render the listing of shared files."""
+    """Render the listing of shared files as JSON."""
     lines = (
         f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
         for path, each in sorted(files.items())

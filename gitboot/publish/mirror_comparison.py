@@ -43,7 +43,7 @@ from gitboot.render.paths import (
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 20
-_BATCH: Final = 4096  # files that the threads get at a time
+_BATCH: Final = 4096  # files that are submitted to the threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "the mirror serves a file that is not published"
@@ -57,17 +57,18 @@ class MirrorReport(Struct, frozen=True, kw_only=True):
     """The result of comparing a mirror with a published tree, or with its signed list."""
 
     findings: tuple[MirrorFinding, ...]  # sorted by path, findings about the list first
-    files: int  # all published files, whether they were read or not
-    unread: tuple[str, ...]  # paths that only machines may fetch, sorted
-    in_transition: tuple[str, ...]  # sorted paths within the tolerance of a transition
-    hidden_files: int = 0  # files whose paths the list hides
-    signed_list: SignedList | None = None  # None: gitboot read no list, or the list is not readable
+    files: int  # number of published files, including those that were not read
+    unread: tuple[str, ...]  # sorted paths that were not read, because only machines may fetch them
+    in_transition: tuple[str, ...]  # sorted paths that have the version before or after a transition
+    hidden_files: int = 0  # number of files whose paths the list contains only as digests
+    signed_list: SignedList | None = None  # None: not read, or not readable
 
 
 def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
-    """Return the files that a mirror of the tree at ``root`` must have, by path below boot/, sorted.
+    """Return the files that a mirror of the tree at ``root`` must contain, by path below boot/, sorted.
 
-    The files of a target have other modification times than those of the tree. Raises `PublishError`.
+    With ``as_target``, modification times are not compared, because a target does not keep those of the tree. Raises
+    `PublishError`.
     """
     manifest = read_manifest(root)
     if manifest is None:
@@ -96,10 +97,10 @@ def compare_mirror(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with the files that ``look`` returns. Files that are published meanwhile are compared again.
+    """Compare a mirror with the files that ``look`` returns. Files published during the comparison are compared again.
 
-    ``on_start`` gets the number of files to compare, and ``on_progress`` the number of files compared since its last
-    call.
+    ``on_start`` is called with the number of files to compare, and ``on_progress`` with the number of files compared
+    since its last call.
     """
     with threads(parallel) as pool:
         return compare_files(mirror, look(), lambda _: look(), pool, on_start, on_progress)
@@ -107,7 +108,7 @@ def compare_mirror(
 
 @contextmanager
 def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads. Tasks that have not started at the end of the block are cancelled."""
+    """Yield a thread pool. Tasks that have not started when the block ends are cancelled."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
     try:
         yield pool
@@ -123,9 +124,10 @@ def compare_files(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with these files. Files that are published during the comparison are compared again.
+    """Compare a mirror with these files. Files published during the comparison are compared again.
 
-    ``look_again`` gets True if there is a finding. It returns the current files, or None if they have not changed.
+    ``look_again`` is called with whether there are findings. It returns the current files, or None if they have not
+    changed.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -173,22 +175,22 @@ def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    """Return findings sorted by path, with findings about the list first.
+    """Return findings sorted by path, with findings about the signed list first.
 
-    A wrong clock or an outdated list explains the other findings.
+    A wrong clock or an outdated list often explains the findings about other files.
     """
     return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class FolderMirror:
-    """A mirror in a folder of this host. gitboot can read all files, but not the headers that a web server sends."""
+    """A mirror in a local folder. gitboot can read all files, but not the headers that a web server sends."""
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         """``root`` is the published output tree, if the tree is on this host."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return a file, or its first ``max_bytes + 1`` bytes, or None if it is absent. Raises `HostUnreachable`."""
+        """Return a file, cut off after ``max_bytes + 1`` bytes, or None if it is absent. Raises `HostUnreachable`."""
         try:
             with (self._folder / path).open("rb") as content:
                 return content.read(max_bytes + 1)
@@ -198,7 +200,7 @@ class FolderMirror:
             raise HostUnreachable(f"{self._folder / path} cannot be read: {error.strerror}") from error
 
     def names(self) -> list[str]:
-        """Return the paths of all files, sorted, without the staging folder of the mirror program."""
+        """Return the sorted paths of all files, except those in the staging folder of the mirror program."""
         return sorted(paths_in(str(self._folder)))
 
     def find_cached_list(self) -> Iterator[MirrorFinding]:
@@ -208,7 +210,7 @@ class FolderMirror:
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
-        """Read a whole file of any size, and return its size, digest and time."""
+        """Read a file completely, and return its size, digest and modification time."""
         try:
             with (self._folder / path).open("rb") as content:
                 digest, found = sha256(), (self._folder / path).stat()
@@ -221,9 +223,10 @@ class FolderMirror:
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """Find files that the published tree does not have, and artifacts with a wrong digest.
+        """Find files that are not in the published tree, and artifacts whose digest is wrong.
 
-        Without the tree, the signed list, `assets/` and content with a digest in its path are allowed.
+        If the tree is not on this host, the signed list, `assets/` and content with a digest in its path count as
+        published.
         """
         for path in self.names():
             if path in files:
@@ -245,9 +248,10 @@ class FolderMirror:
 class WebMirror:
     """A mirror behind a web server.
 
-    gitboot's requests do not count as fetches of machines. Each request has gitboot in its User-Agent. For paths whose
-    fetch is evidence, the request also has a mark in its query. Endpoints and `gitboot read-access-logs` check both. By
-    default gitboot does not request these paths at all, not even with HEAD, because caches turn a HEAD into a GET.
+    gitboot's own requests must not count as fetches by machines. Each request therefore names gitboot in its
+    User-Agent, and a request for a path whose fetch is evidence also has a mark in its query. Endpoints and `gitboot
+    read-access-logs` check both. By default, gitboot does not request such paths at all, not even with HEAD, because a
+    cache may turn a HEAD into a GET.
     """
 
     def __init__(
@@ -261,19 +265,19 @@ class WebMirror:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``.
+        """The deadline covers a response without its body. The body must arrive at least at ``rate``.
 
-        ``nonce`` is a text that no earlier request had.
+        ``nonce`` must be a text that no earlier request contained, so that no cache can answer.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
-        self._numbers = count()  # numbers in the queries of requests that no cache may answer
+        self._numbers = count()  # numbers for the queries of requests that bypass caches
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
-        # If True, a 403 means that a file of the list is absent: S3 answers 403 if the client may not list the bucket.
+        # Once a file of the list was read, a 403 means an absent file: S3 returns it to clients that may not list.
         self._gives_list = False
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the content of a file, or its first ``max_bytes + 1`` bytes, bypassing all caches.
+        """Return the content of a file, cut off after ``max_bytes + 1`` bytes, bypassing all caches.
 
         Return None if the file is absent. Raises `HostUnreachable`.
         """
@@ -281,12 +285,12 @@ class WebMirror:
         return self._fetch(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
 
     def names(self) -> None:
-        """Return None: a web server does not list its files."""
+        """Return None, because a web server does not list its files."""
 
     def find_cached_list(self) -> Iterator[MirrorFinding]:
         """Find caches that may serve an outdated signed list.
 
-        The timestamp, which each publication changes, is compared with the answer of a cache.
+        The timestamp file, which changes with each publication, is fetched both past all caches and through them.
         """
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
@@ -306,12 +310,13 @@ class WebMirror:
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
     ) -> tuple[bytes | None, MirrorAnswer]:
-        """Return the head of an answer, and its first ``max_bytes + 1`` bytes, or None if the file is absent."""
+        """Return the first ``max_bytes + 1`` bytes of a file, or None if it is absent, and the head of the response."""
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
-            # S3 answers 403 for an absent object if the client may not list the bucket. Each chain of roots ends at an
-            # absent file, and python-tuf accepts both answers there, too. A reader begins with the timestamp.
+            # S3 returns 403 for an absent object if the client may not list the bucket. Readers fetch the timestamp
+            # first, so a 403 after that means an absent file. At the end of the chain of roots, python-tuf also accepts
+            # both 403 and 404.
             if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
                 return None, _read_answer(answer)
             if answer.status == 403:
@@ -331,9 +336,10 @@ class WebMirror:
         return self._reads_entries or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
-        """Send a HEAD request, as firmware does first. If the size is one of ``sizes`` (in bytes), also read the file.
+        """Send a HEAD request, as firmware does first. Then read the file if its size is one of ``sizes``, in bytes.
 
-        Files that only machines fetch are small, and boot loaders send no HEAD for these files, so one GET is enough.
+        Files that only machines fetch are small, and boot loaders send no HEAD for them, so they are read with a single
+        GET.
         """
         if is_fetched_by_machines_only(path):
             return self._request("GET", path, most_bytes=max(sizes) + 1)
@@ -342,7 +348,7 @@ class WebMirror:
         return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """Find unpublished files that the mirror serves, at the paths that gitboot can guess.
+        """Find unpublished files that the mirror serves at paths that gitboot can guess.
 
         Raises `HostUnreachable`.
         """
@@ -358,7 +364,7 @@ class WebMirror:
         yield from (finding for finding in found if finding is not None)
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
-        """Send a request and read at most ``most_bytes`` of the answer."""
+        """Send a request and read at most ``most_bytes`` of the response body."""
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
@@ -391,41 +397,41 @@ def _read_answer(answer: AnswerStream) -> MirrorAnswer:
 
 
 class MirrorFault(StrEnum):
-    """A fault of one path of a mirror."""
+    """The kind of a fault in one file of a mirror."""
 
     MISSING = "Missing"
     STALE = "Stale"  # an earlier version
-    WRONG = "Wrong"  # other content
+    WRONG = "Wrong"  # different content
     EXTRA = "Extra"  # the file is not published
     REDIRECTED = "Redirected"
     MISTYPED = "Mistyped"
     UNSIZED = "Unsized"
     CACHEABLE = "Cacheable"
-    UNDATED = "Undated"  # the modification time is not that of the version
-    CACHED = "Cached"  # a cache answered with a stored version
-    UNSIGNED = "Unsigned"  # the list has no signatures, and the command names a key
-    BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by its keys
+    UNDATED = "Undated"  # the modification time differs from that of the published version
+    CACHED = "Cached"  # a cache served a stored version
+    UNSIGNED = "Unsigned"  # the list has no signatures, but the command names a key
+    BAD_SIGNATURE = "BadSignature"  # a part of the list lacks valid signatures by the required keys
     DAMAGED = "Damaged"  # a part of the list is malformed, or belongs to another list
-    INCOMPLETE = "Incomplete"  # a listing has another version than the list
+    INCOMPLETE = "Incomplete"  # a listing is not the version that the list names
     EXPIRED = "Expired"  # the list was not renewed in time
     EARLY = "Early"  # the list is newer than the clock of this host
-    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
+    UNKNOWN = "Unknown"  # no response, or an inconclusive response
 
 
 class MirrorFile(Struct, frozen=True, kw_only=True):
-    """A file that a mirror must have, and the versions that are valid around now."""
+    """A file that a mirror must contain, with the versions that are acceptable around the current time."""
 
     path: str  # below boot/
     right: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
     versions: tuple[FileVersion, ...]  # all versions that the tree or the list names
     modified: int | None = None  # in seconds since 1970; None: gitboot does not compare times
-    keeps_time: bool = True  # whether a mirror must have this time: then its access log can be evidence
+    keeps_time: bool = True  # whether a mirror must keep this time, so that its access log is evidence
     server: str | None = None  # the server to which the file belongs; None: no server, or unknown
-    contents: Mapping[str, str] = field(default_factory=dict)  # by sha256: texts of versions that are not in OUTPUT
+    contents: Mapping[str, str] = field(default_factory=dict)  # text by sha256, of versions not in OUTPUT
 
     @property
     def is_evidence(self) -> bool:
-        """Return whether a complete GET is evidence about a machine. Only machines may request such a path."""
+        """Return whether a complete GET of the file counts as evidence, so that only machines may request it."""
         kind = find_path_kind(BOOT + self.path)
         return (
             kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.BOOT_SCRIPT)
@@ -433,13 +439,13 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_entry(self) -> bool:
-        """Return whether the file belongs to one machine and changes in place."""
+        """Return whether the file belongs to one machine and is replaced in place."""
         kind = find_path_kind(BOOT + self.path)
         return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
 
 class MirrorAnswer(Struct, frozen=True, kw_only=True):
-    """The answer of a mirror for one path. A value is None if the answer lacks it, or if gitboot did not request it."""
+    """A mirror's response for one path. A field is None if the response lacks it or gitboot did not request it."""
 
     status: int
     size: int | None = None
@@ -449,9 +455,9 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
     content_type: str | None = None
     cache_control: str | None = None
     encoding: str = ""
-    age_s: int = 0  # for how many seconds a cache has stored the answer
+    age_s: int = 0  # how long a cache has stored the response
     redirect_url: str | None = None
-    trouble: str = ""  # why there is no answer
+    trouble: str = ""  # why there is no response
 
     @property
     def is_there(self) -> bool:
@@ -465,14 +471,14 @@ class MirrorFinding(Struct, frozen=True, kw_only=True):
 
 
 class CheckedFile(NamedTuple):
-    """The result for one path of a mirror."""
+    """The result of checking one file of a mirror."""
 
     finding: MirrorFinding | None
-    is_in_transition: bool = False  # whether the file is right, but not of the current version
+    is_in_transition: bool = False  # whether the file has an acceptable version other than the current one
 
 
 def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
-    """Return the worst fault of an answer, and whether the file is in transition."""
+    """Return the most serious fault of a mirror's response, and whether the file is in transition."""
     if answer.status in _GONE and None in file.right:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
@@ -493,7 +499,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """Return the fault of an answer for an unpublished path. ``why`` explains why a file at that path would matter."""
+    """Return the fault of a response for an unpublished path, or None. ``why`` states why a file there would matter."""
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
@@ -508,10 +514,10 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
 
 
 def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return the fault of an answer for the boot script of a machine that has no boot script.
+    """Return the fault of a response for the boot script of an unknown machine, or None.
 
-    A cache may store a 404 and a 410 by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes. The
-    machine then stays unknown after its boot script is published.
+    A cache may store 404 and 410 responses by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes.
+    A machine that is added to the fleet would not get its boot script from such a cache.
     """
     found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
@@ -567,9 +573,9 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
 
 
 def may_be_cached(cache_control: str) -> bool:
-    """Return whether a cache may answer with a stored copy without revalidation.
+    """Return whether a cache may serve a stored copy without revalidation.
 
-    Without a rule in Cache-Control, a cache may use its own rules.
+    Without a directive in Cache-Control, a cache may apply its own rules.
     """
     directives = {each.strip().lower() for each in cache_control.split(",")}
     return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
@@ -582,21 +588,20 @@ PRIVATE: Final = {
     "ops/manifest.json": "files in ops/ are for operators, and contain tokens and secrets",
     "": "a directory listing may show every machine",
 }
-SAMPLE_SIZE: Final = 100  # the minimum number of identities to check for a kind of path that no server has
+SAMPLE_SIZE: Final = 100  # minimum number of identities to check for a kind of path that is no longer published
 
 
 def is_fetched_by_machines_only(path: str) -> bool:
-    """Return whether a GET of this path below boot/ may count as the fetch of a machine."""
+    """Return whether a GET of this path below boot/ may count as a fetch by a machine."""
     kind = find_path_kind(BOOT + path)
     return kind is not None and kind.role is not Role.OFFER
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return paths below boot/ that an earlier publication may have had for the same machines.
+    """Return paths below boot/ that an earlier publication may have left for the same machines.
 
-    ``paths`` are the paths that are published now. If ``paths`` has no path of a kind, the Fleet has not named that
-    output for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is
-    enough.
+    ``paths`` are the currently published paths. If none of them is of some kind, the Fleet no longer names that output.
+    An earlier tree then had a path of that kind for every machine, so it is enough to check `SAMPLE_SIZE` machines.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
@@ -614,14 +619,14 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 class ServedFiles(NamedTuple):
-    """The files of one server on a target, by path below the output directory."""
+    """The files of one server that a target serves."""
 
-    files: dict[str, str]  # their sha256
+    files: dict[str, str]  # sha256 by path below the output directory
     lacks_boots: bool = False  # whether a one-time boot is due that no endpoint can serve
 
 
 def list_served_files(state: PublishedServer) -> ServedFiles:
-    """Return the files of a server on a target. `gitboot.render.copies` has already removed the one-time boots."""
+    """Return the files that a target serves for one server. `gitboot.render.copies` already removed one-time boots."""
     now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
     boots = [
         turn.writes
@@ -638,7 +643,7 @@ def list_served_files(state: PublishedServer) -> ServedFiles:
 
 
 def build_headers(path: str) -> dict[str, str]:
-    """Return the headers that a store sends with a file. Only gitboot reads files below ops/."""
+    """Return the HTTP headers that a store must send with a file. Only gitboot reads files below ops/."""
     if not path.startswith(BOOT):
         return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
     return {"Content-Type": find_content_type(path), "Cache-Control": find_delivery(path).cache_control}

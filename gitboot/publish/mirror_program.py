@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mirror program: copy a published tree to a host without gitboot, verify its signed list, and end maintenance windows.
 
-The file for a mirror has the source of the signed list reader in place of its import (`mirror_repair.join_program`). It
-runs from Python 3.6 on, so both modules import the standard library only. The program calls rsync.
+`mirror_repair.join_program` builds the file for a mirror by replacing the import of the signed list reader with its
+source. The program must run on Python 3.6, so both modules import only the standard library. It copies with rsync.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from gitboot.publish.signed_list_reader import (
     read_list,
 )
 
-STAGING = ".staging"  # in the mirror's folder, so that hard links work; web servers serve no hidden files
+STAGING = ".staging"  # in the mirror's folder, so that hard links work; web servers do not serve hidden files
 KEPT = ("assets/*",)  # files that no list names, but that are copied and kept
 # Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
 _ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
@@ -52,31 +52,34 @@ _LIST_FILE = re.compile(
     SIGNED
     + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
 )
-_LIST_TRIES = 3  # attempts to copy a tree that changes meanwhile
+_LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
 _RSYNC_IDLE_S = 60
 _LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2)
 _BLOCK_BYTES = 1 << 20
 
 
 def artifact_digest(path: str) -> Optional[str]:
-    """Return the sha256 in the path of an artifact, or None for other paths below boot/."""
+    """Return the sha256 in an artifact's path, or None for any other path below boot/."""
     found = _ARTIFACT.match(path)
     return found.group(1) if found is not None else None
 
 
 class Failure(Exception):
-    """The tree cannot be copied or verified. The mirror keeps the last verified tree, and ends its windows."""
+    """The tree cannot be copied or verified.
+
+    The mirror keeps serving the last verified tree, and still ends its windows.
+    """
 
 
 class Ending(NamedTuple):
-    """The content of a path after the end of a window."""
+    """The content that a path gets at the end of a maintenance window."""
 
     since: datetime
     text: Optional[str]  # None: the file is removed
 
 
 class State:
-    """The state that the program saves between two runs."""
+    """The state that the program saves between runs."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -106,18 +109,18 @@ class State:
             warn(f"{path} is damaged, and is replaced: {error}")
         with suppress(OSError, RecursionError, ValueError):
             known = _read_json(path + ".digests")
-            # The size, the mtime, the ctime and the digest of each file.
+            # Each value contains a file's size, mtime, ctime and digest.
             if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
                 self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
-        """Set the trusted root keys. If the keys differ from the earlier keys, older lists are accepted again."""
+        """Set the trusted root keys. If they changed, forget the accepted list, so that any list is accepted again."""
         named = sorted(key.hex() for key in keys)
         if self._keys != named:
             self.seen, self._keys = None, named
 
     def save_digests(self) -> None:
-        """Write the digests that this run used, if they have changed."""
+        """Save the digests that this run used, if they have changed."""
         if self._used != self._known:
             _write(self._path + ".digests", json.dumps(self._used).encode("utf-8"), 0o600)
             self._known = self._used
@@ -134,12 +137,12 @@ class State:
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
     def now(self, clock: datetime) -> datetime:
-        """Return the current time, which never decreases, even if the clock is set back."""
+        """Return the current time, or the latest time seen so far if the clock was set back."""
         self.latest = max(clock, self.latest)
         return self.latest
 
     def digest(self, path: str) -> Optional[str]:
-        """Return the sha256 of a regular file, or None. An unchanged file is not read again."""
+        """Return the sha256 of a regular file, or None for anything else. Unchanged files are not read again."""
         try:
             found = os.lstat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -179,7 +182,7 @@ def _format_time(at: datetime) -> str:
 
 
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
-    """Write a file, and sync it to the disk before it replaces the old file."""
+    """Write a file atomically: sync its content to disk, and then rename it into place."""
     temporary = _temporary(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -193,7 +196,7 @@ def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None
 
 
 def _temporary(path: str) -> str:
-    """Return the path of the temporary file for the next version of a file. A leftover file at this path is removed."""
+    """Return the path of the temporary file for the next version of a file, and remove any leftover file there."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.gitboot")
     if os.path.lexists(temporary):
@@ -202,7 +205,7 @@ def _temporary(path: str) -> str:
 
 
 class Mirror:
-    """The folder that a web server serves, and the staging folder inside."""
+    """The folder that a web server serves, with its staging folder."""
 
     def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept_patterns: Sequence[str]) -> None:
         self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
@@ -211,10 +214,10 @@ class Mirror:
         self._modes = stat.S_IMODE(found.st_mode) & 0o777, stat.S_IMODE(found.st_mode) & 0o666
         self._group = found.st_gid
 
-    # The end of a window
+    # Windows that end
 
     def end_windows(self) -> None:
-        """Write the files of all windows that have ended. Raises OSError."""
+        """Replace the files of all maintenance windows that have ended. Raises OSError."""
         now = self._state.now(self._clock())
         failures = []
         for path, ending in sorted(self._state.endings.items()):
@@ -241,7 +244,7 @@ class Mirror:
             self._give_group(at)
 
     def _make_folders(self, path: str) -> None:
-        """Create the folders of a path. A symlink or a file in their place is removed."""
+        """Create the parent folders of a path, removing any symlink or file that is in the way."""
         at = self._folder
         for name in path.split("/")[:-1]:
             at = os.path.join(at, name)
@@ -259,7 +262,7 @@ class Mirror:
     # A new tree
 
     def copy(self, source: str) -> None:
-        """Copy the tree into the staging folder, and end windows during the copy. Raises `Failure`."""
+        """Copy the tree to the staging folder with rsync, and keep ending windows during the copy. Raises `Failure`."""
         os.makedirs(self.staging, mode=0o700, exist_ok=True)
         self.fetch_again(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
@@ -280,7 +283,7 @@ class Mirror:
             process.kill()
             process.communicate()
             raise
-        os.chmod(self.staging, 0o700)  # rsync has set the permissions of the source
+        os.chmod(self.staging, 0o700)  # rsync has copied the permissions of the source
         if process.returncode != 0:
             words = shown.decode("utf-8", "replace").strip().splitlines()
             raise Failure(
@@ -288,22 +291,22 @@ class Mirror:
             )
 
     def fetch_again(self, path: str) -> None:
-        """Make the next copy fetch a file again, because rsync skips files with the same size and time."""
+        """Remove a staged file so that the next copy fetches it: rsync skips files with unchanged size and time."""
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
 
     def remember(self, keys: Sequence[bytes]) -> None:
-        """Read the ends of windows from the served list, if there is no saved state."""
+        """Read the ends of windows from the served list. Used if there is no saved state."""
         try:
             self._note(self.read_tree(self._folder, keys))
         except (Failure, ListProblem, OSError) as error:
             warn(f"there is no saved state, and no usable list in {self._folder}: {error}")
 
     def find_foreign_file(self) -> Optional[str]:
-        """Return a file that the first copy would delete, or None.
+        """Return a file that the first copy would delete.
 
-        Return None too if a tree was copied before.
+        Return None if there is no such file, or if a tree was copied before.
         """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
@@ -311,7 +314,7 @@ class Mirror:
         return next(others, None)
 
     def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
-        """Return the tree in a folder. Raises `ListProblem`."""
+        """Read the tree in a folder, and verify its list. Raises `ListProblem`."""
 
         def fetch(name: str, max_bytes: int) -> Optional[bytes]:
             try:
@@ -330,12 +333,12 @@ class Mirror:
         return Tree(root, signed, listings)
 
     def _note(self, tree: "Tree") -> None:
-        """Store a list and the ends of its windows.
+        """Store a list and the ends of its windows in the state.
 
-        The latest time decreases only if a newer list had already expired at that time. Then either this clock was
-        ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time
-        does not decrease below an end that has passed, so that an ended window stays ended. Future ends stay until
-        `replace` has replaced the files.
+        The latest time is set back only if it is later than the expiry of a newer list. Then either this clock was
+        ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time is
+        never set back to before the end of a window that has passed, so that an ended window stays ended. Future ends
+        are kept until `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -346,9 +349,10 @@ class Mirror:
         state.seen, state.made, state.endings = signed.accepted, signed.made, {**ahead, **tree.endings()}
 
     def replace(self, tree: "Tree") -> None:
-        """Serve a verified tree: content, boot scripts, scripts for all machines, the list. Then remove other files.
+        """Replace the served files with those of a verified tree, and remove all other files.
 
-        Raises `Failure` if a file differs from the list.
+        The order is content, boot scripts, scripts for all machines, the list. Raises `Failure` if a file differs from
+        the list.
         """
         now = self._state.now(self._clock())
         files = tree.files(self._state.digest, now)
@@ -376,10 +380,10 @@ class Mirror:
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
     def _link(self, path: str, folders: Set[str]) -> None:
-        """Link a file of the staging folder into the served folder. If linking is not possible, copy the file.
+        """Hard-link a staged file into the served folder, or copy the file if it cannot be linked.
 
-        ``folders`` has the existing folders, to which the folder of the file is added. An unchanged file needs two
-        system calls.
+        ``folders`` contains the folders that are known to exist, and the file's folder is added to it. An unchanged
+        file takes only two system calls.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
@@ -420,7 +424,7 @@ class Mirror:
 
 
 def paths_in(root: str) -> Iterator[str]:
-    """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder, without staged files."""
+    """Yield the paths of all files and symlinks below a mirror's folder except staged files, sorted by folder."""
     for folder, folders, names in os.walk(root):
         names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
         folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
@@ -436,7 +440,7 @@ class Tree:
         self._shared = {path for each in listings if each.server is None for path in each.files}
 
     def endings(self) -> Dict[str, Ending]:
-        """Return the content of files after the ends of the windows that are open, by path."""
+        """Return the content that files get at the end of their open windows, by path."""
         return {
             path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
             for each in self._listings
@@ -445,9 +449,9 @@ class Tree:
         }
 
     def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
-        """Return the paths of the published files and of the list.
+        """Verify the files, and return the paths of the published files and of the list.
 
-        Raises `Failure` if a file differs from the list. Such a file is removed, so that the next run copies it again.
+        Raises `Failure` if a file differs from the list, after removing the file so that the next run copies it again.
         """
         present = list(paths_in(self._root))
         by_digest = {hash_path(path): path for path in present}
@@ -477,9 +481,7 @@ class Tree:
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:
-        """Return a sort key for the order of replacement: content, then the scripts that refer to content, then the
-        list.
-        """
+        """Return a sort key for replacing files: content, then the scripts that refer to content, then the list."""
         if path.startswith(SIGNED):
             return (4 if path == SIGNED + TIMESTAMP else 3), path
         if _CONTENT.match(path) is not None:
@@ -504,7 +506,7 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
 def main(
     arguments: Optional[Sequence[str]] = None, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 ) -> int:
-    """Run once. Return the exit code: 0, or 1 if no tree was copied and verified. Windows end in both cases."""
+    """Run once. Return 0, or 1 if no tree could be copied and verified. Windows are ended in both cases."""
     parser = argparse.ArgumentParser(
         prog="gitboot-mirror",
         description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
@@ -553,7 +555,7 @@ def _read_keys(names: Iterable[str]) -> List[bytes]:
 
 
 def _end_windows(mirror: Mirror, state: State) -> None:
-    """End windows, and save the time even after an error. Raises OSError."""
+    """End the windows that are over, and save the state even after an error. Raises OSError."""
     try:
         mirror.end_windows()
     finally:

@@ -1,4 +1,4 @@
-"""Mirror repair: replace the files that differ from the output tree, and render systemd units for a mirror's host."""
+"""Mirror repair: replace files that differ from the output tree, and render the systemd units of a mirror's host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
 _RETRY_S: Final = 0.5  # the pause before the next attempt
-# files between two checks of the tree and of the mirror's records, as many as the servers in a step of a target
+# files to write between two checks of the tree and of the mirror's records
 _BATCH: Final = 200
 
 
@@ -59,22 +59,22 @@ class RepairAction(StrEnum):
 
 
 class Repair(NamedTuple):
-    """A change of one path of a mirror."""
+    """A change that a repair made to one path of a mirror."""
 
     path: str
     action: RepairAction
 
 
 class MirrorStore:
-    """The files of a mirror that is a target, by path below boot/. An instance may write there at the same time.
+    """The files of a mirror to repair, by path below boot/. An instance may write to the mirror at the same time.
 
-    Every method raises `PublishError` and `HostUnreachable`.
+    Every method may raise `PublishError` and `HostUnreachable`.
     """
 
-    records: FileStore | None  # the store of a target's records; None: the mirror is no target
+    records: FileStore | None  # the store with a target's records; None: the mirror is not a target
 
     def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
-        """``name`` is the name of the mirror in messages. ``below`` is the folder of the store that machines read."""
+        """``name`` identifies the mirror in messages. ``below`` is the path of the folder that machines read."""
         self.name, self.records = name, store
         self._store, self._below = store, below
 
@@ -82,14 +82,14 @@ class MirrorStore:
         return [path.removeprefix(self._below) for path in self._store.names(self._below)]
 
     def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
-        """Read files, and call ``take`` with each, possibly in several threads at a time."""
+        """Read files, and call ``take`` with each path and file, possibly in several threads at a time."""
         below = self._below
         self._store.get_each(
             [below + path for path in paths], lambda path, found: take(path.removeprefix(below), found)
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files. The version of each file is that of the file to replace, or None if no file may exist.
+        """Write files, each with the version of the file that it replaces, or None if there must be no file.
 
         Raises `Overtaken` if another process changed a file.
         """
@@ -104,12 +104,12 @@ class MirrorStore:
 
 
 class FolderStore(MirrorStore):
-    """A mirror in a folder of this host. Files get the permissions and the group of the folder."""
+    """A mirror in a local folder. Written files get the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, TargetFolder(folder)
         super().__init__(str(folder), self._files, "")
-        # If the folder is called boot, the folder above it may be a target.
+        # If the folder is named boot, its parent folder may be a target.
         above = folder.resolve().parent
         may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
         is_boot = folder.resolve() == above / BOOT
@@ -125,7 +125,7 @@ class FolderStore(MirrorStore):
         return FolderMirror(self._folder).names()
 
     def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
-        """Read files. A symlink counts as absent: `replace_each` puts a file in its place."""
+        """Read files. A symlink counts as absent, so that `replace_each` replaces it with a file."""
 
         def read(path: str) -> StoredFile | None:
             at = self._folder / path
@@ -173,13 +173,14 @@ def repair(
     on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that differ from the output tree at ``root`` at the time of the ``clock``.
+    """Replace the files of a mirror that differ from the output tree at ``root``, as valid at the ``clock``'s time.
 
     ``paths`` are below boot/, and `ALL` means all paths.
 
-    The order is content, boot scripts, first and unknown scripts, the signed list. Files that are not published are
-    removed last, if machines may request them or if ``paths`` names them. The repair starts again after ``retry_s``
-    seconds if another process publishes to the tree, if an instance writes to the mirror, or if a transition passes.
+    Files are written in this order: content, boot scripts, first scripts and those of unknown machines, the signed
+    list. Unpublished files are removed last, but only if machines may request them or if ``paths`` names them. The
+    repair restarts after ``retry_s`` seconds if another process publishes to the tree, if an instance writes to the
+    mirror, or if a transition passes.
 
     Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
     """
@@ -197,7 +198,7 @@ def repair(
 
 
 class _Attempt:
-    """One attempt of a repair, valid as long as the tree and the mirror's records do not change."""
+    """One attempt at a repair, valid as long as the tree and the mirror's records do not change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
@@ -233,7 +234,7 @@ class _Attempt:
         on_start: Callable[[int], None],
         on_progress: Callable[[int], None],
     ) -> RepairReport:
-        """Replace and remove files that differ, and record in ``repairs`` the action for each path."""
+        """Replace or remove the files that differ, and record in ``repairs`` what was done with each path."""
         store, files = self._store, self._files
         names = frozenset(store.names())
         known, asked = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
@@ -264,7 +265,7 @@ class _Attempt:
                 or (find_path_kind(BOOT + path) is not None and not is_content(BOOT + path))
             )
         )
-        # If an earlier version of gitboot published a server, the server has no listing, and no list names its files.
+        # A server that an earlier version of gitboot published has no listing, so the list does not name its files.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
             for some in batches(stage, _BATCH):
@@ -289,9 +290,7 @@ class _Attempt:
         )
 
     def _check(self) -> None:
-        """Raise `Overtaken` if the tree or the mirror's records have changed, or if the time of a transition has
-        passed.
-        """
+        """Raise `Overtaken` if the tree or the mirror's records have changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
             raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
@@ -301,17 +300,17 @@ class _Attempt:
 
 
 def _stage(path: str) -> tuple[int, int]:
-    """Return a sort key for the order of writing: the signed list comes last, with ``timestamp.json`` at the end."""
+    """Return a sort key for the write order: the signed list comes last, and ``timestamp.json`` at its end."""
     if path.startswith(SIGNED):
         return 1, int(path == f"{SIGNED}{TIMESTAMP}")
     return 0, publication_stage(BOOT + path)
 
 
 class _TreeState(NamedTuple):
-    """The files of an output tree that each publication changes. An absent file is None."""
+    """The files that each publication to an output tree changes. An absent file is None."""
 
     manifest: bytes | None
-    pending: bytes | None  # present during a publication, and after an interrupted publication
+    pending: bytes | None  # present during a publication and after an interrupted one
     timestamp: bytes | None  # the timestamp of the signed list
 
 
@@ -328,7 +327,7 @@ def _read_tree_state(root: Path) -> _TreeState:
 
 
 def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
-    """Return the files that a mirror of the tree must have at ``now``, by path below boot/.
+    """Return the files that a mirror of the tree must contain at ``now``, by path below boot/.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list belongs to another manifest.
     """
@@ -361,7 +360,7 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the current version of a file, or None if it must be absent.
 
-    Raises `Overtaken` if the tree lacks the file.
+    Raises `Overtaken` if the tree does not contain that version.
     """
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
@@ -375,7 +374,7 @@ def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
-        # The time is that of the transition. Other versions have no defined time.
+        # The version is dated at its transition. Versions without a transition have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
     raise Overtaken(f"{path}: the tree does not have the current version (let gitboot publish again)")
@@ -385,17 +384,17 @@ _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes ther
 
 
 class MirrorRecords:
-    """The records in a store: those of a target, those of a complete copy of OUTPUT, or no records."""
+    """The records that a store contains: those of a target, those of a complete copy of OUTPUT, or none."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger
-        self._copied: bytes | None = None  # the head of a copied OUTPUT
+        self._copied: bytes | None = None  # the manifest's head in a copied OUTPUT
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and store the records of the target.
+        """Return whether the mirror is a target of the tree's instance, and remember the target's records.
 
-        Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target differs from the tree,
+        Raises `ForeignTree` if another ledger publishes to the mirror, `Overtaken` if the target differs from the tree,
         `PublishError` and `HostUnreachable`.
         """
         found = self._store.get(HEAD)
@@ -489,7 +488,7 @@ WantedBy=timers.target
 
 
 def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
-    """Return the files to install on a mirror, by name. ``keys`` is the text of the public keys.
+    """Return the files to install on a mirror's host, by name. ``keys`` is the text of the public keys.
 
     Raises `UsageError`.
     """
@@ -513,15 +512,15 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
 
 
 def join_program() -> bytes:
-    """Return the mirror program as one file, with the source of the signed list reader in place of its import."""
+    """Return the mirror program as one file, replacing the import of the signed list reader with its source."""
     before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
     return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
 
 
 def _quote_word(text: str) -> str:
-    """Quote a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
+    """Quote a word for a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
-    In a command line, `$` is written as `$$`: systemd.service(5).
+    In a command line, the caller must also replace `$` by `$$`: systemd.service(5).
     """
     if _PLAIN.fullmatch(text):
         return text

@@ -1,4 +1,4 @@
-"""Publisher: write tree changes in a safe order."""
+"""Publisher: write changes to the output tree in a safe order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
     written: tuple[str, ...]
     withdrawn: tuple[str, ...]  # removed because the paths are no longer planned
     expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
-    unchanged: int  # checked files that did not need to change
+    unchanged: int  # number of checked files that did not need to change
     first_files: int = 0  # the number of files of a first publication; `written` does not list them
 
     @property
@@ -79,7 +79,7 @@ class OutputDirectory:
         self._indexed: frozenset[Pair] = frozenset()  # pairs that failed publications may have left in the index
         self._last_manifest: bytes | None = None  # the manifest after the last publication
         self._last_manifest_digest = ""  # its sha256
-        self._is_foreign = False  # whether the directory had the tree of another ledger
+        self._is_foreign = False  # whether the directory contained the tree of another ledger
         self._list = SignedList()
         self._window_ends = WindowEnds()
 
@@ -93,9 +93,9 @@ class OutputDirectory:
         report_progress: ReportProgress = ignore_progress,
         modes: TreeModes = OPEN_MODES,
     ) -> OutputDirectory:
-        """Open the directory at ``root`` for the instance with this ledger. A missing directory is created.
+        """Open the directory at ``root`` for the instance with this ledger, creating the directory if necessary.
 
-        ``heir_of`` returns the ledger whose tree the instance may take over, after a person has approved the take-over.
+        ``heir_of`` returns the ledger whose tree the instance may take over, once a person has approved this.
         ``report_progress`` is called during a publication. ``modes`` apply to all new files, and to existing files
         unless ``modes`` is `OPEN_MODES`.
 
@@ -131,9 +131,9 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the directory is the same, and has the manifest of the last publication.
+        """Whether the directory was not replaced and still contains the manifest of the last publication.
 
-        False if a person restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
+        False if somebody restored an older copy of the tree. Also False if the tree belongs to another ledger, so that
         the next publication checks the tree again.
         """
         with suppress(PublishError):
@@ -146,21 +146,21 @@ class OutputDirectory:
         return self._tree.stamp
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        """Return the modification time of ``path`` if ``file`` is published there at ``at``, in seconds since 1970."""
+        """Return the modification time (seconds since 1970) of ``path`` if ``file`` is published there at ``at``."""
         stands = self._disk.lstat(path)
         if stands is not None and self.has_files({path: file}):
-            return int(stands.st_mtime)  # publishing does not write the file again
+            return int(stands.st_mtime)  # publishing would not rewrite the file
         return self._disk.choose_mtime(path, at)
 
     def has_files(self, files: Files) -> bool:
-        """Return whether the tree has all of these files with this content."""
+        """Return whether the tree contains all of these files with exactly this content."""
         return all(
             path not in self._tree.pending and has_content(self._disk, path, self._disk.lstat(path), file.content)
             for path, file in files.items()
         )
 
     def inventory(self) -> Inventory:
-        """Return the content of the tree, for `resume` after a restart."""
+        """Return a summary of the tree, for `resume` after a restart."""
         head = self._tree.head
         return Inventory(
             states=dict(self._tree.iter_servers()),
@@ -172,8 +172,8 @@ class OutputDirectory:
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Continue from the tree of an earlier process. Return the servers whose files have changed since ``before``.
 
-        The first publication must then contain these servers, in their current state, but need not be complete. `ALL`
-        in the result means the shared files. If the result is None, the first publication must be complete.
+        The first publication must then include these servers in their current state, but need not be complete. `ALL` in
+        the result means the shared files. If the result is None, the first publication must be complete.
         """
         tree = self._tree
         if (
@@ -200,20 +200,20 @@ class OutputDirectory:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Publish the files of these servers, and the shared files. Return the result.
+        """Publish the files of these servers, and the shared files.
 
-        The files of a server include its state. The value is None for a server that is gone, and for shared files that
-        do not change. ``parts`` has the shared files that are rendered in parts, if they may have changed. The first
-        publication of a process must be ``complete``. A complete publication names all servers: other files of the tree
-        are removed, and files of the wrong size are replaced. If there is no tree yet, the items of ``servers`` are
-        read once and not stored. A later publication only names the servers that may have changed, and takes no time
-        for other servers. A publication of the same files writes nothing.
+        A server's files include its state. None as a server's files means that the server is gone. None as ``shared``
+        means that the shared files have not changed. ``parts`` contains the shared files that are rendered in parts and
+        may have changed. The first publication of a process must be ``complete``. A complete publication names all
+        servers: other files of the tree are removed, and files of the wrong size are replaced. If there is no tree yet,
+        the items of ``servers`` are read once and not stored. Later publications need to name only the servers that may
+        have changed, and take no time for other servers. Publishing the same files again writes nothing.
 
-        gitboot decides all changes, and checks for foreign files at their paths, before it writes anything. A crash or
-        a failure leaves each file complete, in the old or the new version, with all content that scripts refer to. The
-        next publication completes the rest. Each version of a file is dated at least a second after the previous
-        version, so that access logs show the difference. If a person replaced the tree, gitboot reads it again, and the
-        publication must be complete.
+        Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
+        or a failure, each file is complete in its old or its new version, and all content that scripts refer to is
+        present. The next publication completes the rest. Each version of a file is dated at least one second after the
+        previous version, so that access logs show the difference. If somebody replaced the tree, gitboot reads it
+        again, and the publication must be complete.
 
         Raises ForeignTree and PublishError.
         """
@@ -269,8 +269,8 @@ class OutputDirectory:
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over at ``at``, in files that an earlier process published.
 
-        The next publication must contain the servers whose files were replaced. Raises `PublishError`. Then the next
-        call tries again.
+        The next publication must include the servers whose files were replaced. Raises `PublishError`, after which the
+        next call tries again.
         """
         if not self._disk.is_in_place:
             return EndedWindows((), None)
@@ -280,11 +280,11 @@ class OutputDirectory:
             self._disk.release_folders()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Update the signed list to the current tree, and renew a list that is due. Return when the list expires.
+        """Update the signed list to match the current tree, or renew it if it is due. Return when the list expires.
 
-        ``keys`` sign the list. With None, the list is unsigned. Nothing happens before the first publication is
-        complete, or if a person replaced the tree. The result is None if this process has written no list. Raises
-        `PublishError`, and then the earlier list stays.
+        ``keys`` sign the list. If they are None, the list is unsigned. Nothing is written before the first publication
+        is complete, or if somebody replaced the tree. Return None if this process has not written a list. If this
+        raises `PublishError`, the earlier list remains.
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
@@ -320,7 +320,7 @@ class OutputDirectory:
         make_root(self._disk.root, self._disk.modes)
         disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
-        # No manifest is empty, so the tree counts as replaced until it is read.
+        # A manifest is never empty, so with b"" the tree counts as replaced until it has been read.
         self._disk, self._last_manifest = disk, b""
         if holder := disk.lock(LOCK):
             raise PublishError(
@@ -331,7 +331,7 @@ class OutputDirectory:
         self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
-        """Write the state of the instance for endpoints. If the disk fails, only this file is lost."""
+        """Write the state of the instance for endpoints. Errors are ignored, because only this file is lost."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
             name, on_page = ON_PAGE[path]
@@ -355,10 +355,10 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
 
 
 def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
-    """Group the written paths of one server that have the same content, by the first path of each group.
+    """Group the written paths of each server by identical content, keyed by the first path of each group.
 
-    The paths of a group become hard links to one file. All names of a file belong to one server, so they are replaced
-    together and have the same date, and the number of names stays below the limit of the file system.
+    The paths of a group become hard links to one file. All links to a file belong to one server, so they are replaced
+    together and have the same date, and their number stays below the limit of the file system.
     """
     written, taken = set(changes.written), set[str]()
     found: dict[str, tuple[str, ...]] = {}
@@ -390,14 +390,14 @@ def write_changes(
 ) -> None:
     """Replace files in a safe order: content, boot scripts, the first scripts, and the manifest last.
 
-    ``content`` is the new content by path. ``same_content`` has the paths that become links to one file, by the first
-    path. ``report_progress`` counts each file twice: at its staging and at its placement. After a PublishError, the
-    tree may be between two versions, and ``tree.pending`` has the affected paths.
+    ``content`` is the new content by path. ``same_content`` maps a path to the other paths that become hard links to
+    its file. ``report_progress`` counts each file twice: when it is staged and when it is placed. After a PublishError,
+    the tree may contain files of two versions, and ``tree.pending`` contains the affected paths.
     """
     batch = _render_batches(tree, changes)
     joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
-    # If a publication is interrupted, the states in this set show which servers are affected. PENDING in the set marks
-    # it as such a set.
+    # After an interrupted publication, the states in this set show which servers are affected. PENDING marks a set for
+    # which this is true: sets that older versions wrote lack it.
     tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch, *manifest, PENDING})
     try:
         _stage(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
@@ -439,13 +439,13 @@ def write_changes(
 
 
 def remove_staged(disk: Disk, paths: Collection[str]) -> None:
-    """Remove the staged files of these paths."""
+    """Remove the temporary files that were staged for these paths."""
     for path in sorted(paths):
         disk.remove(staging_path(path))
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
-    """Remove the paths without content, and place the staged files of the others."""
+    """Remove each path whose content is None, and place the staged files of the other paths."""
     _remove(disk, (path for path, content in contents.items() if content is None))
     _place(disk, (path for path, content in contents.items() if content is not None))
 
@@ -477,7 +477,7 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """Render the lists of retired content: the list of this second, and the lists that may be between two versions."""
+    """Render the list of content that this publication retires, and lists that an interrupted one may have changed."""
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
@@ -526,7 +526,7 @@ class PublicationPreview:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Return the result of a complete publication of all files so far.
+        """Return what a complete publication of all files passed so far would do.
 
         Raises the same errors as a real publication.
         """

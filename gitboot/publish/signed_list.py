@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 VALID: Final = timedelta(hours=24)  # how long a timestamp is valid
 RENEWED_BELOW: Final = VALID / 2  # a timestamp with less time left is renewed
 _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
-_RESIGNED_BELOW: Final = timedelta(days=60)  # a bin is signed again if less time than this is left
+_RESIGNED_BELOW: Final = timedelta(days=60)  # a bin or a snapshot with less time left is signed again
 # Superseded metadata stays for this time, because a reader may be about to fetch it.
 _KEPT_FOR: Final = timedelta(minutes=10)
 _FOLDER: Final = SIGNED.rstrip("/")
@@ -48,7 +48,7 @@ _ROOT_ENDING: Final = ".root.json"
 _SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
-_MOST: Final = 10**11 - 1  # the highest version, a time in the year 5138; gitboot writes no file with a higher version
+_MOST: Final = 10**11 - 1  # the highest version that gitboot writes, a time in the year 5138
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
@@ -97,18 +97,18 @@ class _BinRead(msgspec.Struct):
 
 
 class _Unusable(ValueError):
-    """The list in the tree cannot be extended. gitboot builds a new list."""
+    """The list in the tree cannot be extended, so gitboot builds a new list."""
 
 
 class ListAbout(NamedTuple):
-    """The facts about a tree that its list contains."""
+    """The facts about a tree that its signed list states."""
 
     stamp: Stamp
     manifest: str  # the digest of ops/manifest.json
 
 
 class _SnapshotReference(NamedTuple):
-    """A reference of a timestamp to a snapshot."""
+    """A timestamp's reference to a snapshot."""
 
     version: int
     sha256: str
@@ -116,34 +116,34 @@ class _SnapshotReference(NamedTuple):
 
 
 class ListState(Struct, frozen=True, kw_only=True):
-    """The list of a tree, without the content of its bins."""
+    """The signed list of a tree, without the content of its bins."""
 
     version: int  # the version of the timestamp
     snapshot: _SnapshotReference  # the snapshot that the timestamp names
     expires: datetime  # the expiry of the timestamp
-    manifest: str  # the digest of the ops/manifest.json that the list is of
+    manifest: str  # the digest of the ops/manifest.json that the list describes
     keyid: str | None  # the ID of the key that signed the list; None: the list is unsigned
     targets: int | None  # the version of targets.json
     bins: Mapping[str, int]  # the version of each bin, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp must be renewed, also if a clock that was ahead created it."""
+        """Return whether the timestamp must be renewed: it expires soon, or a clock that was ahead dated it."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
-        """Return whether these keys signed the list, or without keys, whether the list is unsigned."""
+        """Return whether these keys signed the list, or if ``keys`` is None, whether the list is unsigned."""
         own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
         return (self.keyid, self.targets) == own
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the versioned files that the list uses, without the files of the root key."""
+        """Return the names of the list's snapshot and bins, which contain their versions."""
         bins = {f"{version}.{name}.json" for name, version in self.bins.items()}
         return {f"{self.snapshot.version}.snapshot.json", *bins}
 
 
 def find_bin(target: str) -> str:
-    """Return the name of the bin of a target: TAP 15 with 256 bins."""
+    """Return the name of the bin that contains a target: TAP 15 with 256 bins."""
     return f"servers-{sha256(target.encode()).hexdigest()[:2]}"
 
 
@@ -157,10 +157,10 @@ def amend_list(
     least_version: int,
     read_bin: Callable[[str, int], Targets],
 ) -> tuple[ListState, dict[str, bytes]]:
-    """Return the list with these targets, and the files that change, by path, with the timestamp last.
+    """Return the list after these changes, and the files to write, by path, with the timestamp last.
 
-    ``changed_targets`` has the targets that differ from ``before``, with None for a removed target. Without ``before``,
-    it has all targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
+    ``changed_targets`` contains the targets that differ from ``before``, or all targets if ``before`` is None. A
+    removed target is None. ``read_bin`` returns the targets in a bin of ``before``, given the bin's name and version.
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
@@ -211,7 +211,7 @@ def amend_list(
 
 
 def _expires_soon(version: int, now: datetime) -> bool:
-    """Return whether a bin or a snapshot of this version must be signed again."""
+    """Return whether a bin or a snapshot with this version must be signed again."""
     return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
@@ -225,18 +225,18 @@ def _get_expiry(version: int) -> datetime:
 
 
 def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
-    """Return signed TUF metadata.
+    """Encode and sign TUF metadata.
 
-    For texts without control characters, RFC 8785 and the canonical JSON of TUF are the same.
+    For texts without control characters, RFC 8785 and the canonical JSON of TUF are identical.
     """
     signatures = [{"keyid": keys.keyid, "sig": keys.sign(encode_canonical(metadata))}] if keys is not None else []
     return encode_canonical({"signatures": signatures, "signed": metadata}) + b"\n"
 
 
 def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
-    """Return the signed part of metadata.
+    """Verify TUF metadata, and return its signed part.
 
-    Raises `_Unusable` for a signature by another key, or another kind of metadata.
+    Raises `_Unusable` if another key signed the metadata, or if it is of another kind.
     """
     try:
         document = json.loads(data or b"")
@@ -253,7 +253,7 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]
 
 
 def find_listing(files: Files | None, server: str) -> ListedFile | None:
-    """Return the digest and size of a server's listing, from the server's files, or None without a listing."""
+    """Return the digest and size of a server's listing, or None if the server's files do not include a listing."""
     file = files.get(listing_path(server)) if files is not None else None
     return ListedFile(file.sha256, len(file.content)) if file is not None else None
 
@@ -263,8 +263,8 @@ class SignedList:
 
     def __init__(self) -> None:
         self._state: ListState | None = None  # the list in the tree; None: not read yet
-        self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
-        # The digest of the manifest after these changes; None: this process has published nothing.
+        self._from: str | None = None  # the manifest's digest before the changes that are not in a list yet
+        # The manifest's digest after these changes; None: this process has not published.
         self._to: str | None = None
         self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
         self._is_current = False  # whether this process found or wrote a correct list since the last change
@@ -276,9 +276,10 @@ class SignedList:
         return self._state.expires if self._state is not None else None
 
     def note(self, listings: Listings, before: str | None, after: str) -> None:
-        """Record the listings of servers that a publication changed. The listing of a removed server is None.
+        """Record the listings that a publication changed, by server. The listing of a removed server is None.
 
-        ``before`` and ``after`` are the digests of the manifest. If ``before`` is None, the tree had no servers.
+        ``before`` and ``after`` are the digests of the manifest before and after the publication. If ``before`` is
+        None, the tree had no servers.
         """
         if self._to is None or self._to != before:
             self._from, self._changed = before, {}
@@ -286,12 +287,12 @@ class SignedList:
         self._to, self._is_current = after, False
 
     def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
-        """Update the list to the current tree, and renew a list that is due.
+        """Update the list to match the current tree, or renew it if it is due.
 
-        Except for listings and the timestamp, each file has the version of the list in its name. The timestamp is
-        written last. Until then, a reader finds the metadata of the earlier list complete. New root metadata is written
-        right before the timestamp, because it may reject the key of the earlier timestamp. Raises PublishError, and
-        then the earlier list stays.
+        All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
+        then, readers find the complete metadata of the earlier list. New root metadata is written just before the
+        timestamp, because it may reject the key that signed the earlier timestamp. If this raises PublishError, the
+        earlier list remains.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
@@ -309,9 +310,9 @@ class SignedList:
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
-            before = None  # the changes do not start at this list, or a person removed files of the list
+            before = None  # the changes do not start at this list, or somebody removed files of the list
         if before is not None and not _has_targets(disk, keys, before, shared_target):
-            # a process may have ended after it wrote the listing, and before it wrote the list
+            # a process may have ended after it wrote the listing but before it wrote the list
             self._changed |= shared_target
         is_written = not self._changed and not rooted and not listings
         if before is not None and is_written and self._is_as_wanted(about, keys, now):
@@ -331,7 +332,7 @@ class SignedList:
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
-            # Root metadata of a lost root key. From the new root, readers would continue with it.
+            # Root metadata of a lost root key, with which readers would otherwise continue after the new root.
             if name.endswith(_ROOT_ENDING):
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
@@ -355,7 +356,7 @@ class SignedList:
 
 
 def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
-    """Stage all files and sync them to the disk before any of them is placed."""
+    """Write files durably: stage and sync all of them before the first is placed."""
     try:
         for path, content in files.items():
             disk.stage(path, content, now)
@@ -380,7 +381,7 @@ def list_version(timestamp: bytes | None) -> int:
 
 
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
-    """Return the list in the tree if these keys signed the list."""
+    """Return the list in the tree, or None if these keys did not sign it."""
     try:
         timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
         named = timestamp.meta["snapshot.json"]
@@ -403,7 +404,7 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
 
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
-    """Return the targets of a bin. Raises `_Unusable` if gitboot did not write the file."""
+    """Return the targets in a bin. Raises `_Unusable` if gitboot did not write the file."""
     found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
     if found.version != version:
         raise _Unusable("another version")
@@ -411,7 +412,7 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
-    """Return whether a list has these targets."""
+    """Return whether a list contains these targets."""
     with suppress(_Unusable, KeyError):
         return all(
             _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed
@@ -421,7 +422,7 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
 
 
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
-    """Return the listing of each server, from the states that the manifest lists."""
+    """Return the digest and size of each server's listing, by target name, from the states in the manifest."""
     found: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)
@@ -471,7 +472,7 @@ class ListKeys(Struct, frozen=True, kw_only=True):
 
 
 def read_list_keys(folder: Path) -> ListKeys:
-    """Read a folder of list keys.
+    """Read the publication key and its metadata from a folder.
 
     Raises KeyUnreadable if a file is missing or malformed, or if other users may read the key. Raises KeyNotInRoot if
     the newest metadata of the root key does not name the publication key.
@@ -494,7 +495,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     public = key.public_key().public_bytes_raw().hex()
-    # The same as in python-tuf: the sha256 of the canonical JSON of the key.
+    # As in python-tuf: the sha256 of the key's canonical JSON.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
@@ -535,7 +536,7 @@ def read_list_keys(folder: Path) -> ListKeys:
 
 
 def find_next_version(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
-    """Return the content of the files in a folder whose name matches a pattern, by the number in the name."""
+    """Return the content of the files in a folder whose name matches, by the number in the name."""
     try:
         found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
         return {number: path.read_bytes() for number, path in found.items()}

@@ -1,4 +1,4 @@
-"""Signed mirror: compare a mirror with its own signed list."""
+"""Signed list check: compare a mirror with its own signed list."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def compare_with_list(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Return the faults of a mirror at ``now``, according to its own list.
+    """Compare a mirror with its own signed list, as of ``now``.
 
-    ``keys`` are public keys of the list's root. Without keys, gitboot does not verify signatures. If the list is
-    replaced during the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
+    ``keys`` are the public root keys. Without keys, gitboot does not verify signatures. If the list is replaced during
+    the comparison, gitboot compares the paths with findings again. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -113,7 +113,7 @@ def compare_with_list(
 
 
 class ListReader:
-    """Reads the list of a mirror, and collects findings about the list."""
+    """Reads a mirror's signed list, and collects findings about the list."""
 
     def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
@@ -121,7 +121,7 @@ class ListReader:
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
         """Return the list, or None if the list cannot be trusted.
 
-        An unsigned list is returned too, with a finding if there are keys.
+        An unsigned list is also returned, but with a finding if there are keys.
         """
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
@@ -141,7 +141,7 @@ class ListReader:
     def read_files(
         self, signed_list: SignedList, now: datetime, findings: list[MirrorFinding]
     ) -> tuple[dict[str, MirrorFile], int]:
-        """Return the files of all listings, by path, sorted, and the number of files whose paths are hidden."""
+        """Return the files in all listings, sorted by path, and the number of files known only by a path's digest."""
         files: dict[str, MirrorFile] = {}
         hidden, names = 0, self._mirror.names()
         by_digest = {hash_path(path): path for path in names or ()}
@@ -163,7 +163,7 @@ class ListReader:
         return dict(sorted(files.items())), hidden
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
-        """Return a listing and its finding. The listing may have another version than the list names."""
+        """Return a listing and any finding about it. The listing may differ from the version that the list names."""
         target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
@@ -178,9 +178,9 @@ class ListReader:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
     def _other_version(self, name: str) -> Listing | None:
-        """Return a listing of this server with any digest, or None if the file is not a listing.
+        """Return a server's listing whatever its digest is, or None if the file is not a listing of that server.
 
-        A publication and a copy both write a listing before they write the list that names it.
+        Both a publication and a copy write a listing before they write the list that names it.
         """
         with suppress(ListProblem, HostUnreachable):
             data = self._get(name, MAX_TARGETS_BYTES) or b""
@@ -191,7 +191,7 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a file of a listing at ``now``. The content of an ended window counts as right too."""
+    """Return a file in a listing, as expected at ``now``. The content after an ended window is also acceptable."""
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]
@@ -204,14 +204,14 @@ def _build_finding(problem: ListProblem) -> MirrorFinding:
 
 
 def describe_signature(signed_list: SignedList) -> str:
-    """Return whether a list is signed, and whether its signatures were checked."""
+    """Return "Verified", "Unchecked" or "Unsigned" for the signatures of a list."""
     if signed_list.is_verified:
         return "Verified"
     return "Unchecked" if signed_list.is_signed else "Unsigned"
 
 
 def list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
-    """Return the JSON fields of a list."""
+    """Return the facts about a list that the JSON output contains."""
     return {
         "signature": describe_signature(signed_list),
         "version": signed_list.version,

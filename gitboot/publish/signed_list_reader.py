@@ -1,12 +1,12 @@
 """Signed list reader: verify the signed list of a mirror, and return its listings.
 
 `gitboot verify-mirror` and the mirror program use these functions. The mirror program is one file that contains the
-source of this module and runs from Python 3.6 on, so this module imports the standard library only.
+source of this module and must run on Python 3.6, so this module imports only the standard library.
 
 The list is metadata of The Update Framework (TUF, https://theupdateframework.github.io/specification/latest/) in the
 folder `signed/` of `boot/`: `<n>.root.json`, `timestamp.json`, `<n>.snapshot.json`, `<n>.targets.json`, and one file
-for each bin of target names (succinct roles, TAP 15) that has targets. Each target is a listing, `servers/<name>.json`
-or `shared.json`. A listing has the digests of one server's boot files, and the times from which they are valid.
+for each of the 256 bins of target names (succinct roles, TAP 15). Each target is a listing, `servers/<name>.json` or
+`shared.json`. A listing contains the digests of one server's boot files, and the times from which they are valid.
 """
 
 import base64
@@ -21,7 +21,7 @@ SIGNED = "signed/"  # the folder of the list, below boot/
 TIMESTAMP = "timestamp.json"
 SHARED = "shared.json"  # the listing of the files that belong to no server
 
-# The maximum number of bytes to read of a file: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
+# The maximum sizes of files: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
 MAX_ROOT_BYTES = 512000
 MAX_TIMESTAMP_BYTES = 16384
 MAX_SNAPSHOT_BYTES = 2000000
@@ -29,8 +29,8 @@ MAX_TARGETS_BYTES = 5000000
 _MAX_ROOTS = 1024
 _TRIES = 3  # attempts while the tree is being copied
 
-# A mirror changes a file by its own clock, or when its copy arrives. Within this time of a transition, both versions
-# are right.
+# A mirror changes a file according to its own clock, or when a copy arrives. Within this time before and after a
+# transition, both versions are acceptable.
 TOLERANCE = timedelta(seconds=120)
 
 # Returns a file below signed/, or its first ``max_bytes + 1`` bytes, or None if the file is absent.
@@ -53,7 +53,7 @@ class ListProblem(Exception):
         self.fault, self.path, self.message = fault, SIGNED + name, message
 
 
-# Ed25519 signatures: RFC 8032, 5.1. The key and the signature are public, so the time may depend on them.
+# Ed25519 signatures: RFC 8032, 5.1. The inputs are public, so this code need not run in constant time.
 
 _FIELD = 2**255 - 19
 _ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -116,7 +116,7 @@ _BASE = _base()
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether a signature of a message is valid for the key: RFC 8032, 5.1.7, without the cofactor.
 
-    A key of small order verifies no signature.
+    Keys of small order are rejected.
     """
     if len(key) != 32 or len(signature) != 64:
         return False
@@ -142,7 +142,7 @@ _Keys = Dict[str, bytes]  # public keys by key id
 
 
 class _Role(NamedTuple):
-    """The keys of a role, and the number of signatures that the role needs."""
+    """The keys of a TUF role, and the number of signatures that the role requires."""
 
     keys: _Keys
     threshold: int
@@ -166,7 +166,7 @@ class _Metadata(NamedTuple):
 
 
 class AcceptedList(NamedTuple):
-    """The newest list that a reader has accepted. The reader rejects older lists of the same keys."""
+    """The newest list that a reader has accepted. The reader rejects older lists signed by the same keys."""
 
     root: int
     timestamp: int
@@ -192,7 +192,7 @@ def _reject_number(text: str) -> Any:
 
 
 def _parse_json(data: bytes) -> Any:
-    """Parse JSON without floats and without repeated names. Raises ValueError."""
+    """Parse JSON, rejecting floats and repeated names. Raises ValueError."""
     try:
         return json.loads(
             data.decode("utf-8"),
@@ -244,7 +244,7 @@ def parse_instant(value: Any) -> datetime:
 
 
 def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
-    """Parse a metadata file of this kind. Raises `ListProblem`."""
+    """Parse the metadata file of a role. Raises `ListProblem`, also if the file is of another role than ``kind``."""
     try:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]
@@ -280,7 +280,7 @@ def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
 
 
 def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
-    """Return the public keys with a valid signature. A key with several IDs counts once."""
+    """Return the public keys whose signature of the metadata is valid. A key with several IDs counts once."""
     return frozenset(
         keys[keyid]
         for keyid, signature in metadata.signatures.items()
@@ -291,7 +291,7 @@ def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
 def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[_Role] = None) -> None:
     """Raise `ListProblem` unless enough keys of a role have signed.
 
-    ``previous_role`` has the keys before the last key change.
+    ``previous_role`` contains the keys before the last key change.
     """
     found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
@@ -332,9 +332,10 @@ class _MetadataReader:
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
-        """Return the newest root that leads back to a root signed by each of ``keys``, or None without such a root.
+        """Return the newest root in the chain from a root that all ``keys`` signed.
 
-        Enough keys of each root, and of the root before it, must sign it: TUF, 5.3.
+        Return None if there is no root metadata. Each root must be signed by enough of its own keys and of the previous
+        root's keys: TUF, 5.3.
         """
         trusted = None  # type: Optional[_Root]
         for version in range(1, _MAX_ROOTS):
@@ -358,7 +359,7 @@ class _MetadataReader:
         raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} roots")
 
     def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
-        """Return a file that other metadata refers to. Check its version, and a listed digest and length."""
+        """Return a file that other metadata refers to, after checking its version and any listed digest and length."""
         file_name = f"{version}.{name}"
         data = self.get(file_name, max_bytes)
         digest = (meta.get("hashes") or {}).get("sha256")
@@ -376,7 +377,7 @@ class _MetadataReader:
 
 
 class FileVersion(NamedTuple):
-    """The content of a path, starting at a time."""
+    """The content that a path has from a given time on."""
 
     since: Optional[datetime]  # None: since the tree was published
     sha256: Optional[str]  # None: the path is absent
@@ -384,20 +385,20 @@ class FileVersion(NamedTuple):
 
 
 class WindowEnd(NamedTuple):
-    """The end of the open maintenance window: the later files of a copy if no newer copy arrives."""
+    """The end of the open maintenance window, with the files that a copy then serves if no newer copy has arrived."""
 
     since: datetime
     files: Dict[str, FileVersion]  # by path below boot/
 
 
 class Listing(NamedTuple):
-    """The files of one server, or the files that belong to no server."""
+    """A listing of the files of one server, or of the files that belong to no server."""
 
     server: Optional[str]
     # by path below boot/, or by the digest of the path if it contains a token
     files: Dict[str, Tuple[FileVersion, ...]]
     end: Optional[WindowEnd]
-    contents: Dict[str, str]  # the texts of the files at the end of the window, by sha256
+    contents: Dict[str, str]  # text by sha256, of the files at the end of the window
 
 
 class Target(NamedTuple):
@@ -408,7 +409,7 @@ class Target(NamedTuple):
 
 
 class SignedList(NamedTuple):
-    """A signed list. Its metadata was verified if the caller named keys."""
+    """A signed list, whose metadata was verified if the caller named keys."""
 
     is_signed: bool
     is_verified: bool  # whether the signatures were checked
@@ -416,15 +417,15 @@ class SignedList(NamedTuple):
     made: datetime  # when the tree was published
     manifest: str  # the digest of ops/manifest.json
     gitboot: str  # the version of gitboot that published the tree
-    expires: datetime  # the time at which the first part of the list expires
-    expiring: str  # the name of this part
+    expires: datetime  # when the part of the list that expires first expires
+    expiring: str  # the file name of that part
     version: int  # the version of the timestamp
     accepted: AcceptedList
     targets: Dict[str, Target]  # by name below signed/
 
 
 def hash_path(path: str) -> str:
-    """Return the name by which a listing contains a path with a token."""
+    """Return the digest that a listing contains instead of a path with a token."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
@@ -441,9 +442,9 @@ def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[Fil
 def find_versions_around(
     versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
 ) -> Tuple[Optional[FileVersion], ...]:
-    """Return each version that a mirror may have at ``now``, the current version first, with None for an absent path.
+    """Return the versions that a mirror may have at ``now``, starting with the current one. None means an absent path.
 
-    If a clock differs or a copy is in progress, a mirror may have the version before or after a transition.
+    If its clock differs or a copy is in progress, a mirror may have the version before or after a transition.
     """
     instants = [version.since for version in versions if version.since is not None]
     near = [at for at in instants if now - tolerance < at <= now + tolerance]
@@ -459,12 +460,12 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 def is_hashed(path: str) -> bool:
-    """Return whether a listing contains only the digest of this path."""
+    """Return whether a path in a listing is only the digest of a path."""
     return _HASHED.match(path) is not None
 
 
 def check_path(path: str) -> str:
-    """Return a path below boot/. Raises ValueError for any other path."""
+    """Return ``path`` if a listing may contain it. Raises ValueError for any other path."""
     parts = path.split("/")
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"no file can be at {path!r}")
@@ -486,7 +487,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
-    """Parse the end of a window. Raises ValueError if a text is missing."""
+    """Parse the end of a window. Raises ValueError if the content of a file is missing."""
     if value is None:
         return None
     since = parse_instant(value["since"])
@@ -517,13 +518,13 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
 # The list
 
 
-# The prefix of the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
+# The bytes before an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
 _SPKI = bytes.fromhex("302a300506032b6570032100")
 _PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
 
 
 def parse_keys(text: str) -> List[bytes]:
-    """Parse public keys: PEM, or 64 hexadecimal digits on each line. Raises ValueError."""
+    """Parse public keys: PEM, or one key of 64 hexadecimal digits per line. Raises ValueError."""
     keys = []
     for encoded in _PEM.findall(text):
         data = base64.b64decode(encoded)
@@ -543,12 +544,12 @@ def read_list(
     accepted: Optional[AcceptedList] = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> SignedList:
-    """Read a list with ``fetch``, and verify the list.
+    """Read a signed list with ``fetch``, and verify the list.
 
-    ``keys`` are public keys of the root. Each of them must have signed the first trusted root. Without keys, signatures
-    are not verified. ``each`` may read several bins at a time. An expired list is returned too, because it still ends
-    windows. If the list is replaced during the read, this function reads it again. Raises `ListProblem`, and the errors
-    of ``fetch``.
+    ``keys`` are public root keys, all of which must have signed the first trusted root. Without keys, signatures are
+    not verified. ``each`` works like `map`, and may read several bins at a time. An expired list is also returned,
+    because it still ends windows. If the list is replaced while it is being read, this function reads it again. Raises
+    `ListProblem`, and the errors of ``fetch``.
     """
     known, reading = frozenset(keys), _MetadataReader(fetch)
     for left in reversed(range(_TRIES)):
@@ -627,9 +628,9 @@ def _read_verified_list(
 
 
 def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
-    """Reject a list that is older than the accepted one: TUF, 5.4.3 and 5.5.5.
+    """Raise `ListProblem` for a list that is older than the accepted one: TUF, 5.4.3 and 5.5.5.
 
-    If other keys sign the timestamp, versions start again, as after the theft of a key: TUF, 5.3.11.
+    If other keys sign the timestamp, for example after a key was stolen, versions may start again: TUF, 5.3.11.
     """
     if accepted is None:
         return
@@ -646,7 +647,7 @@ _BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
 
 
 def _bin_role(delegations: Dict[str, Any]) -> _Role:
-    """Return the keys that sign the bins of target names: TAP 15 with 8 bits."""
+    """Return the role whose keys sign the bins: TAP 15 with 8 bits."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
         raise ValueError("the bins are not those of gitboot")
@@ -656,9 +657,9 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
 def _read_bin(
     reading: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
 ) -> Tuple[_Metadata, Dict[str, Target]]:
-    """Return a bin, and its targets by name. Without a role, signatures are not checked.
+    """Return the metadata of a bin, and its targets by name. If ``role`` is None, signatures are not checked.
 
-    The bin of a target is the first byte of the sha256 of its name: TAP 15. The snapshot names only bins with targets.
+    The first byte of the sha256 of a target's name determines its bin: TAP 15.
     """
     number = _BIN.match(name)
     if number is None:

@@ -1,4 +1,4 @@
-"""Tree changes: decide which files of the output tree change, and end maintenance windows."""
+"""Tree changes: decide which files of the output tree to change, and end maintenance windows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Publication(Struct, frozen=True, kw_only=True):
     servers: Mapping[str, Files | None]  # the servers that may have changed; None: the server is gone
     shared: Files | None  # files that belong to no server, without those in parts; None: unchanged
     complete: bool  # whether all servers are named
-    parts: FileUpdates = NO_UPDATES  # the files in parts that may have changed
+    parts: FileUpdates = NO_UPDATES  # the shared files in parts that may have changed
 
     def __iter__(self) -> Iterator[Files]:
         """Yield the files of each server, and then files that belong to no server."""
@@ -77,7 +77,7 @@ class Publication(Struct, frozen=True, kw_only=True):
         return {**(self.shared or {}), **self.parts.files}
 
     def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
-        """Return the listing of shared files after the publication, from the listing before the publication."""
+        """Return the listing of shared files after this publication, given the listing before it."""
         kept = {
             path: each
             for path, each in before.items()
@@ -91,18 +91,18 @@ class Publication(Struct, frozen=True, kw_only=True):
 
 
 class TreeChanges(Struct, kw_only=True):
-    """The changes of one publication. Paths are sorted, except those of states."""
+    """The changes that one publication makes to the tree. Paths are sorted, except those of states."""
 
     at: datetime  # UTC, in whole seconds
     # The new digests of changed states in the manifest, by server; None: the server is removed.
     digests: dict[str, str | None] = field(default_factory=dict)
     shared: Mapping[str, ListedFile] | None = None  # the new listing of shared files; None: unchanged
-    # the content that the scripts of each server refer to
+    # by server, the content that its scripts refer to
     content: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    checked_files: int = 0  # the number of checked files
+    checked_files: int = 0
     written: list[str] = field(default_factory=list)
-    states: Sequence[str] = ()  # the written states, in an order in which each identity always belongs to a server
-    unchanged_states: Sequence[str] = ()  # unchanged states of servers with other changed files
+    states: Sequence[str] = ()  # the states to write, ordered so that each identity always belongs to a server
+    unchanged_states: Sequence[str] = ()  # unchanged states of servers whose other files change
     withdrawn: list[str] = field(default_factory=list)
     retired: list[str] = field(default_factory=list)  # content that is no longer used, and stays for GRACE
     expired: Sequence[str] = ()  # content to remove, because its GRACE is over
@@ -114,11 +114,11 @@ class TreeChanges(Struct, kw_only=True):
     shards_after_removing: Mapping[str, Shard] = field(
         default_factory=dict
     )  # index shards without the old pairs; empty: the shard is removed
-    possibly_indexed: frozenset[Pair] = frozenset()  # pairs that the index may have during the publication
+    possibly_indexed: frozenset[Pair] = frozenset()  # pairs that may be in the index during the publication
 
     @property
     def paths(self) -> set[str]:
-        """Return the paths that are between two versions until the publication ends."""
+        """Return the paths that may have either their old or their new content until the publication ends."""
         content = {*self.retired, *self.still_used, *self.expired}
         return {*self.written, *self.withdrawn, *content, *self.shards_after_adding, *self.shards_after_removing}
 
@@ -148,7 +148,7 @@ class ContentReferences:
             self.by_server[server] = paths
 
     def update_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
-        """Set the content that these servers refer to. ``complete``: other servers refer to no content."""
+        """Set the content that these servers refer to. If ``complete``, no other server refers to content."""
         if complete:
             self.by_server.clear()
             self._counts.clear()
@@ -161,7 +161,7 @@ class ContentReferences:
         return {path for path in paths if self._counts[path] > own[path]}
 
 
-SHARED: Final = ""  # replaces a server name for files that belong to no server
+SHARED: Final = ""  # used instead of a server name for files that belong to no server
 
 
 def decide_changes(
@@ -172,13 +172,13 @@ def decide_changes(
     possibly_indexed: Collection[Pair],
     at: datetime,
 ) -> TreeChanges:
-    """Return the changes from the tree on disk to the wanted publication, including repairs after a crash.
+    """Return the changes that bring the tree on disk to the wanted publication, including repairs after a crash.
 
-    gitboot compares the files of a changed server by content, so that unchanged files are not written. It compares the
-    files of an unchanged server by existence and size. Files that an interrupted publication may have changed are
-    always written again, because after a failed sync the kernel may show content that is not on the disk.
-    ``possibly_indexed`` are pairs that the index may have. They are removed unless they are wanted. Raises PublishError
-    with all foreign files at wanted paths.
+    The files of a changed server are compared by content, so that unchanged files are not rewritten. The files of an
+    unchanged server are compared by existence and size. Files that an interrupted publication may have changed are
+    always rewritten, because after a failed sync the kernel may return content that is not on the disk.
+    ``possibly_indexed`` contains (identity, server) pairs that may be in the index. Pairs that are not wanted are
+    removed. Raises PublishError that names all foreign files at wanted paths.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
     decision.find_suspects()
@@ -196,7 +196,7 @@ class _Decision:
         self._disk, self._tree, self._references, self._publication = disk, tree, references, publication
         self.changes = TreeChanges(at=at)
         self._suspects: dict[str, File] = {}  # planned files that may be missing or different
-        self._owned: set[str] = set()  # the earlier files of these servers
+        self._owned: set[str] = set()  # files of earlier publications that may be replaced
         self._dropped_content: set[str] = set()  # content that these servers no longer use
         self._identities: dict[str, tuple[str, ...]] = {}  # the new identities of each server
         self._removed_pairs: set[Pair] = set()
@@ -245,16 +245,16 @@ class _Decision:
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
-        """Collect the earlier files of a server, which may be replaced or removed.
+        """Collect a server's previously published files, which may be replaced or removed.
 
-        Return the server's indexed identities.
+        Return those identities of the server that are certainly in the index.
         """
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
             return frozenset()
         self._owned.add(path)
         if (before := self._tree.read_outline(server)) is None:
-            # Damaged: it most likely listed the files that are planned now.
+            # The state is damaged. It most likely listed the files that are planned now.
             self._owned.update(self._publication.servers.get(server) or ())
             return frozenset()
         self._owned.update(before.files)
@@ -323,7 +323,7 @@ class _Decision:
         self.changes.still_used = sorted(self._dropped_content.difference(self.changes.retired))
 
     def _find_unused(self, paths: set[str]) -> set[str]:
-        """Return those of ``paths`` that no file refers to any more."""
+        """Return those of ``paths`` that are not published and that no other server refers to."""
         for files in self._publication:
             paths -= files.keys()
         if paths:
@@ -336,7 +336,10 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Choose the unused content to remove. Content that is used again stays, but its list is removed too."""
+        """Choose the retired content to remove, because nothing has used it for `GRACE`.
+
+        Content that is used again stays, but the list that retired it is removed.
+        """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
@@ -346,7 +349,7 @@ class _Decision:
     # The index
 
     def index(self, also: Collection[Pair]) -> None:
-        """Decide the changes of the index, and the order of states."""
+        """Decide the changes to the index, and the order in which states are written."""
         changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, also)
         gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
         changes.possibly_indexed = frozenset(indexed)
@@ -383,7 +386,7 @@ Shards = dict[str, Shard]  # by path
 def find_index_changes(
     disk: Disk, removed: Collection[Pair], added: Collection[Pair], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """Return the changed and pending shards, first with the added pairs, and then without the removed pairs."""
+    """Return the changed and pending index shards, first with the added pairs, then without the removed pairs."""
     joined: Shards = {}
     parted: Shards = {}
     leaving, coming = _group_by_shard(removed), _group_by_shard(added)
@@ -405,9 +408,10 @@ def find_index_changes(
 def rebuild_index(
     disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """Return the changed and pending shards of a complete index, first with new pairs, and then without old pairs.
+    """Return the shards to write for an index of exactly these identities.
 
-    Damaged shards are replaced.
+    The first shards contain the new pairs and still the old ones, the second no longer the old pairs. Unchanged shards
+    are omitted, except pending ones. Damaged shards are replaced.
     """
     wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     joined: Shards = {}
@@ -440,7 +444,7 @@ Parts = dict[str, bytes | None]  # by path, the head last; None: the part is emp
 def amend_manifest(
     tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, ListedFile] | None
 ) -> tuple[Head, Parts]:
-    """Return the head with these states and shared files, and the files of the manifest that change.
+    """Return the manifest's head after these changes, and the files of the manifest to write.
 
     Parts that an interrupted publication may have replaced are written again.
     """
@@ -472,7 +476,7 @@ def amend_manifest(
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
-    """Add a part to the parts to write. Return its digest, or None if the part is empty."""
+    """Add a changed node or leaf to ``parts``. Return its digest, or None if it is now empty."""
     now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
     return compute_digest(data) if data is not None else None
@@ -484,23 +488,23 @@ def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None])
 
 
 _SERVERS: Final = "ops/servers"
-_IN_WINDOW: Final = b'"inWindow":true'  # text in each state with a window
-# `WindowEnds` spends at most 1/20 or 1/200 of the time on reading all states.
+_IN_WINDOW: Final = b'"inWindow":true'  # text that each state with a window contains
+# `WindowEnds` spends at most 1/20 of the time on reading all states, or 1/200 if their folder is unchanged.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
-# The file then gets a date one second after the version that it replaces.
+# With this time as ``modified_at``, a file is dated one second after the version that it replaces.
 _A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
-    """The windows in a tree that were ended, and the next end."""
+    """The servers whose windows were ended, and the time at which the next window ends."""
 
     servers: tuple[str, ...]  # servers whose files were replaced, sorted
     next_end: datetime | None  # None: no known end
 
 
 class WindowsNotEnded(PublishError):
-    """A window could not be ended. gitboot may have replaced some files of ``servers``."""
+    """A window could not be ended. Some files of ``servers`` may already have been replaced."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -510,9 +514,9 @@ class WindowsNotEnded(PublishError):
 class WindowEnds:
     """The times at which the windows of a published tree end.
 
-    Reading all states of a large tree takes seconds, so gitboot reads all states only rarely: soon after another
-    process replaced a state, which changes the time of the folder, and otherwise after a long interval. In between, it
-    reads only the states of servers whose window ends.
+    Reading all states of a large tree takes seconds, so gitboot does it rarely: soon after another process replaced a
+    state, which changes the modification time of the folder, and otherwise at long intervals. In between, it reads only
+    the states of servers with a window that ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -526,18 +530,18 @@ class WindowEnds:
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
-        """Return whether `end` would change the tree at ``root`` at ``at``."""
+        """Return whether `end` may have to change the tree at ``root`` at ``at``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
-        """Replace each file of a window that is over at ``at``. No other process may publish to the tree during the
-        call.
+        """Replace the files of all windows that are over at ``at``.
 
-        The file gets the content that is valid for its path at ``at``. If that content belongs to another window, the
-        file gets the content outside of windows, because a newer commit may have cancelled that window. A boot that
-        writes a disk is replaced by its fallback. A file with unknown content stays. New files are dated
-        ``modified_at``, or one second after the previous version if that is later. Raises `WindowsNotEnded`. The next
-        call then tries again, and reads only the states that are still due.
+        No other process may publish to the tree during the call. Each file gets the content that is valid for its path
+        at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
+        newer commit may have cancelled that window. A boot that writes a disk is replaced by its fallback. A file with
+        unknown content stays. New files are dated ``modified_at``, or one second after the previous version if that is
+        later. Raises `WindowsNotEnded`, after which the next call tries again, and reads only the states that are still
+        due.
         """
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
@@ -589,7 +593,7 @@ class _LastRead(NamedTuple):
 
 
 def _read_folder_version(root: Path) -> tuple[int, ...] | None:
-    """Return a value that changes if a state or the whole tree is replaced, or None without a tree."""
+    """Return a value that changes if a state or the whole tree is replaced, or None if there is no tree."""
     try:
         found = (root / _SERVERS).stat()
     except OSError:
@@ -600,7 +604,7 @@ def _read_folder_version(root: Path) -> tuple[int, ...] | None:
 def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     """End the windows of the tree at ``root`` that are over at ``at``, unless another process is publishing there.
 
-    ``ends`` belongs to this tree. Raises `PublishError`.
+    ``ends`` must belong to this tree. Raises `PublishError`.
     """
     if not (root / BOOT).is_dir():
         return EndedWindows((), None)
@@ -613,13 +617,13 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     with closing(Disk(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
-        # At the end of a window, another host may publish a boot at the same path with a date in this second. An access
-        # log of this host must not count as evidence of that boot.
+        # When the window ends, another host may publish a boot at the same path, dated in this second. The access log
+        # of this host must not count as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each file of an ended window of a server, with its new content, or None for a file to remove."""
+    """Yield each file of a server whose window has ended, with its new content, or None if it must be removed."""
     for path, turns in sorted(state.paths.items()):
         now, _ = find_version(turns, at)
         windows = {turn.content for turn in turns if turn.in_window and turn is not now}
@@ -635,7 +639,7 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
 
 
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
-    """Return the next time at which a path with windows changes."""
+    """Return the next time at which the content of a path with windows changes."""
     with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
     times = (turn.since for turns in with_windows for turn in turns)
     return min((since for since in times if since is not None and since > at), default=None)
@@ -644,7 +648,7 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
-    """Replace the files at these paths, by server, durably. A file whose content is None is removed.
+    """Durably replace files, given by server and path. A file whose content is None is removed.
 
     Each server is added to ``changed_servers`` before its first file changes.
     """
@@ -666,9 +670,7 @@ def _replace_files(
 
 
 def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
-    """Return the content of a path in this version, or its fallback if the boot writes a disk, or None without a
-    file.
-    """
+    """Return the content of a version, or its fallback if the boot writes a disk, or None if there is no file."""
     if turn is None:
         return None
     digest = turn.content if turn.writes is None else turn.writes.fallback

@@ -77,19 +77,19 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class Tree:
-    """The manifest, pending changes and retired content of a tree, read from the disk when needed."""
+    """A tree's manifest, pending changes and retired content, read from the disk when needed."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         older = read_older(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
-        # The listing with its digest; None: not read yet.
+        # The digest and the content of the listing of shared files; None: not read yet.
         self._shared: tuple[str | None, dict[str, ListedFile]] | None = None
         self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # parts of an older version of the manifest
-        if older is not None:  # the whole tree counts as between two versions
+        if older is not None:  # the whole tree counts as pending
             self.pending, self.outdated = self.pending | older.files, older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
@@ -106,7 +106,7 @@ class Tree:
         return {path for path in self.pending if not is_record(path)}
 
     def iter_servers(self) -> Iterator[tuple[str, str]]:
-        """Yield each listed server and the digest of its state."""
+        """Yield each server in the manifest, with the digest of its state."""
         for node in sorted(self.head.nodes if self.head else ()):
             for leaf, expected in sorted(self.read_node(node).items()):
                 yield from sorted((self._read_part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
@@ -115,7 +115,7 @@ class Tree:
         return self._read_digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
     def read_leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
-        """Return the digests of the states in a leaf. ``expected`` is the digest of the leaf in its node."""
+        """Return the digests of the states in a leaf. ``expected`` is the leaf's digest according to its node."""
         return self._read_digests(leaf_path(node, leaf), expected)
 
     def find_digest(self, server: str) -> str | None:
@@ -133,9 +133,7 @@ class Tree:
         return found
 
     def read_outline(self, server: str) -> Outline | None:
-        """Return the identities and files of a server at the last publication, or None if its state is missing or
-        damaged.
-        """
+        """Return a server's published identities and files, or None if its state is missing or damaged."""
         data = self._disk.read(state_path(server))
         if data is None:
             return None
@@ -144,9 +142,7 @@ class Tree:
         return None
 
     def _read_digests(self, path: str, expected: str | None) -> Digests:
-        """Return a node or a leaf, from the cache if possible, because many servers of a publication use the same
-        node.
-        """
+        """Return a node or a leaf, from a cache if possible, because many servers share a node."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
         if (held := self._digest_cache.get((path, expected))) is None:
@@ -167,12 +163,12 @@ class Tree:
         self._digest_cache.clear()
 
     def settle(self, head: Head) -> None:
-        """Mark the publication as complete, with this head."""
+        """Record that the publication with this head is complete."""
         self.pending = self.outdated = frozenset()
         self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
-        """Record content that is unused since ``since``, and remove the expired lists of such content."""
+        """Record content that has been unused since ``since``, and forget expired lists of such content."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
@@ -182,7 +178,7 @@ class Tree:
 
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
-    """Return whether no instance ever published to the tree, and no unknown files are in the tree."""
+    """Return whether nothing was ever published to the tree, and the tree contains no unknown files."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
@@ -190,7 +186,7 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError if gitboot cannot publish a file at a path."""
+    """Raise ValueError if gitboot cannot publish a file at this path."""
     top, *names = path.split("/")
     if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
         raise ValueError(f"no file of a tree can be at {path}")
@@ -204,7 +200,7 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list of content that is unused since a time."""
+    """Return the path of the list of content that has been unused since a time."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
@@ -223,9 +219,7 @@ def read_manifest(root: Path) -> Manifest | None:
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
-    """Return the published state of a server, or None if there is no state. Raises ValueError if the state is
-    damaged.
-    """
+    """Return the published state of a server, or None if it has no state. Raises ValueError if the state is damaged."""
     try:
         return parse_state((root / state_path(server)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -235,7 +229,7 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
 def verify_tree(root: Path) -> tuple[Difference, ...]:
     """Read each file in full, and return those that differ from the manifest, sorted by path.
 
-    During a publication or after a crash, these are the files that the publication has changed so far.
+    During a publication or after a crash, these include the files that the publication has changed so far.
     """
     with closing(Disk(root)) as disk:
         found = _read_whole(disk)
@@ -252,7 +246,7 @@ def verify_tree(root: Path) -> tuple[Difference, ...]:
 
 
 class _WholeTree:
-    """All records of a tree, from the head to the files, and the parts with a wrong digest."""
+    """A completely read tree: all files that the manifest lists, and the parts whose digest is wrong."""
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
@@ -319,7 +313,7 @@ def _parse_paths(data: bytes) -> list[str]:
 
 
 def build_damage_error(disk: Disk, path: str) -> PublishError:
-    """Return the error for a file that gitboot did not write in this form."""
+    """Return the error for a damaged file in the tree."""
     return PublishError(
         f"{disk.root / path}: the file is damaged "
         "(restore it from a backup, or move boot/ and ops/ away and publish again)"
@@ -327,7 +321,7 @@ def build_damage_error(disk: Disk, path: str) -> PublishError:
 
 
 class OlderTree(Struct, frozen=True, kw_only=True):
-    """The content of a manifest of version 1."""
+    """The content of a version 1 manifest, which gitboot 0.1.0 wrote."""
 
     stamp: Stamp
     files: frozenset[str]
@@ -335,7 +329,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
 
 
 def read_older(disk: Disk) -> OlderTree | None:
-    """Return a tree of gitboot 0.1.0, or None for other trees. Replaced parts of its manifest are ignored."""
+    """Read a tree of gitboot 0.1.0, or return None for other trees. Replaced parts of its manifest are ignored."""
     head = _parse_older(disk.read(MANIFEST))
     match head:
         case {
@@ -364,9 +358,9 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 
 
 def read_records(path: Path) -> dict[SystemUuid, Record]:
-    """Read exported records from a file, or from the files of a folder such as ``ops/records`` of a tree.
+    """Read exported records from a file, or from all files in a folder, such as a tree's ``ops/records``.
 
-    Raises OSError, and `UsageError` with the name of a file that is not such a record.
+    Raises OSError, and `UsageError` that names a file without valid records.
     """
     if not path.is_dir():
         return _import_records(path)
@@ -377,7 +371,7 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 
 
 def _import_records(file: Path) -> dict[SystemUuid, Record]:
-    """Return the records of a file. Raises `UsageError` for a record whose UUID identifies no machine."""
+    """Return the records in a file. Raises `UsageError` for a record whose UUID identifies no machine."""
     from gitboot.resolve.provisioning_record import (
         parse_exported_records,
     )  # imported here, so that endpoints start without the model
@@ -392,7 +386,7 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
 
 
 def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
-    """Return the records of servers in a tree, without the files that are not readable."""
+    """Return the records of servers in a tree, skipping files that are not readable."""
     from gitboot.resolve.provisioning_record import parse_exported_records  # imported here, as above
 
     found: dict[SystemUuid, Record] = {}
@@ -402,15 +396,15 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # replaces a server name for the files of all servers, or for files that belong to no server
-PARTS: Final = "/"  # replaces a server name for all shared files in parts
+ALL: Final = ""  # used instead of a server name for all files, or for files that belong to no server
+PARTS: Final = "/"  # used instead of a server name for all shared files in parts
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """The state of each server, the content that the state refers to, and the listing of shared files."""
+    """A summary of a tree: the digests of states and of the shared listing, and the content that servers refer to."""
 
     states: Mapping[str, str]  # sha256 by server
-    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has the paths of shared files
+    content: Mapping[str, tuple[str, ...]]  # paths by server; those of shared files at `ALL`
     shared: str | None  # sha256 of the listing
     has_page: bool
 
@@ -419,7 +413,7 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
     """Return the servers whose files differ from ``before``, with the content that the files refer to.
 
     Servers that an interrupted publication affects are included. Return None if the process cannot continue from this
-    tree. Only the records of the tree are read, and `find_suspects` compares the records with the files.
+    tree. This function reads only the records of the tree; `find_suspects` compares the records with the files.
     """
     # If PENDING is in the set, each pending file belongs to a server whose state is in the set, or to no server: see
     # `write_changes`.
@@ -445,7 +439,7 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
 
 
 def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
-    """Return the identities that the index may wrongly have for servers of an interrupted publication.
+    """Return (identity, server) pairs that an interrupted publication may have wrongly left in the index.
 
     Return None if a pending part of the index is not readable.
     """
@@ -468,8 +462,8 @@ def _find_pending_servers(tree: Tree) -> frozenset[str]:
 def find_suspects(root: Path) -> Iterator[str | None]:
     """Check all files of a tree, and yield the servers whose files are damaged. `ALL` means shared files.
 
-    Yields None for a server without damage, to show progress. Files are checked by existence and size, states by
-    content. Servers that are published during the check may be included. Publishing them again is harmless.
+    Yields None for each server without damage, to show progress. Files are checked by existence and size, states by
+    content. Servers that are published during the check may be included, but publishing them again is harmless.
     """
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
@@ -488,7 +482,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server if one of its identities is missing in the index, or `ALL` if a shard is not readable."""
+    """Return the server if one of its identities is missing from the index, or `ALL` if a shard is not readable."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
@@ -508,7 +502,7 @@ STOP_FILE: Final = "stopped.json"
 
 
 def stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
-    """Return the folders in which endpoints of a tree read the stop file."""
+    """Return the folders in which a tree's endpoints look for the stop file."""
     return (output / "ops",) if spool is None else (output / "ops", spool)
 
 
@@ -518,7 +512,7 @@ class StopNotice(NamedTuple):
 
 
 def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
-    """Write the stop file into ``folder``, durably, and replace an existing stop file. Raises OSError.
+    """Durably write the stop file to ``folder``, replacing any existing one. Raises OSError.
 
     Every user who can read the folder can read the file.
     """
@@ -527,12 +521,12 @@ def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
 
 
 def remove_stop(folder: Path) -> None:
-    """Remove the stop file. Raises OSError if the file exists and cannot be removed."""
+    """Remove the stop file, if there is one. Raises OSError if it cannot be removed."""
     (folder / STOP_FILE).unlink(missing_ok=True)
 
 
 class StopReader:
-    """Reads the stop files in some folders, and reads a file again after it changed."""
+    """Reads the stop files in several folders. A file is read again only after it has changed."""
 
     def __init__(self, *folders: Path) -> None:
         self._paths = tuple(folder / STOP_FILE for folder in folders)
@@ -563,7 +557,7 @@ def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
 
 
 def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
-    """Return an instance's conditions, with a stop that operators set after the instance wrote the conditions."""
+    """Return an instance's conditions, with a stop that was ordered after the instance wrote them."""
     found = [dict(each) for each in conditions]
     if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
         return found

@@ -55,7 +55,7 @@ _LONGEST_DETAIL = 300
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 
 
-# gitboot's error for each error of sushy. For an HTTPError, the status counts too.
+# gitboot's error for each error of sushy. For an HTTPError, the status also matters.
 ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
@@ -85,7 +85,7 @@ _NOT_SUPPORTED = frozenset({501, 505})
 class BmcConnection:
     """A connection to one BMC that stays open until `close`. Use a connection from one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
+    Every method may raise `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     gitboot does not repeat a request that may have changed the BMC.
     """
 
@@ -98,7 +98,7 @@ class BmcConnection:
         tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
         connect_timeout_s: float = 3,
-        read_timeout_s: float = 10,  # the limit until the whole response has arrived
+        read_timeout_s: float = 10,  # the limit until the complete response has arrived
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials.name
@@ -139,7 +139,7 @@ class BmcConnection:
         self._connector.close()
 
     def observe(self) -> BmcObservation:
-        """Read the system. Later calls need one request, or two if the override is in the Settings resource."""
+        """Read the system. Later calls need only one request, or two if the override is in the Settings resource."""
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             if len(paths) != 1:
@@ -147,7 +147,7 @@ class BmcConnection:
                 raise BmcRejected(f"{self._address} has these systems: {found}. Set bmc.system to one of them")
             self._system = paths[0]
         system = self.read(self._system)
-        # iDRAC 10, AMI and BlueField have the override in the Settings resource.
+        # iDRAC 10, AMI and BlueField keep the override in the Settings resource.
         path = system.link("@Redfish.Settings", "SettingsObject")
         if path is None or path == self._settings_without_override:
             return build_observation(system, None)
@@ -168,9 +168,9 @@ class BmcConnection:
         return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the properties that differ from ``observed``. Some BMCs accept an override and do not store it.
+        """Write the properties that differ from ``observed``. Some BMCs accept an override but do not store it.
 
-        `adapt_override` must have returned ``override``. Raises `BmcChanged` if the BMC has changed since ``observed``.
+        ``override`` must come from `adapt_override`. Raises `BmcChanged` if the BMC has changed since ``observed``.
         """
         boot = build_boot_patch(override, observed)
         if not boot:
@@ -199,7 +199,7 @@ class BmcConnection:
         self.post(path, {"ResetType": type})
 
     def is_redfish(self) -> bool:
-        """Return whether a Redfish service answers. The request has no credentials, which every service allows."""
+        """Return whether a Redfish service responds to a request without credentials, which every service allows."""
         url, connector = f"{self._address}{_ROOT}", self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
@@ -222,7 +222,7 @@ class BmcConnection:
     def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
     ) -> None:
-        """Send a PATCH with each form of the ETag in turn, until the BMC accepts a form.
+        """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
 
         A request whose precondition failed does not change the BMC, so the next form cannot repeat a change. gitboot
         reads the BMC again after the first failure, and right before each request that the BMC would accept after any
@@ -263,7 +263,7 @@ class BmcConnection:
 
     @contextmanager
     def _translate_errors(self, method: str, link: str) -> Iterator[str]:
-        """Yield the path of a link at this BMC, and convert request errors in the block to gitboot's errors."""
+        """Yield the path of a link on this BMC, and convert request errors in the block to gitboot's errors."""
         path = self._get_own_path(link)
         if path is None:
             raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
@@ -336,12 +336,12 @@ def _format_reason(error: exceptions.HTTPError) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a text from the BMC on one line, cut to a maximum length."""
+    """Return a BMC's text on one line, cut to a maximum length."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
-    """Return Retry-After in seconds, or None for a date, which RFC 9110 allows and BMCs do not send."""
+    """Return Retry-After in seconds, or None for a date, which RFC 9110 allows but BMCs do not send."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -351,7 +351,7 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 
 class RedfishFirmware:
-    """The firmware settings of a system. Methods raise the errors of `BmcConnection`."""
+    """The firmware settings of a system. Methods may raise the errors of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
@@ -384,9 +384,9 @@ class RedfishFirmware:
         return structs.replace(observed, firmware_uri=self._uri[1])
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
-        """Store a URI in the firmware settings for the next reset. Some BMCs accept the URI and do not apply it.
+        """Store a URI in the firmware settings for the next reset. Some BMCs accept the URI but do not apply it.
 
-        Return False if no change is needed, or if the setting has another value than ``observed``.
+        Return False if no change is needed, or if the setting has a different value than in ``observed``.
         """
         setting = get_quirks(observed).firmware_uri
         if setting is None or observed.bios_path is None:
@@ -396,7 +396,7 @@ class RedfishFirmware:
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
             return False  # another program or person stored this URI, even if it is not active
         pending = self._bmc.read(path)
-        # Only attributes of this firmware, because the firmware rejects a request with an unknown attribute.
+        # Only attributes that this firmware has, because it rejects a request with an unknown attribute.
         related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
         attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
@@ -412,13 +412,13 @@ class RedfishFirmware:
 
 
 class RedfishMedia:
-    """The virtual media of a system. Methods raise the errors of `BmcConnection`."""
+    """The virtual media of a system. Methods may raise the errors of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
-        """Add the slots of the system, or of its Manager, where Redfish had them before 2020.4."""
+        """Add the slots of the system or, as in Redfish before 2020.4, of its Manager."""
         paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
@@ -426,7 +426,7 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image, which the BMC downloads."""
+        """Insert an image that the BMC then downloads."""
         self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:

@@ -31,17 +31,18 @@ class ModePolicy(Enum):
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """The BIOS attribute with the URI that firmware boots by HTTP instead of using DHCP. A change applies at a
-    reset.
+    """The BIOS attribute that contains the URI that firmware boots by HTTP instead of using DHCP.
+
+    A change takes effect at a reset.
     """
 
     attribute: str
     related_attributes: Mapping[str, str]  # attributes to write together with the URI
-    # The related attribute that must have its value, otherwise firmware ignores the URI.
+    # The related attribute without whose value firmware ignores the URI.
     enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """Return the URI that firmware would boot, "" for no URI, or None if firmware has no such setting."""
+        """Return the URI that firmware would boot, an empty text for no URI, or None if there is no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -53,7 +54,7 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True):
-    """One row of the table: the BMCs to which it applies, their differences, and the sources."""
+    """One row of the table: the BMCs to which it applies, how they differ, and the sources for this."""
 
     name: str
     source: str
@@ -120,7 +121,7 @@ QUIRKS = (
         mode=ModePolicy.NEVER,
         firmware_uri=FirmwareUri(attribute="UrlBootFile", related_attributes={"PreBootNetwork": "Auto"}),
         off_target=OverrideTarget.PXE,  # the BMC rejects None
-        takes_http_boot_uri=False,  # iLO 6 shows HttpBootUri and answers PropertyNotWritableOrUnknown
+        takes_http_boot_uri=False,  # iLO 6 shows HttpBootUri, but responds with PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
     Quirks(
@@ -150,12 +151,12 @@ QUIRKS = (
             "/redfish/v1/Systems/System_0",
             "/redfish/v1/Systems/Bluefield",
         ),
-        # LastResetTime is the last time at which the chassis power changed, so a reboot does not change it.
+        # LastResetTime is the time of the last change of the chassis power, so a reboot does not change it.
         reset_time=(),
     ),
 )
 
-# The suffixes of message ids of temporary rejections.
+# The suffixes of the message IDs of temporary rejections.
 TEMPORARY_REFUSALS = (
     "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
     "InvalidOperationForSystemState",  # HPE iLO message registry
@@ -166,7 +167,7 @@ TEMPORARY_REFUSALS = (
 
 
 def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
-    """Return the first row that matches a ComputerSystem, ignoring a slash at the end of its path."""
+    """Return the first row that matches a ComputerSystem, ignoring a trailing slash in its path."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     for row in QUIRKS:
@@ -176,12 +177,12 @@ def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
 
 
 def get_quirks(observed: BmcObservation) -> Quirks:
-    """Return the row of an observed BMC."""
+    """Return the row that applies to an observed BMC."""
     return next((row for row in QUIRKS if row.name == observed.quirks_name), STANDARD)
 
 
 def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, str | None]:
-    """Return the ``Boot`` properties to send for an override, or an empty mapping if the BMC shows it already.
+    """Return the ``Boot`` properties to send for an override, or an empty mapping if the BMC already shows it.
 
     The properties are those that differ, and those that this BMC needs with every change.
     """

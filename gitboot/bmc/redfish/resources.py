@@ -1,4 +1,4 @@
-"""Redfish resources: conversion of their JSON to gitboot's values."""
+"""Redfish resources: convert their JSON to gitboot's values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
 class Resource(Struct, frozen=True, kw_only=True):
-    """A Redfish resource that gitboot read."""
+    """A Redfish resource as gitboot read it."""
 
     url: str  # the URL after redirects
     body: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def boot(self) -> Mapping[str, Any]:
-        """The ``Boot`` object, or an empty mapping."""
+        """The resource's ``Boot`` object, or an empty mapping."""
         return _as_mapping(self.body.get("Boot"))
 
     @property
@@ -61,7 +61,7 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def can_apply_at_reset(self) -> bool:
-        """Whether changes of the Settings resource can be applied at the next reset."""
+        """Whether changes to the Settings resource can be applied at the next reset."""
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
@@ -77,9 +77,9 @@ class Resource(Struct, frozen=True, kw_only=True):
 
 
 def build_observation(system: Resource, settings: Resource | None) -> BmcObservation:
-    """Return the observation of a system. ``settings`` is its Settings resource, if the override is there.
+    """Return what gitboot observes of a system. ``settings`` is its Settings resource, if that contains the override.
 
-    Raises `BmcRejected` if the resource has no override.
+    Raises `BmcRejected` if the resource contains no override.
     """
     quirks, order = find_quirks(system.path, system.body), system.boot.get("BootOrder")
     takes_overrides = settings or system
@@ -125,7 +125,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
 def parse_secure_boot(secure_boot: Resource) -> bool | None:
     """Return whether Secure Boot is on from the next boot, or None if the resource does not report it.
 
-    SecureBootEnable applies from the next boot on, and SecureBootCurrentBoot to the current boot (DSP0268).
+    SecureBootEnable applies from the next boot on, but SecureBootCurrentBoot to the current boot (DSP0268).
     """
     is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
     if isinstance(is_set, bool):
@@ -134,7 +134,7 @@ def parse_secure_boot(secure_boot: Resource) -> bool | None:
 
 
 def parse_reset_types(info: Resource) -> frozenset[str]:
-    """Return the allowed ResetType values of an ActionInfo, DSP0266 7.8.4."""
+    """Return the allowed ResetType values in an ActionInfo (DSP0266, 7.8.4)."""
     parameters = info.body.get("Parameters")
     found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
     allowed = (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
@@ -142,7 +142,7 @@ def parse_reset_types(info: Resource) -> frozenset[str]:
 
 
 def parse_slot(resource: Resource) -> MediaSlot:
-    """Return the slot of a VirtualMedia resource."""
+    """Return the slot that a VirtualMedia resource describes."""
     body = resource.body
     insert, eject = (
         _as_mapping(_get_nested(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject")
@@ -161,7 +161,7 @@ def parse_slot(resource: Resource) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Add the clock of a Manager to marks, if the Manager reports a clock. ``at`` is the time of gitboot's clock."""
+    """Return marks with a Manager's clock, if the Manager reports a clock. ``at`` is the time of gitboot's clock."""
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
@@ -173,7 +173,7 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 
 
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
-    """Return the identity in a ComputerSystem."""
+    """Return the identity that a ComputerSystem reports."""
     serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
     # The hexadecimal digits of any notation.
     digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())

@@ -41,7 +41,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """A request that gitboot itself aborted. gitboot raises an error of ``error_type`` for such a request."""
+    """gitboot itself aborted a request. The caller raises an error of ``error_type`` instead."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -54,7 +54,7 @@ class ConnectionPolicy(Struct):
     is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
     required_fingerprints: tuple[
         str, ...
-    ] = ()  # the certificate must have one of these fingerprints; the issuer does not matter
+    ] = ()  # the certificate must have each of these fingerprints; the issuer does not matter
     has_trusted_certificate: bool = False  # `access.toml` contains a fingerprint, so no authority is needed
     # Called right before a change; raises if this instance may not change the BMC.
     fence: Callable[[], None] = lambda: None
@@ -68,13 +68,13 @@ class ConnectionPolicy(Struct):
     is_ending: bool = False  # whether the current requests only end something
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
-        """Raise `LedgerError` if another instance may change this BMC."""
+        """Raise `LedgerError` if another instance may change the BMC instead of this one."""
         lenient = self.ending_fence if self.is_ending or changes_nothing else None
         (lenient or self.fence)()
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as requests that only end something and do not need the ledger's database."""
+        """Mark the requests in the block as only ending something, so that they do not need the ledger's database."""
         self.is_ending = True
         try:
             yield
@@ -95,7 +95,7 @@ class ConnectionPolicy(Struct):
     def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
         """Limit the total time of all requests in the block. The yielded function returns their `ResponseSample`.
 
-        Without this limit, a BMC could answer each request just in time, and list any number of resources to read.
+        Without this limit, a BMC could send each response just in time, and list any number of resources to read.
         """
         before, self.latency_s = self.latency_s, None
         self.deadline_s = time.monotonic() + self.total_s
@@ -107,8 +107,9 @@ class ConnectionPolicy(Struct):
             self.deadline_s = None
 
     def remaining_s(self) -> float:
-        """Return how many seconds the next request may take. Raises `RequestAborted` if the time of the task is
-        over.
+        """Return how many seconds the next request may take.
+
+        Raises `RequestAborted` if the time of the task is over.
         """
         left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
@@ -118,8 +119,9 @@ class ConnectionPolicy(Struct):
         return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
-        """Raise `RequestAborted` if a certificate lacks a required fingerprint, or has changed and no authority
-        verifies it.
+        """Raise `RequestAborted` if a certificate must not be trusted.
+
+        That is the case if it lacks a required fingerprint, or if it has changed and no authority verifies it.
         """
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
         for name in self.required_fingerprints:
@@ -135,7 +137,7 @@ class ConnectionPolicy(Struct):
 _READ_METHODS: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: the response to a write is at another URL
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
-# DSP0266 13.3.4.2: without a slash at the end, and open to all clients. It lists only the sessions.
+# DSP0266 13.3.4.2: without a trailing slash, and open to all clients. This collection contains only sessions.
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
 MAX_REDIRECTS: Final = 3  # within the BMC, for example for a missing slash or a version
 
@@ -143,7 +145,7 @@ MAX_REDIRECTS: Final = 3  # within the BMC, for example for a missing slash or a
 class BmcAdapter(HTTPAdapter):
     """A requests adapter for one BMC.
 
-    The adapter reads whole responses within limits, and follows redirects only within the BMC.
+    The adapter reads complete responses within limits, and follows redirects only within the BMC.
     """
 
     def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:
@@ -167,10 +169,10 @@ class BmcAdapter(HTTPAdapter):
         return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
 
     def cert_verify(self, *_: Any) -> None:
-        """Do nothing, because the TLS context has the trusted authorities."""
+        """Do nothing, because the TLS context contains the trusted authorities."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request, and read the whole response before its deadline: the sum of connect and read timeout.
+        """Send a request, and read the complete response within the sum of the connect and the read timeout.
 
         If the BMC redirects a write to another of its paths, gitboot repeats the write there, with its method and body.
         """
@@ -195,7 +197,7 @@ class BmcAdapter(HTTPAdapter):
             try:
                 response = super().send(request, *args, **kwargs)
             except RequestException:
-                self._policy.remaining_s()  # raises its own error if the time of the task is over
+                self._policy.remaining_s()  # raises a clearer error if the time of the task is over
                 raise
             try:
                 _refuse_redirect(request, response)
@@ -215,7 +217,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """Return the limits of a request. A redirected request keeps the limits of the request before the redirect."""
+        """Return the limits of a request. A redirected request keeps the limits of the original request."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -223,7 +225,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestAborted` for a redirect to another origin, or a redirect that turns a write into a GET."""
+    """Raise `RequestAborted` for a redirect that leads to another origin or turns a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -237,19 +239,19 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
-    """Return the URL of a redirect in the same way as requests. Raises ValueError."""
+    """Return the URL of a redirect as requests determines it. Raises ValueError."""
     location = response.headers["Location"].encode("latin-1").decode()  # a missing header raises the error of requests
     return urljoin(request.url or "", location)
 
 
 def parse_origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
+    """Return the scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _is_strange_error(status: int, body: bytes) -> bool:
-    """Return whether sushy cannot parse the body of an error response, so that only the status counts.
+    """Return whether sushy cannot parse the body of an error response, so that only the status can be used.
 
     sushy expects the structure of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
     """
@@ -266,7 +268,7 @@ def _is_strange_error(status: int, body: bytes) -> bool:
 
 
 class _Connection(LimitedConnection):
-    """A connection to an address that `ConnectionPolicy` checked. The name is not resolved again."""
+    """A connection to an address that `ConnectionPolicy` has checked, without resolving the name again."""
 
     def __init__(self, *args: Any, reach: ConnectionPolicy, **kwargs: Any) -> None:
         self._policy = reach
@@ -304,7 +306,6 @@ ANY: Final = "*"  # matches any state of the resource, RFC 9110, 13.1.1
 
 
 def _strip_quotes(etag: str) -> str:
-    """Return an ETag without its quotes."""
     return etag.removeprefix("W/").strip("\"'\\ ")
 
 
@@ -323,7 +324,7 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
 
 
 def read_etags(header: object, body: object) -> tuple[str, ...]:
-    """Return the ETag of a header and the ``@odata.etag`` of its body, without duplicates.
+    """Return the ETag header and the ``@odata.etag`` of the body, without duplicates.
 
     Values with characters other than printable ASCII are ignored, because a header cannot contain them.
     """
@@ -334,7 +335,7 @@ def read_etags(header: object, body: object) -> tuple[str, ...]:
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     """Yield the values of If-Match to try in turn. None means a request without If-Match.
 
-    Without an ETag, the request without If-Match comes first.
+    If no ETag is known, the request without If-Match comes first.
     """
     # Some BMCs reject every ETag (ansible-collections/community.general issue 11261), or every If-Match
     # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler also ends with a request without If-Match.
@@ -346,7 +347,7 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
 _SESSION_RETRY_S: Final = 3600  # the pause after the BMC did not open a session, or rejected its token
 _LOGOUT_S: Final = 2
-# Every client may read these paths, so a response does not prove that the password is right (DSP0266, 13.3.1).
+# Every client may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
 ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
@@ -358,7 +359,7 @@ class _Session(Struct):
 
 
 class Login:
-    """The authentication of one connection. Use it from one thread at a time."""
+    """Authenticates the requests of one connection. Use it from one thread at a time."""
 
     def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
         """``translate_errors`` takes a method and a path, and converts errors in its block to gitboot's errors."""
@@ -378,7 +379,7 @@ class Login:
         """Send a request. After a 401, log in by the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
-        BMC does not open a session now.
+        BMC cannot open a session now.
         """
         if (
             self.keeps_session
@@ -406,7 +407,7 @@ class Login:
         return response
 
     def _switch_login(self, refusal: exceptions.AccessError) -> bool:
-        """After a 401, choose another login for the next request, and return whether there is another login.
+        """After a 401, choose another login for the next request. Return whether there is another login.
 
         If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
         opens a session. gitboot tries that only once, because a BMC without a challenge counts a wrong password twice.
@@ -429,7 +430,7 @@ class Login:
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
-        """Open a session that the login needs. Raise the error if the failure may be temporary."""
+        """Open a session that the login needs. Raise the error if it may be temporary."""
         failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
@@ -438,10 +439,10 @@ class Login:
         return failure is None
 
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
-        """Open a session instead of sending the password that the BMC rejected before. Raise ``refusal`` if that fails.
+        """Open a session instead of sending again the password that the BMC rejected. Raise ``refusal`` if that fails.
 
         Some BMCs name basic authentication in their challenge even if it is off. This login replaces the request with
-        the password, so that a wrong password still counts once.
+        the password, so that a wrong password still counts only once.
         """
         self._refusal = None  # if no session can be opened now, the next request sends the password again
         if not self._open_required_session():
@@ -449,14 +450,14 @@ class Login:
         self._refusal = refusal
 
     def log_out(self) -> None:
-        """End the session at the BMC. If the request fails, the session ends by its timeout."""
+        """End the session on the BMC. If the request fails, the session ends by its timeout."""
         if self._session is not None:
             with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
             self._use_password()
 
     def _open_session(self) -> _SessionFailure | None:
-        """Open a session, or return why there is no session. Without a session, gitboot continues with the password."""
+        """Open a session, or return why this failed. Without a session, gitboot continues with the password."""
         body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
@@ -495,7 +496,7 @@ def _is_401(failure: BmcRejected) -> bool:
 
 
 def _parse_session_path(answer: Response) -> str | None:
-    """Return the path of a new session, or None if the response does not contain the path.
+    """Return the path of a new session, or None if the response does not contain it.
 
     DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send Location without the beginning of its path
     (DMTF/python-redfish-library issue 73) or not at all (pull request 177 there, openbmc/openbmc issue 3353), and send
@@ -515,7 +516,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path of a URL or of a path, or "" for any other text."""
+    """Return the path in a URL or a path, or "" if the text is malformed."""
     try:
         return urlsplit(link).path
     except ValueError:

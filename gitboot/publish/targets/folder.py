@@ -32,11 +32,10 @@ _LOCK: Final = "target.lock"  # below ops/
 
 
 class TargetFolder:
-    """The files below ``root``, which must exist. Files and folders get the permissions and the group of ``root``.
+    """A target in the local folder ``root``, which must exist. Files get the permissions and the group of ``root``.
 
-    Each file is synced to the disk before it replaces another file, and no symlink is followed. Processes that write to
-    one folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not
-    wait.
+    Each file is synced to the disk before it replaces another file, and symlinks are not followed. A process locks the
+    folder only during a single `create` or `replace`, so an instance that takes over does not have to wait.
     """
 
     def __init__(self, root: Path) -> None:
@@ -92,7 +91,7 @@ class TargetFolder:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the staged files that a killed process left beside them."""
+        """Remove files, and any temporary files that a killed process left beside them."""
         for path in paths:
             self._disk.remove(staging_path(path))
             self._disk.remove(path)
@@ -109,7 +108,7 @@ class TargetFolder:
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
-        """Stage all files and sync them, then place each."""
+        """Stage and sync all files, and then place each of them."""
         for path, file in files.items():
             self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
@@ -127,7 +126,7 @@ class TargetFolder:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Lock out `create` and `replace` of other processes until the block ends."""
+        """Keep other processes out of `create` and `replace` until the block ends."""
         try:
             fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
         except OSError as error:
@@ -142,7 +141,7 @@ class TargetFolder:
 
 
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
-    """Return a function that opens the folder, and opens it again if another folder or disk is at its path."""
+    """Return a function that opens the folder, and reopens it if its path leads to another folder or disk."""
     opened: list[TargetFolder] = []
 
     def open_folder() -> TargetFolder:
@@ -182,13 +181,13 @@ _ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n 
 
 
 class RsyncStore:
-    """The files below a folder of another host. Each method starts one rsync process, or a few, for all its files.
+    """A target folder on another host. Each method starts only a few rsync processes for any number of files.
 
-    ``folder`` is a local folder that belongs only to this target. It contains the files to send and the received files.
+    ``folder`` is a local folder that only this target uses. It contains the files to send and the received files.
     """
 
     def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
-        """``password`` has a user and a password for an rsync daemon."""
+        """``password`` contains a user name and a password for an rsync daemon."""
         self._address, self._folder, self._password = address, folder, password
         self._sent, self._read, self._empty = folder / "sent", folder / "read", folder / "empty"
 
@@ -233,7 +232,7 @@ class RsyncStore:
         return wrong
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the folders that become empty and had no subfolders."""
+        """Remove files, and the folders that directly contained them if these become empty."""
         gone = list(paths)
         for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
             if each:
@@ -259,7 +258,7 @@ class RsyncStore:
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Copy files of the other host into ``read``. A file that is absent there is removed here."""
+        """Copy files from the other host to the folder ``read``. Files that are absent there are removed here."""
         if not paths:
             return
         with self._lock_folder():
@@ -288,8 +287,8 @@ class RsyncStore:
             environment["RSYNC_PASSWORD"] = self._password[1]
         given = b"".join(os.fsencode(path) + b"\0" for path in paths)
         with self._lock_folder() as lock:
-            # If rsync outlives this process, it keeps the lock. It would overwrite the files that the next process
-            # sends.
+            # If rsync outlives this process, it must keep the lock, because it could overwrite files that the next
+            # process sends.
             try:
                 done = run_with_input(
                     command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
@@ -324,7 +323,7 @@ class RsyncStore:
         return f"{at}:{address.path}/"
 
     def _shell(self) -> str:
-        """Return the ssh command in the form that rsync(1) splits, see --rsh. ssh accepts only known host keys."""
+        """Return the ssh command, quoted as rsync(1) expects it for --rsh. ssh accepts only known host keys."""
         address = self._address
         options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
         options += ["-p", str(address.port)] if address.port is not None else []
@@ -342,9 +341,9 @@ class RsyncStore:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[int]:
-        """Lock out other processes from ``folder`` until the block ends. Yields the descriptor of the lock.
+        """Lock the local folder until the block ends. Yields the descriptor of the lock.
 
-        Raises `HostUnreachable` if an rsync of an earlier process is still running, and `PublishError`.
+        Raises `HostUnreachable` if an rsync that an earlier process started is still running, and `PublishError`.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -365,7 +364,7 @@ ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns a
 
 
 def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:
-    """Return a function that returns the store with the current password."""
+    """Return a function that opens the store with the current password."""
 
     def open_store() -> RsyncStore:
         password = read_credentials(address.credentials) if address.credentials is not None else None

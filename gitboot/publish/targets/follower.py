@@ -37,29 +37,29 @@ _PERIOD_S: Final = 3600.0  # between two checks for unused content, if no other 
 
 
 class TargetStore(Protocol):
-    """A target that a follower updates. Methods raise TryAgain or OperatorError."""
+    """A target that a follower updates. Methods may raise TryAgain or OperatorError."""
 
     @property
     def most(self) -> int:
         """Return the maximum number of servers in one step."""
 
     def load(self) -> Holding:
-        """Return the content of the target, also after an interrupted change."""
+        """Return what the target contains, even after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """Return the shard with this number in the head, or an empty shard."""
+        """Return the shard that the head lists under this number, or an empty shard."""
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step.
+        """Write a step to the target.
 
-        After a failure, `load` returns the content of the target, and the follower continues from there.
+        After a failure, the follower calls `load` to find out what the target contains, and continues from there.
         """
 
 
 class Follower:
     """Updates one target in a thread. `publish` never waits for the target.
 
-    The follower waits for the first publication, because the output tree may be an older copy at the start.
+    The follower starts only after the first publication, because until then the output tree may be an outdated copy.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Follower:
         self._thread.start()
 
     def publish(self) -> None:
-        """Start an update of the target to the latest publication."""
+        """Start updating the target to the latest publication."""
         with self._changed:
             if self._published_count == 0:
                 self._possibly_overdue_since = self._clock()
@@ -103,9 +103,9 @@ class Follower:
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
-        """Start an update for a transition at ``at`` that was just published.
+        """Start updating the target for a transition at ``at`` that was just published.
 
-        After a failure, try again without a pause.
+        The next attempt starts now, even if earlier attempts failed.
         """
         with self._changed:
             if self._following.overdue_since is None:
@@ -123,7 +123,7 @@ class Follower:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the target has all publications, or until the timeout. Return whether the target has them."""
+        """Wait until the target is up to date, or until the timeout. Return whether the target is up to date."""
         with self._changed:
             return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
 
@@ -158,9 +158,7 @@ class Follower:
         self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
-        """Try to update the target. Return the seconds until the next attempt, and the number of consecutive
-        failures.
-        """
+        """Try to update the target. Return the seconds until the next attempt, and the number of failures in a row."""
         try:
             glance = self._bring_up()
         except Overtaken:
@@ -215,7 +213,7 @@ class Follower:
 
 
 class Followers:
-    """All followers of an instance."""
+    """The followers of all targets of an instance."""
 
     def __init__(self, followers: Sequence[Follower] = ()) -> None:
         self._followers = tuple(followers)
@@ -271,9 +269,9 @@ _EXPECTED: Final = (
 
 
 class _Address(Struct, frozen=True, kw_only=True):
-    """The settings that all targets of an instance may have. Each kind of target uses some of these settings."""
+    """The settings that targets can have. Each kind of target uses only some of them."""
 
-    # a directory with files username and password; for a bucket, the ID and the secret of a key
+    # a directory with files username and password; for a bucket, they contain a key's ID and secret
     credentials: Path | None = None
     ssh_key: Path | None = None
     known_hosts: Path | None = None
@@ -327,7 +325,7 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     """A folder on another host, which rsync reaches through ssh or an rsync daemon."""
 
     host: str
-    path: str  # absolute, without a slash at its end; for a daemon, the module and a folder in the module
+    path: str  # absolute, without a trailing slash; for a daemon, the module and a folder in it
     user: str | None = None
     port: int | None = None  # None: the default port of the protocol
     is_daemon: bool = False  # True for rsync://, False for ssh://
@@ -346,8 +344,8 @@ TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
 def parse_target(text: str) -> TargetAddress:
     """Parse the URL of a target, such as ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
 
-    The query of the URL has settings. Raises `UsageError`, also for credentials in the URL, because gitboot shows and
-    logs the URL.
+    The query of the URL contains settings. Raises `UsageError`, also if the URL contains credentials, because gitboot
+    shows and logs the URL.
     """
     try:
         parts = urlsplit(text)

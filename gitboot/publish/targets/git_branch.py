@@ -33,7 +33,7 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which only this instance pushes. Its commits never have a commit of another author as a parent."""
+    """A branch to which only this instance pushes. Its commits never build on a commit of another author."""
 
     most = sys.maxsize  # servers in one step: a step is one commit
 
@@ -89,8 +89,9 @@ class BranchTarget:
         return parse_units(data)
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
-        """Commit a step and push it. A step without changes to served files is committed together with the next
-        step.
+        """Commit a step and push it.
+
+        A step that changes no served file is committed together with the next step that does.
         """
         self._uncommitted |= step.shards
         if not step.placed and not step.removed:

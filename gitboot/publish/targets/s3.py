@@ -43,8 +43,8 @@ _PARALLEL: Final = 16
 _RETRIES: Final = 2  # for one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # read at a time
-_MOST_NAMES: Final = 100_000  # the number of names in a folder from which gitboot removes old files
-_LISTING: Final = 5  # the timeout for all pages of a listing, as a multiple of that of a request
+_MOST_NAMES: Final = 100_000  # the maximum number of objects below a folder that gitboot lists
+_LISTING: Final = 5  # the timeout of a whole listing, as a multiple of the timeout of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
@@ -59,7 +59,7 @@ _STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
 
 
 class Bucket:
-    """The objects of one target. A single request writes an object, so an object is never incomplete.
+    """A target in an S3 bucket. Each object is written by a single request, so an object is never incomplete.
 
     Requests are signed with ``key``, an ID and a secret. Without a key, gitboot uses the credentials in the
     environment.
@@ -86,7 +86,7 @@ class Bucket:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
-        # access logs show it: when gitboot reads an object back, this is not a fetch of a machine
+        # shows in access logs that gitboot, and not a machine, read an object
         client["user_agent"] = f"gitboot/{__version__}"
         with self._translate_errors():
             self._store = S3Store(
@@ -94,7 +94,7 @@ class Bucket:
             )
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return an object, or its first ``max_bytes + 1`` bytes, or None if it does not exist."""
+        """Return an object, cut off after ``max_bytes + 1`` bytes, or None if it does not exist."""
         content = bytearray()
         with self._translate_errors():
             try:
@@ -119,7 +119,7 @@ class Bucket:
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
         """Write an object. If ``version`` is given, replace only the object with this ETag.
 
-        Raises `FileConflict` if the object has another ETag.
+        Raises `FileConflict` if the object has a different ETag.
         """
         with self._translate_errors():
             obstore.put(
@@ -132,9 +132,9 @@ class Bucket:
             )
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write several objects at a time. Objects of ``fresh`` that exist with other content stay. Return their paths.
+        """Write objects in parallel. Return those paths of ``fresh`` that already have other content, which stays.
 
-        The modification time of an object is the time at which the store received the object.
+        The modification time of an object is the time at which the store received it.
         """
         left: set[str] = set()
 
@@ -154,7 +154,7 @@ class Bucket:
         return frozenset(left)
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Read each object, and return the sorted paths of those with other content."""
+        """Read each object, and return the sorted paths of those whose content differs."""
         wrong: list[str] = []
 
         def compare(path: str) -> None:
@@ -177,10 +177,10 @@ class Bucket:
         run_in_parallel(remove, paths)
 
     def names(self, folder: str) -> list[str]:
-        """Return the paths of all objects below a folder, sorted.
+        """Return the sorted paths of all objects below a folder.
 
-        obstore reads pages until it has some names, and each page has the timeout of a request. Therefore a thread
-        lists the folder, and gitboot abandons the thread at the deadline.
+        obstore reads pages until it has a number of names, and the timeout of a request applies to each page. Therefore
+        a thread lists the folder, and gitboot abandons the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -214,14 +214,14 @@ class Bucket:
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            if _NO_BUCKET in str(error):  # obstore reports a 404 answer to If-Match as a conflict
+            if _NO_BUCKET in str(error):  # obstore reports a 404 response to If-Match as a conflict
                 raise self._build_error(str(error)) from None
             raise FileConflict(str(error)) from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise self._build_error(str(error)) from None
 
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
-        """Return the error to raise for the text of an obstore error. The message starts with the cause."""
+        """Convert the text of an obstore error to an exception whose message starts with the cause."""
         said, _, source = text.partition(_SOURCE)
         code = _find_first(_CODE, said)
         status = _find_first(_STATUS, said)
@@ -247,7 +247,7 @@ ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns t
 
 
 def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
-    """Return a function that returns the bucket, opened with the current credentials."""
+    """Return a function that opens the bucket with the current credentials."""
     opened: list[tuple[tuple[str, str] | None, Bucket]] = []
 
     def open_bucket() -> Bucket:
@@ -260,13 +260,13 @@ def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> 
 
 
 def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Call ``do`` for several paths at a time. The first failure is raised after all calls have ended."""
+    """Call ``do`` with the paths in parallel. The first failure is raised after all calls have ended."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
 
 
 def _describe_clock_fault(text: str) -> str:
-    """Describe the fault of this host's clock, from the text of an error of `_SKEWED`."""
+    """Describe how wrong this host's clock is, from the text of an error of `_SKEWED`."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     behind = "differs from the store's"
     with suppress(ValueError):
@@ -277,7 +277,7 @@ def _describe_clock_fault(text: str) -> str:
 
 
 def _find_cause(source: str) -> str:
-    """Return why a request got no answer, from the debug text of an obstore error, or "" if unknown."""
+    """Return why a request got no response, from the debug text of an obstore error, or "" if unknown."""
     for expression, words in _CAUSES:
         if (found := expression.search(source)) is not None:
             return words(found)
@@ -291,7 +291,7 @@ def _describe_certificate_times(match: re.Match[str]) -> str:
     return f"the certificate of the store {words}, and the clock of this host shows {here} ({hint})"
 
 
-# The debug text of errors of rustls, of Rust's standard library and of reqwest.
+# Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
 _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
     (
         re.compile(

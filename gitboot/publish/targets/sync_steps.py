@@ -34,12 +34,12 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
-SHARED: Final = ""  # replaces a server name for files that belong to no server
-LIST: Final = ".list"  # replaces a server name for the files of the signed list; a server cannot have this name
+SHARED: Final = ""  # used instead of a server name for files that belong to no server
+LIST: Final = ".list"  # used instead of a server name for the signed list; no server can have this name
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Otherwise, anyone who can write to a target could name files outside of the folder for machines.
+# Without this pattern, anyone who can write to a target could name files outside of the folder for machines.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
@@ -58,18 +58,18 @@ Shard = Mapping[str, ServerFiles]  # by server
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
-    """The head of a target: the first file to read, and the last file to write."""
+    """The head of a target: a file that is read first and written last."""
 
     ledger: str
     commit: str
-    gitboot: str  # its version
-    writer: str  # the process that writes there, by its random number
+    gitboot: str  # the version of gitboot
+    writer: str  # the random number of the process that writes to the target
     shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 by number
     format: Literal[1] = 1
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """The content of a target, with the parts that planning needs."""
+    """The content of a target, as far as planning the next step requires it."""
 
     head: TargetHead
     states: Mapping[str, str]  # by server, without servers whose files are unverified
@@ -84,10 +84,10 @@ def find_shard_number(server: str) -> str:
 
 
 def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Iterable[str], *, gitboot: str) -> Holding:
-    """Build the holding from the records of a target.
+    """Summarize the content of a target from its records.
 
     The files of a server are unverified if another version of gitboot wrote them, or if an interrupted step may have
-    changed these files.
+    changed them.
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
     doubted = frozenset(unlisted_paths)
@@ -113,7 +113,7 @@ def render_head(head: TargetHead) -> bytes:
 
 
 def parse_head(data: bytes) -> TargetHead:
-    """Parse a head. Raises ValueError."""
+    """Parse the head of a target. Raises ValueError."""
     return _parse_or_explain(_parse_head, data, "not the head of a target in format 1")
 
 
@@ -122,7 +122,7 @@ def render_units(shard: Shard) -> bytes:
 
 
 def parse_units(data: bytes) -> dict[str, ServerFiles]:
-    """Parse a shard. Raises ValueError."""
+    """Parse a shard of a target. Raises ValueError."""
     return _parse_or_explain(_parse_units, data, "not a shard of a target")
 
 
@@ -131,7 +131,7 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
-    """Parse the list of unlisted paths. Raises ValueError."""
+    """Parse a target's list of unlisted paths. Raises ValueError."""
     return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
 
 
@@ -143,11 +143,11 @@ def _parse_or_explain(parse: Callable[[bytes], _T], data: bytes, fault: str) -> 
 
 
 ReadShard = Callable[[str], Shard]  # by number; empty if there is no such shard
-MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; a shard for a million servers has 12 MiB
+MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; with a million servers, a shard has 12 MiB
 
 
 class FileConflict(Exception):
-    """The file to replace has another version, or the file to create exists."""
+    """The file to replace has another version, or the file to create already exists."""
 
 
 class StoredFile(NamedTuple):
@@ -165,37 +165,37 @@ TakeFile = Callable[[str, StoredFile | None], None]  # gets a path and its file;
 
 
 class FileStore(Protocol):
-    """The files of one target, by path. A reader sees each file complete, in the old or the new version.
+    """The files of one target, by path. A reader always sees a file complete, in its old or its new version.
 
-    Every method raises `HostUnreachable`, and `PublishError` if a person must act.
+    Every method may raise `HostUnreachable`, and `PublishError` if a person must act.
     """
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return a file, or its first ``max_bytes + 1`` bytes, or None if it is absent."""
+        """Return a file, cut off after ``max_bytes + 1`` bytes, or None if it is absent."""
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        """Read files, and call ``take`` with each, possibly in several threads at a time."""
+        """Read files, and call ``take`` with each path and file, possibly in several threads at a time."""
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new file. Raises `FileConflict` if the file exists."""
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Replace the file with this version, or any file if ``version`` is None.
+        """Replace a file. If ``version`` is given, only that version is replaced.
 
         Raises `FileConflict` if the file has another version.
         """
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write files. Files of ``fresh`` that exist with other content stay. Return their paths."""
+        """Write files. Return those paths of ``fresh`` that already have other content, which stays."""
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the paths whose content differs from the content that `place` has just written, sorted."""
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files. Absent files are no error."""
+        """Remove files, ignoring absent ones."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the paths of all files below a folder, sorted. ``folder`` ends in a slash."""
+        """Return the sorted paths of all files below a folder. ``folder`` ends in a slash."""
 
 
 _MORE_TRIES: Final = 3
@@ -207,7 +207,7 @@ class Overtaken(TryAgain):
 
 
 class TreeSummary(NamedTuple):
-    """A summary of an output tree."""
+    """The commit of an output tree, and the digests of its manifest and of its states."""
 
     commit: str
     manifest: str  # the digest of its manifest
@@ -215,7 +215,7 @@ class TreeSummary(NamedTuple):
 
 
 class FollowedTree:
-    """The output tree at ``root``. Unchanged parts of its manifest are not read again."""
+    """The output tree at ``root`` that targets follow. Unchanged parts of its manifest are not read again."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -237,7 +237,7 @@ class FollowedTree:
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_tree_head(data)
-        # An older gitboot wrote the manifest, and this version will soon publish.
+        # An older version of gitboot wrote the manifest, and this version will soon publish.
         except (FileNotFoundError, ValueError):
             return None
         for node, digest in head.nodes.items():
@@ -264,10 +264,10 @@ class FollowedTree:
         return TreeSummary(commit=head.stamp.commit, manifest=compute_digest(data), states=states)
 
     def _digest_list_files(self) -> dict[str, str]:
-        """Return the sha256 of each file of the signed list that no server's state lists, by path.
+        """Return the sha256 of the signed list's files by path, without the listings of servers.
 
-        Bins and snapshots have a version in their names and never change, so they are read once. The root metadata of a
-        new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
+        Bins and snapshots have a version in their names and never change, so they are read once. But the root metadata
+        of a new root key reuses the names of the earlier root metadata. Raises `Overtaken`.
         """
         found = {}
         try:
@@ -282,8 +282,9 @@ class FollowedTree:
         return found if LIST_TIMESTAMP in found else {}
 
     def find_served_files(self, server: str, digest: str) -> ServedFiles:
-        """Return the files of a server on a target. ``digest`` is the digest of the server's state. Raises
-        `Overtaken`.
+        """Return the files that a target serves for a server. Raises `Overtaken`.
+
+        ``digest`` is the digest of the server's state.
         """
         if server == SHARED:
             return ServedFiles(self._shared)
@@ -292,11 +293,11 @@ class FollowedTree:
         return list_served_files(parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
-        """Return a file with its modification time. Raises `Overtaken` if its digest differs."""
+        """Return a file with its modification time. Raises `Overtaken` if the file has another digest."""
         try:
             return self._read_file(path, digest)
         except Overtaken:
-            self._list.pop(path, None)  # a person replaced the file, even if its name has a version
+            self._list.pop(path, None)  # somebody replaced the file, even if its name contains a version
             raise
 
     def has_file(self, path: str) -> bool:
@@ -317,17 +318,17 @@ class FollowedTree:
 
 
 class TargetStep(Struct, frozen=True, kw_only=True):
-    """The files to write to a target and to remove from it before its head is replaced."""
+    """One step of a target's update: the files to write and to remove before the head is replaced."""
 
     head: TargetHead  # the head after the step
     manifest: str  # the digest of the manifest of the output tree
     placed: Mapping[str, str]  # sha256 by path, sorted
-    fresh: frozenset[str]  # the placed paths where the target has no file of gitboot yet, or only another server's
+    fresh: frozenset[str]  # placed paths where the target has no file of gitboot yet, or only another server's
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
     doubtful: frozenset[str]  # paths that are unverified until the head is written
-    unlisted: frozenset[str]  # paths that stay after the step without being listed
+    unlisted: frozenset[str]  # paths that remain after the step but are not listed
 
 
 def plan_next_step(
@@ -335,7 +336,7 @@ def plan_next_step(
 ) -> TargetStep | None:
     """Return the step that updates up to ``most`` servers of a target, or None if the target is up to date.
 
-    The order is:
+    Servers are updated in this order:
 
     - servers that the target already has, because it serves an old version of them
     - new servers
@@ -344,7 +345,7 @@ def plan_next_step(
     - the signed list, which names all files
 
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
-    the step of that server.
+    that server is updated.
     """
     going = holding.servers - glance.states.keys()
 
@@ -400,7 +401,7 @@ def plan_next_step(
         head=structs.replace(
             holding.head,
             commit=glance.commit,
-            # The version changes when no files of another version are left.
+            # The version changes once no files of another version are left.
             gitboot=__version__ if len(changed) <= most else holding.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
@@ -415,7 +416,7 @@ def plan_next_step(
 
 
 def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
-    """Return the servers whose files on a target differ from the tree, and removed servers."""
+    """Return the servers whose files on a target differ from the tree, including removed servers."""
     differing = {server for server, state in glance.states.items() if holding.states.get(server) != state}
     return differing | (holding.servers - glance.states.keys())
 
@@ -427,7 +428,7 @@ def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard]
 
 
 def apply_step(holding: Holding, step: TargetStep) -> Holding:
-    """Return the content of a target after a step."""
+    """Return what a target contains after a step."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
     others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
@@ -442,8 +443,8 @@ def apply_step(holding: Holding, step: TargetStep) -> Holding:
 class StoreTarget:
     """A target to which only this process writes after `load`.
 
-    ``open_store`` returns the store with the current credentials. ``writer`` is a random number of this process. Each
-    new head replaces exactly the head that this process wrote or read last.
+    ``open_store`` opens the store with the current credentials. ``writer`` is a random number that identifies this
+    process. A new head only ever replaces the head that this process wrote or read last.
     """
 
     def __init__(
@@ -545,12 +546,12 @@ class StoreTarget:
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
     def _claim(self, store: FileStore) -> TargetHead:
-        """Return the head with this process as its writer. Create a missing head."""
+        """Make this process the writer in the head, creating a missing head. Return the head."""
         found = store.get(HEAD)
         if found is None:
             head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
             data = render_head(head)
-            # Another process created the file, or this process did and the answer was lost.
+            # Another process created the file, or this process did but the response was lost.
             with suppress(FileConflict):
                 store.create(HEAD, data)
             self._last_head = store.get(HEAD)
@@ -565,7 +566,7 @@ class StoreTarget:
         return self._write_head(store, structs.replace(head, ledger=self._ledger, writer=self._writer))
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
-        """Replace the head. If the answer is lost, read the head to determine whether it was replaced."""
+        """Replace the head, and read it back, because the response to a successful write may have been lost."""
         data, seen = render_head(head), self._last_head
         if seen is None or seen.content != data:
             with suppress(FileConflict):
@@ -601,7 +602,7 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target, from this head and this list of unlisted paths."""
+        """Return the content of the target according to this head and this list of unlisted paths."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()
