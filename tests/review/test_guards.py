@@ -12,7 +12,15 @@ from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare_decisions
-from gitboot.review.guards import Acknowledgements, Guard, Limits, find_acknowledgements, format_ack_line, judge
+from gitboot.review.guards import (
+    ONLY_APPROVED,
+    Acknowledgements,
+    Guard,
+    Limits,
+    find_acknowledgements,
+    format_ack_line,
+    judge,
+)
 from tests.helpers.cases import AT_MOST, for_each, growth
 from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
@@ -304,3 +312,10 @@ def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> No
     voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))
     assert voided.outcome == "held"
     assert len(voided.ignored_lines) == len(lines)
+
+
+@pytest.mark.parametrize("guard", sorted(ONLY_APPROVED))
+def test_no_line_of_a_message_acknowledges_a_guard_that_needs_approve(guard: Guard) -> None:
+    message = Message("c1", f"Gitboot-Ack: {DIGEST} {guard}")
+    given, (ignored,) = find_acknowledgements([message], DIGEST)
+    assert (given, ignored.why) == ({}, f"only gitboot approve acknowledges {guard}, not a line in a message")
