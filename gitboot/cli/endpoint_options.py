@@ -68,7 +68,8 @@ access_options = combine_options(
     click.option(
         "--operators-tokens",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A file with a token on each line. A client with one of these tokens (Authorization: Bearer) may read "
+        help="A file with a token on each line. A client that sends one of these tokens (Authorization: Bearer "
+        "TOKEN) may read "
         "/api and /metrics from any address. Default: none.",
     ),
     click.option(

@@ -450,22 +450,21 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
             "--commit-seconds",
             "SECONDS",
             MAX_SECONDS,
-            "CPU seconds that the evaluation of one commit may use, as a whole number. Default: 60, and 6 more "
+            "Time limit for the evaluation of one commit, in whole CPU seconds. Default: 60, and 6 more "
             "for each 1,000 files.",
         ),
         limit(
             "--commit-memory",
             "MIB",
             MAX_MEMORY_MIB,
-            "MiB of memory that the evaluation of one commit may use. Default: 1,024, and 64 more for each 1,000 "
-            "files.",
+            "Memory limit for the evaluation of one commit, in MiB. Default: 1,024, and 64 more for each 1,000 files.",
         ),
         limit(
             "--commit-workers",
             "NUMBER",
             64,
-            "Processes that evaluate a commit together if gitboot must read all of its files, and it has at least "
-            "500. Default: one for each CPU, at most 8.",
+            "Processes that evaluate a commit in parallel. gitboot uses several processes only to read all files "
+            "of a commit that has 500 files or more. Default: one for each CPU, at most 8.",
         ),
     )
 
@@ -579,7 +578,7 @@ registry_options = combine_options(
         "--registry-credentials",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="GITBOOT_REGISTRY_CREDENTIALS",
-        help="A file with credentials for registries, as `podman login --authfile` writes it. Default: none.",
+        help="A file with credentials for registries, as written by `podman login --authfile`. Default: none.",
     ),
     click.option(
         "--ca-bundle",

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, example="gitboot artifacts verify fleet")
 def command() -> None:
-    """Place boot loaders; download and verify images."""
+    """Install boot loaders; download and verify images."""
 
 
 @command.command(
@@ -354,10 +354,10 @@ def loaders(
     base_url: str | None,
     systems: tuple[Path, ...],
 ) -> None:
-    """Place boot loaders under the names that DHCP sends.
+    """Install boot loaders under the names that DHCP sends.
 
     gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB that starts with
-    grub.cfg at the base URL. If a loader is missing, gitboot prints the package that has it. A second call writes
+    grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second run writes
     nothing.
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place

@@ -223,7 +223,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 @credentials_option
 @evaluator_command
 def access_files(state: Path, credentials: Path | None) -> None:
-    """Print the files that let credentials be sent to BMCs.
+    """Print the access files that allow credentials for BMCs.
 
     gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
     DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. Read the
@@ -284,18 +284,18 @@ def access_files(state: Path, credentials: Path | None) -> None:
     "--back",
     "word",
     flag_value="back",
-    help="SERVER is in service again, although the BMC does not show it after gitboot reset or switched the "
-    "machine (condition PowerWaves).",
+    help="SERVER is in service again, although its BMC did not confirm this after gitboot reset the machine or "
+    "switched its power (condition PowerWaves).",
 )
 @click.option(
     "--certificate",
     metavar="SHA256",
-    help="The new certificate of the BMC has this fingerprint. Compare it with the certificate at the BMC first.",
+    help="The new certificate of the BMC has this fingerprint. First compare it with the certificate on the BMC.",
 )
 @reason_option
 @evaluator_command
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
-    """Record what only an operator can see at a BMC.
+    """Record facts about a BMC that only an operator can check.
 
     Look at the console or the boot log of SERVER first. A wrong answer installs the machine twice, or not at all.
     `gitboot status` names the option to use for each condition.
@@ -554,7 +554,7 @@ def power_get(
 def power_on(servers: tuple[str, ...], **options: Any) -> None:
     """Switch machines on.
 
-    gitboot switches SERVERS on. It sends nothing to a machine that is on.
+    gitboot sends nothing to a machine that is on already.
     """
     _change_power("on", servers, force=False, **options)
 
@@ -724,7 +724,9 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
 )
 @click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
 @credentials_option
-@click.option("--as", "name", required=True, metavar="NAME", help="The name of the credentials, as documents use it.")
+@click.option(
+    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
+)
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
@@ -776,7 +778,7 @@ def scan_network(
 ) -> None:
     """Find Redfish services and compare them with the fleet.
 
-    gitboot connects to each address of NETWORK, ADDRESS or FILE. A FILE has a network, an address or a URL on each
+    gitboot connects to each address of NETWORK, ADDRESS or FILE. Each FILE contains one network, address or URL per
     line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME, unless access.toml there
     does not allow the address. gitboot only reads.
 

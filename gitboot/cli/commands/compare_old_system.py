@@ -98,7 +98,8 @@ _MAX_REDIRECTS: Final = 3  # redirects from script to script
 @click.option(
     "--contents",
     is_flag=True,
-    help="Fetch files that have different paths, and compare their content. Ironic, for example, has copies "
+    help="Also fetch files whose paths differ between the two systems, and compare their content. Ironic, for "
+    "example, has copies "
     "for each node.",
 )
 @click.option(

@@ -76,7 +76,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option(
     "--each-merge",
     is_flag=True,
-    help="Check each commit on the first-parent path to HEAD separately, as an instance does that has accepted BASE.",
+    help="Check each commit on the first-parent path to HEAD separately, as an instance that has accepted BASE does.",
 )
 @click.option(
     "--accepted",

@@ -38,7 +38,7 @@ _MAX_DATA_BYTES: Final = 256 << 20  # of one file that is the source itself, or 
 _DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
 _MAX_REASONS: Final = 10  # of a source without machines, in the error
-_HELP: Final = """Write a fleet from the data of another system.
+_HELP: Final = """Generate a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
 and has no provision, so gitboot installs nothing. A comment marks each value that gitboot guessed. import-report.md

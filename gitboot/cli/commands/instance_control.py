@@ -194,7 +194,7 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 @click.option("--all-guards", is_flag=True, help="All guards that hold the commit now, instead of --guard.")
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
-    """Let a commit through that a guard holds.
+    """Let through a commit that a guard holds.
 
     DIGEST identifies all changes of the newest commit. At least its first 8 hexadecimal digits are necessary. `gitboot
     status` shows the digest and the guards, and `gitboot diff` too. If another commit arrives, the digest changes, and
@@ -225,7 +225,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
-    """End the stop of gitboot stop-installs.
+    """End a stop that gitboot stop-installs started.
 
     gitboot serves install boots again, and prints the servers that boot from the network from now on.
     """
@@ -284,11 +284,11 @@ def resume_command(state: Path) -> None:
 @reason_option
 @click.option("--all-boots", "everything", is_flag=True, help="Also withhold all other boots from the network.")
 def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
-    """Withhold all boots that write a disk, at once.
+    """Immediately withhold all boots that write a disk.
 
-    Endpoints stop at the next request, also if no instance runs. A machine then boots what its policy always boots if
-    that writes no disk, otherwise its local disk. Maintenance windows still start and end. gitboot clears overrides. A
-    restart does not end the stop. `gitboot allow-installs` ends it.
+    Endpoints stop at the next request, even if no instance runs. A machine then boots what its policy always boots if
+    that writes no disk, otherwise its local disk. Maintenance windows still start and end. gitboot clears overrides.
+    The stop stays in effect after a restart, until `gitboot allow-installs` ends it.
 
     If no instance runs, boot files on other web servers and overrides at BMCs stay as they are.
     """

@@ -64,7 +64,7 @@ def show(state: Path) -> None:
     "--to",
     required=True,
     metavar="URL|file",
-    help="The new place: postgresql://USER@HOST/DATABASE, or `file` for STATE/ledger.sqlite.",
+    help="The new location: postgresql://USER@HOST/DATABASE, or `file` for STATE/ledger.sqlite.",
 )
 @click.option(
     "--ledger-password",
@@ -74,13 +74,13 @@ def show(state: Path) -> None:
     "client certificate.",
 )
 def copy(state: Path, to: str, password: Path | None) -> None:
-    """Copy the ledger to another place, and use it there.
+    """Copy the ledger to another location, and use it there.
 
-    Stop the instance first. The new place must be empty. gitboot copies the ledger and compares both copies. It renames
-    an old ledger file, and leaves an old database where it is. After that, gitboot does not use the old place: each
-    access to it fails with an error that names the new place.
+    Stop the instance first. The new location must be empty. gitboot copies the ledger and compares both copies. It
+    renames an old ledger file, and leaves an old database where it is. After that, gitboot does not use the old
+    location. Each access to it fails with an error that names the new location.
 
-    If several hosts share the ledger, run the same command on each of them, to record the new place in their STATE. If
+    If several hosts share the ledger, run the same command on each of them, to record the new location in its STATE. If
     a copy was interrupted, the same command completes it.
     """
     if to == "file" and password is not None:
@@ -128,12 +128,12 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
 )
 def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) -> None:
-    """Use an old place of the ledger again.
+    """Use an earlier location of the ledger again.
 
-    Do this if you lost the new place of a copied ledger for good. URL is the old database, and FILE is the old file,
-    such as STATE/ledger.sqlite.copied-1. Stop the instances on all hosts first.
+    Do this if the new location of a copied ledger is permanently lost. URL is the old database, and FILE is the old
+    file, such as STATE/ledger.sqlite.copied-1. Stop the instances on all hosts first.
 
-    The old place has no record of later installations and overrides. Every server is therefore unknown until you run
+    The old ledger has no record of later installations and overrides, so every server is unknown until you run
     `gitboot records begin`. The command asks for confirmation, and fails if it finds that the ledger is in use
     elsewhere. If several hosts share the database, run the same command on each of them.
     """

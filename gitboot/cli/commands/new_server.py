@@ -50,7 +50,9 @@ def new_command() -> None:
     help="The state directory of the instance that lists the unknown machine of --seen.",
 )
 @click.option("--bmc", "address", metavar="ADDRESS", help="Read the facts from this BMC by Redfish.")
-@click.option("--as", "asked_as", metavar="NAME", help="The name of the credentials for --bmc, as documents use it.")
+@click.option(
+    "--as", "asked_as", metavar="NAME", help="The name of the credentials for --bmc, as in spec.bmc.credentials."
+)
 @credentials_option
 @click.option(
     "--no-verify",

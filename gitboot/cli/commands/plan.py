@@ -301,7 +301,7 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="The directory to write to. It must be new, empty, or the result of an earlier call.",
+    help="The directory to write to. It must be new, empty, or the output of an earlier run.",
 )
 @at_option
 @records_option
@@ -309,11 +309,11 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
 def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
     """Write the boot files of a fleet into a directory.
 
-    PATH is the fleet. gitboot writes the files that `gitboot run` would publish. OUT/boot has the files for machines.
-    Any HTTP server or CDN can serve it. OUT/ops has the files for operators.
+    PATH is the fleet. gitboot writes the files that `gitboot run` would publish. OUT/boot contains the files for
+    machines. Any HTTP server or CDN can serve it. OUT/ops contains the files for operators.
 
-    The tokens in the paths are not secret, because anyone can compute them. An instance uses other tokens, and ignores
-    reports with these.
+    The tokens in the paths are not secret, because anyone can compute them. A running instance uses different tokens,
+    and ignores reports with the tokens of this command.
     """
     from gitboot.publish.publisher import OutputDirectory
 

@@ -309,7 +309,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace the records of servers with those in a file.
 
-    FILE has exported records. gitboot replaces the records of all servers in FILE, or none.
+    FILE contains exported records. gitboot replaces the records of all servers in FILE, or none.
     """
     records = _read_exported_records(file)
     with open_offline(state, current_time()) as instance:
@@ -369,8 +369,8 @@ def hand_over(server: str, state: Path) -> None:
 def take_over(file: Path, state: Path, reason: str) -> None:
     """Record what `records hand-over` printed elsewhere.
 
-    FILE has the output of `gitboot records hand-over` at the old site. Both instances must have accepted the same
-    commit. The server must be unknown at this site, so that it cannot have booted between the two commands.
+    FILE contains the output of `gitboot records hand-over` from the old site. Both instances must have accepted the
+    same commit. The server must be unknown at this site, so that it cannot have booted between the two commands.
     """
     given = read_hand_over(file)
     with open_offline(state, current_time()) as instance:

@@ -56,7 +56,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     A complete GET response with a boot script, or for an installer's report, becomes an observation. In logs of S3 and
     CloudFront, only paths with a token count. A GET for a boot script that does not exist is for `gitboot
     unknown-machines`. gitboot counts all other lines and ignores them. It reads each line once, also after a rotation
-    and in later calls.
+    and in later runs.
 
     If a line does not show whether a machine or another client fetched a boot, gitboot counts the line as unclear. Such
     a line does not prove an installation. It does consume a one-time install boot, so that gitboot never installs a

@@ -153,7 +153,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--ledger",
     metavar="URL",
-    help="The PostgreSQL database for the ledger: postgresql://USER@HOST/DATABASE. Default: the place that an "
+    help="The PostgreSQL database for the ledger: postgresql://USER@HOST/DATABASE. Default: the location that an "
     "earlier start or `gitboot ledger copy` recorded, otherwise STATE/ledger.sqlite.",
 )
 @click.option(
@@ -248,15 +248,15 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_SECONDS,
     default=60,
     show_default=True,
-    help="Seconds to wait for a response of the Git server. During a clone, a fetch or a push, the server must "
-    "send at least 1 KiB for each second of this time.",
+    help="Seconds to wait for a response from the Git server. gitboot also stops a clone, a fetch or a push that "
+    "transfers less than 1 KiB for each second of this time.",
 )
 @click.option(
     "--fetch-memory",
     cls=Setting,
     type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
-    help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice "
+    help="Memory limit of the process that fetches, in MiB. A file that the Git server sends as a delta needs twice "
     "its size. The default is enough for a history of 3 million objects. Default: 512.",
 )
 @click.option(
@@ -264,7 +264,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     cls=Setting,
     type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
-    help="MiB on disk for the clone in STATE, and for the clone of each Git target. A fetch that needs more "
+    help="Disk limit for the clone in STATE, and for the clone of each Git target, in MiB. A fetch that needs more "
     "fails. Default: 4096.",
 )
 @click.option(
@@ -305,8 +305,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     "--forge",
     metavar="KIND=URL TOKEN",
     type=(str, click.Path(path_type=Path, dir_okay=False)),
-    help="Report the result of each commit to a forge as a commit status. KIND is github, gitlab or gitea. URL "
-    "is the page of the project. TOKEN is a file with a token that may write commit statuses. gitboot "
+    help="Report the result of each commit to a forge as a commit status. KIND is github, gitlab or gitea. URL is "
+    "the web page of the project. TOKEN is a file with a token that may write commit statuses. gitboot "
     "sends the token only to the host of URL. Default: no status.",
 )
 @click.option(
@@ -359,7 +359,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     envvar="GITBOOT_TARGET",
     multiple=True,
     metavar="URL",
-    help="Copy the boot files to this place too: a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
+    help="Also copy the boot files to this location: a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
     "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX. The query of the URL has settings: "
     "docs/mirrors.md. Repeat the option for several targets. Default: none.",
 )

@@ -82,8 +82,8 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     gitboot does not overwrite FILE. To replace a key, add the new key to the file with the old key, encrypt every
     secret again, and then delete the line of the old key.
 
-    With --signed-list, FILE is a folder. The first call creates a root key and a publication key, and prints the public
-    root key, which mirrors need. Each later call replaces the publication key and signs the new one with the root key.
+    With --signed-list, FILE is a folder. The first run creates a root key and a publication key, and prints the public
+    root key, which mirrors need. Each later run replaces the publication key and signs the new one with the root key.
     `gitboot run` reads the folder through its setting list-keys (docs/mirrors.md).
     """
     if not signed_list:

@@ -151,7 +151,7 @@ def command(
     """Serve the published boot files from this host.
 
     gitboot serves an output tree, and an API about it, with one or more processes. A new version of the tree is
-    effective at the next request. The endpoint changes boot scripts at the times that the tree contains.
+    effective at the next request. The endpoint switches boot scripts at the times that the tree names.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.endpoint import app, recorder, server  # noqa: F401

@@ -334,7 +334,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     image, the list also shows what the image found.
 
     gitboot removes a machine from the list when a document describes it, or 30 days after its last request. The list
-    has room for 1,000 machines, and for 64 from one network address. New machines never replace machines in the list.
+    holds up to 1,000 machines, and up to 64 from one network address. New machines never replace machines in the list.
     To write a document for a machine, use `gitboot new server --seen`.
     """
     from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown

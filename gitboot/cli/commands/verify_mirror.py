@@ -105,7 +105,7 @@ _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of target
     "--from",
     "source",
     metavar="SOURCE",
-    help="With --write-program: the rsync source of OUTPUT/boot, as that host reaches it.",
+    help="With --write-program: the rsync source of OUTPUT/boot, as seen from that host.",
 )
 @click.option(
     "--parallel",
