@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import datetime
 from enum import StrEnum
-from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from gitboot.text import printable
 
@@ -751,31 +749,6 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
         return printable(f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}")
 
 
-MAX_SHOWN: Final = 100  # for each file
-MAX_KEPT: Final = MAX_SHOWN + 1  # the last one has the location from which on problems are not shown
-
-
-def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """Return the first hundred errors and warnings of each file, sorted, with a problem that counts the rest.
-
-    ``more`` counts further errors by file, which come after those in ``problems``.
-    """
-    more = more or {}
-    groups: defaultdict[tuple[str, Severity], list[Problem]] = defaultdict(list)
-    for problem in problems:
-        groups[problem.path, problem.severity].append(problem)
-    shown: list[Problem] = []
-    for (path, severity), group in groups.items():
-        group.sort()
-        shown += group[:MAX_SHOWN]
-        count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
-        if count > 0:
-            are = "problem from here on is" if count == 1 else "problems from here on are"
-            message, code = f"{count:,} more {are} not shown", Code.TOO_MANY_PROBLEMS
-            shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
-    return tuple(sorted(shown))
-
-
 class DatedProblem(Struct, frozen=True, kw_only=True):
     """A problem that holds in [since, until). The commit determines the interval, the clock whether it holds now."""
 
@@ -798,33 +771,6 @@ def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> da
     return min((bound for bound in bounds if bound > at), default=None)
 
 
-def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
-    """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by location.
-
-    If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
-    omitted problems. It holds as long as the omitted problem that ends last.
-    """
-    groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
-    for each in dated_problems:
-        groups[each.problem.path, each.problem.severity].append(each)
-    found: list[DatedProblem] = []
-    for group in groups.values():
-        group.sort(key=lambda each: each.problem)
-        group.sort(key=lambda each: each.since or _FIRST)
-        group.sort(key=lambda each: each.until or _LAST, reverse=True)
-        found += group[:MAX_SHOWN]
-        if rest := group[MAX_SHOWN:]:
-            message = f"up to {len(rest):,} more problems that depend on the time are not shown"
-            code = Code.TOO_MANY_PROBLEMS
-            found.append(
-                structs.replace(
-                    rest[0], problem=structs.replace(rest[0].problem, code=code, message=message, hint=code.hint)
-                )
-            )
-    return tuple(sorted(found, key=lambda each: each.problem))
-
-
-_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}  # in the order of their definition: errors first
 
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems import (
-    Code,
-    DatedProblem,
-    Problem,
-    Severity,
-    find_next_change,
-    find_problems_at,
-    select_first,
-    select_longest,
-)
+from gitboot.fleet.yaml import select_first
+from gitboot.problems import Code, DatedProblem, Problem, Severity, find_next_change, find_problems_at
+from gitboot.resolve.fleet_decisions import select_longest
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
-from gitboot.fleet.yaml import Place, Value, locate, parse
+from gitboot.fleet.yaml import MAX_KEPT, Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
 from gitboot.model.fields import Fault, InvalidDocument, InvalidField, read
 from gitboot.model.scalars import Malformed, Path, parse_name, quote_value
 from gitboot.model.server import Server
-from gitboot.problems import MAX_KEPT, Code, Problem
+from gitboot.problems import Code, Problem
 from gitboot.text import did_you_mean, printable
 
 

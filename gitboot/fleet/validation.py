@@ -30,7 +30,7 @@ from gitboot.fleet.identities import Identity, list_identities, normalize_bmc_ad
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, list_fleet_files
 from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
-from gitboot.fleet.yaml import Place, locate
+from gitboot.fleet.yaml import MAX_KEPT, Place, locate, select_first
 from gitboot.jsonio import API_VERSION, to_camel
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
@@ -38,7 +38,7 @@ from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import AGE_SUFFIX, Malformed, Path, quote_value
 from gitboot.model.server import Server
-from gitboot.problems import MAX_KEPT, Code, Problem, select_first
+from gitboot.problems import Code, Problem
 from gitboot.text import find_similar
 
 

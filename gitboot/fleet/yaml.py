@@ -12,11 +12,12 @@ import codecs
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from yaml._yaml import CParser  # fails without libyaml on purpose: PyYAML's own parser behaves differently
 from yaml.error import MarkedYAMLError
 from yaml.events import (
@@ -32,7 +33,7 @@ from yaml.reader import ReaderError
 
 from gitboot.fleet.revision import MAX_FILE_BYTES
 from gitboot.model.scalars import Path, Step
-from gitboot.problems import MAX_KEPT, Code, Problem
+from gitboot.problems import Code, Problem, Severity
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
@@ -519,3 +520,28 @@ _HINTS = {
     "found unknown escape character": "use single quotes, in which a backslash has no special meaning",
     "mapping values are not allowed in this context": "put text that contains ': ' in quotes; indent keys equally",
 }
+
+
+MAX_SHOWN: Final = 100  # for each file
+MAX_KEPT: Final = MAX_SHOWN + 1  # the last one has the location from which on problems are not shown
+
+
+def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
+    """Return the first hundred errors and warnings of each file, sorted, with a problem that counts the rest.
+
+    ``more`` counts further errors by file, which come after those in ``problems``.
+    """
+    more = more or {}
+    groups: defaultdict[tuple[str, Severity], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        groups[problem.path, problem.severity].append(problem)
+    shown: list[Problem] = []
+    for (path, severity), group in groups.items():
+        group.sort()
+        shown += group[:MAX_SHOWN]
+        count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
+        if count > 0:
+            are = "problem from here on is" if count == 1 else "problems from here on are"
+            message, code = f"{count:,} more {are} not shown", Code.TOO_MANY_PROBLEMS
+            shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
+    return tuple(sorted(shown))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import InvalidRevision, LoadedRevision
+from gitboot.fleet.yaml import MAX_SHOWN, select_first
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.server import Architecture, Firmware
-from gitboot.problems import Code, DatedProblem, Problem, Severity, select_first, select_longest
+from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.boot_checks import (
     check_choice,
     check_copies,
@@ -421,3 +423,32 @@ def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
     """Return an index of the sites that select servers. A server belongs to the first site that selects it."""
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)
+
+
+def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
+    """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by location.
+
+    If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
+    omitted problems. It holds as long as the omitted problem that ends last.
+    """
+    groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
+    for each in dated_problems:
+        groups[each.problem.path, each.problem.severity].append(each)
+    found: list[DatedProblem] = []
+    for group in groups.values():
+        group.sort(key=lambda each: each.problem)
+        group.sort(key=lambda each: each.since or _FIRST)
+        group.sort(key=lambda each: each.until or _LAST, reverse=True)
+        found += group[:MAX_SHOWN]
+        if rest := group[MAX_SHOWN:]:
+            message = f"up to {len(rest):,} more problems that depend on the time are not shown"
+            code = Code.TOO_MANY_PROBLEMS
+            found.append(
+                structs.replace(
+                    rest[0], problem=structs.replace(rest[0].problem, code=code, message=message, hint=code.hint)
+                )
+            )
+    return tuple(sorted(found, key=lambda each: each.problem))
+
+
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)

@@ -1,10 +1,10 @@
-"""`gitboot bmc`: show and set boot overrides and power, answer questions about BMCs, and find BMCs in a network."""
+"""`gitboot bmc`: show and set boot overrides and power, and answer questions about BMCs."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import click
 
-from gitboot.bmc.credentials import FILE, CredentialDirectory, credential_use, render_access_file
+from gitboot.bmc.credentials import FILE, credential_use, render_access_file
 from gitboot.bmc.power_steps import PowerAction
-from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compare, list_addresses, render_document, scan
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
+from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.help_pages import Group
@@ -38,7 +38,6 @@ from gitboot.cli.options import (
     current_time,
     output_option,
     reason_option,
-    rev_option,
     selector_option,
     state_option,
     write_outputs,
@@ -67,10 +66,9 @@ from gitboot.controller.operator_requests import (
     decide_halt,
 )
 from gitboot.errors import UsageError
-from gitboot.files import find_file_below, write_output_file
-from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.fleet.identities import list_machines as described_machines
-from gitboot.jsonio import format_document, to_json_value
+from gitboot.files import find_file_below
+from gitboot.fleet.identities import Machine
+from gitboot.jsonio import format_document
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
@@ -708,198 +706,4 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
     return format_table(("SERVER", "POWER", "PLAN", "REQUEST"), rows, shrinkable=(3,))
 
 
-@command.command(
-    "scan",
-    context_settings=VARIABLES,
-    example=("gitboot bmc scan 10.20.0.0/24 --credentials /etc/gitboot/bmc --as site1 \\\n    --path fleet"),
-    exit_codes={
-        Exit.FINE: "gitboot compared all services that responded",
-        Exit.CHANGES: (
-            "with --detailed-exitcode: a machine is swapped, moved, missing or unknown, or has other network "
-            "cards than its document"
-        ),
-        Exit.INVALID: "the fleet has errors",
-        Exit.PARTIAL: "a service responded, and gitboot could not read it",
-    },
-)
-@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
-@credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The name of the credentials, as in spec.bmc.credentials."
-)
-@click.option(
-    "--path",
-    type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without it, "
-    "every machine is unknown.",
-)
-@rev_option
-@click.option(
-    "--port",
-    "ports",
-    metavar="PORT",
-    multiple=True,
-    default=[443],
-    type=click.IntRange(1, 65535),
-    help="A port to connect to. Repeat the option for several ports. Default: 443.",
-)
-@click.option(
-    "--no-verify",
-    is_flag=True,
-    help="Accept any certificate, and write this into new documents. An access.toml must allow it.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write new documents to OUT/servers. Default: write none.",
-)
-@click.option(
-    "--parallel",
-    metavar="NUMBER",
-    default=64,
-    type=click.IntRange(1, 256),
-    help="Addresses to connect to at the same time. Default: 64.",
-)
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")
-@output_option("text", "json")
-@evaluator_command
-def scan_network(
-    places: tuple[str, ...],
-    credentials: Path | None,
-    name: str,
-    path: Path | None,
-    rev: str | None,
-    ports: tuple[int, ...],
-    no_verify: bool,
-    out: Path | None,
-    parallel: int,
-    detailed_exitcode: bool,
-    outputs: tuple[OutputOption, ...],
-) -> None:
-    """Find Redfish services and compare them with the fleet.
-
-    gitboot connects to each address of NETWORK, ADDRESS or FILE. Each FILE contains one network, address or URL per
-    line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME, unless access.toml there
-    does not allow the address. gitboot only reads.
-
-    With --out, gitboot writes a document for each machine that no document describes, for a pull request. These servers
-    are Parked, so gitboot does not boot them or set their BMCs until you change the documents.
-    """
-    machines: list[Machine] = []
-    if path is not None:
-        from gitboot.cli.evaluated_fleet import load_fleet
-
-        machines = list(described_machines(load_fleet(path, rev)).values())
-    asked = list_addresses(list(_read_places(places)), ports)
-    answers = scan_places(asked, credentials, name, verify=not no_verify, parallel=parallel)
-    found = [each for answer in answers for each in answer.servers]
-    failed = [each for each in answers if each.error is not None]
-    compared = compare(found, machines, asked, [each.address for each in failed])
-    written = _write_documents(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
-    files = {each: str(file) for each, file in written.items()}
-    items = [
-        {**to_json_value(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found
-    ]
-    unread = [{"address": each.address, "why": each.error} for each in failed]
-    write_outputs(
-        outputs,
-        text=partial(_format_scan, answers, compared, written, len(asked)),
-        json=partial(format_document, items=items, unread=unread, differences=compared.differences),
-    )
-    if failed:
-        sys.exit(Exit.PARTIAL)
-    if compared.differences and detailed_exitcode:
-        sys.exit(Exit.CHANGES)
-
-
-def _read_places(places: Sequence[str]) -> Iterator[str]:
-    for place in places:
-        if not Path(place).is_file():
-            yield place
-            continue
-        try:
-            lines = Path(place).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{place} cannot be read: {error}") from None
-        yield from filter(None, (line.partition("#")[0].strip() for line in lines))
-
-
-def scan_places(
-    places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
-) -> list[Probe]:
-    """Return the responses of Redfish services, in the order of ``places``."""
-    from gitboot.bmc.redfish.client import BmcConnection
-
-    if credentials is None:
-        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
-    CredentialDirectory(credentials).read(name)  # raises one error here instead of an error for each address
-    order = {address: number for number, address in enumerate(places)}
-    with open_connections(credentials) as kept:
-
-        def connect(address: str) -> BmcConnection:
-            access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            driver = kept.connect(
-                SystemUuid(address), address, access, is_in_ledger=True
-            )  # the operator named the address on the command line
-            assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
-            return driver
-
-        with show_progress("addresses", len(places)) as advance:
-            answers = list(scan(places, connect, parallel=parallel, on_result=lambda: advance(1)))
-    return sorted((each for each in answers if each.servers or each.error), key=lambda each: order[each.address])
-
-
-def _write_documents(
-    out: Path | None,
-    services: Sequence[FoundServer],
-    comparison: Comparison,
-    existing_names: Collection[str],
-    credentials: str,
-    *,
-    verify: bool,
-) -> dict[FoundServer, Path]:
-    written: dict[FoundServer, Path] = {}
-    names = set(existing_names)
-    for each in services:
-        if out is None or each in comparison.servers or each.missing_identity is not None:
-            continue
-        name = choose_name(each, names)
-        names.add(name)
-        written[each] = out / "servers" / f"{name}.yaml"
-        text = render_document(each, name, credentials, verify=verify)
-        write_output_file(written[each], [text.encode()], make_folders=True)
-    return written
-
-
-def _format_scan(
-    answers: Sequence[Probe], comparison: Comparison, written: dict[FoundServer, Path], place_count: int
-) -> str:
-    found = [each for answer in answers for each in answer.servers]
-    rows = [
-        (
-            each.address.removeprefix("https://"),
-            comparison.servers.get(each, "-")[:20],
-            (f"{each.maker} {each.model}".strip() or "-")[:26],
-            (each.serial or "-")[:16],
-            (each.bmc or "-")[:12],
-            str(len(each.nics)),
-        )
-        for each in found
-    ]
-    lines = [format_table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
-    for difference in comparison.differences:
-        who = f"{difference.server} at {difference.address}" if difference.server else difference.address
-        lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
-    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in answers if each.error is not None]
-    lines += [f"wrote {path}" for path in written.values()]
-    lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
-    lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
-    if lines and lines[-1]:
-        lines.append("")
-    unread = sum(each.error is not None for each in answers)
-    ends = [format_count(len(found), "machine"), format_count(len(comparison.differences), "difference")]
-    if unread:
-        ends.append(f"{unread} not read")
-    return "\n".join(
-        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} scanned: {', '.join(ends)}"]
-    )
+command.add_command(scan_network, "scan")
