@@ -655,7 +655,7 @@ def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_pat
             assert "bytes in 2 s (git-timeout" in found["message"]
             done = typed("reconcile", "--state", state)
             assert (done.code, done.out) == (Exit.SOURCE, ""), done
-            assert "The fetch failed (SourceError): git://" in done.err
+            assert "The fetch failed (SourceError): gitboot cannot fetch new commits: git://" in done.err
             assert instance.status()["applied"]["commit"] == first
             relay.passes = -1
             eventually(lambda: condition(instance, "SourceReady")["status"])
