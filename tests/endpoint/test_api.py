@@ -640,7 +640,7 @@ _LABELS = """[...document.querySelectorAll('#view dt, #view th, #view tr > td:fi
 _LONG_AGO = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=at("18T13:20"))
 WAITING: dict[str, tuple[dict[str, Any], str, str]] = {
     "stopped": ({"stop": StopScope.WRITING}, "Install boots are stopped", "InstallsAllowed-Stopped"),
-    "pending": ({}, "waits for its next boot, which installs it", "a-machine-is-to-be-reinstalled"),
+    "pending": ({}, "waits for its next boot, which installs it", "reinstall-a-machine"),
     "unverified": (
         {"records": {"web01": replace(_LONG_AGO, overwritten_by="repair")}},
         "The content of the disks is not known",
@@ -800,7 +800,7 @@ def test_finding_r12_each_false_condition_has_a_meaning_and_a_section_of_the_doc
 @browsers
 def test_finding_r12_a_false_condition_leads_to_its_section(chromium: Browser, made: Site, address: str) -> None:
     chromium.open(address)
-    assert "Its BMC has refused" in chromium.text
+    assert "The BMC of SERVER rejected a request" in chromium.text
     there = chromium.run("[...document.querySelectorAll('#state .note a')].at(-1).href")
     assert there.endswith("help.html#Bmc-Stalled")
     chromium.open(there, "document.querySelector(':target h4')?.textContent === 'Bmc/SERVER: Stalled'")
