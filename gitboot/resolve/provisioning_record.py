@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
@@ -15,7 +15,9 @@ from msgspec import Struct
 from gitboot.errors import UsageError
 from gitboot.jsonio import OMITTED, Digest, encode_canonical, format_instant, json_key, to_json_value
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, quote_value, text
-from gitboot.resolve.server_decision import Decision
+
+if TYPE_CHECKING:
+    from gitboot.resolve.server_decision import Decision
 
 FETCH_GRACE: Final = timedelta(seconds=60)  # a loader can fetch its boot again, for a retry
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # wait for evidence after an override was consumed

@@ -12,6 +12,7 @@ from gitboot.fleet.revision import Signer
 from gitboot.jsonio import Digest, format_instant, to_json_value
 from gitboot.problems import Problem
 from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, find_remedy
+from gitboot.text import format_age
 
 WRITTEN_EVERY_S: Final = 60.0  # maximum time between two writes by a running instance
 
@@ -227,8 +228,8 @@ def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
 
 def _build_stale_condition(written_at: datetime, age_s: float) -> dict[str, Any]:
     message = (
-        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written_at)}. gitboot is stopped, hangs, or "
-        "cannot write its status. All values may be out of date"
+        f"gitboot wrote this status {format_age(age_s)} ago, at {format_instant(written_at)}. gitboot is stopped, "
+        "hangs, or cannot write its status. All values may be out of date"
     )
     return {
         "type": STATUS_CURRENT,

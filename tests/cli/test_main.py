@@ -843,7 +843,12 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     known += f"guards hold commit {held[:12]}"
     with monkeypatch.context() as patched:
         patched.chdir(work)
-        for command in (("plan",), ("images",), ("explain", "web01"), ("plan", "--timeline", "web01")):
+        for command in (
+            ("plan",),
+            ("images",),
+            ("explain", "web01"),
+            ("plan", "--timeline", "web01", "--at", "2026-11-22T00:00:00Z"),
+        ):
             shown, err = rows(*command, "--state", state)
             assert known in " ".join(err.split())
             patched.setenv("GITBOOT_STATE", str(state))

@@ -57,11 +57,11 @@ def tokens_in(paths: Iterable[str]) -> set[str]:
 
 PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
 (NAME,) = tokens_in(plan_with_template("#cloud-config\n").files)
-SAID: Final = "#cloud-config\n{{ urls.provisioned }}\n"
+SAID: Final = "#cloud-config\nurl: {{ urls.provisioned }}\n"
 
 
 def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() -> None:
-    found = plan_with_template("#cloud-config\n{{ urls.provisioned }} {{ urls.failed }}\n").servers["web01"]
+    found = plan_with_template("#cloud-config\nurls: [{{ urls.provisioned }}, {{ urls.failed }}]\n").servers["web01"]
     lying = [file.content.decode() for path, file in found.files.items() if path.startswith("boot/v1/")]
     assert PUBLIC != NAME and len(lying) > 4
     assert not [text for text in (*lying, *found.published.contents.values()) if PUBLIC in text]
@@ -113,7 +113,7 @@ ENCODINGS: Final = {
 @pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
 def test_t6_a_template_may_encode_a_token_in_base64(written: str) -> None:
     # The file is what the template would have made of the published path itself.
-    text = f"#cloud-config\n- {written} and {written}\n"
+    text = f"#cloud-config\nurls: {written} and {written}\n"
     path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
     assert render_user_data(text) == render_user_data(text.replace("urls.provisioned", f"'{path}{NAME}'"))
     assert render_user_data(text) != render_user_data(text, keys=TokenKeys())

@@ -46,7 +46,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.problems import Code
+from gitboot.problems import Code, Severity
 from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_plan
@@ -149,9 +149,10 @@ def _selected(given: Case) -> str:
         decisions = decided(*documents, files=TEMPLATE)
     except InvalidRepository as error:
         _check_ties_name_all(given, error)
-        if {problem.code for problem in error.problems} == {Code.NO_POLICY}:
+        codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
+        if codes == {Code.NO_POLICY}:
             _check_nothing_is_served(given, documents)
-        return " ".join(sorted({problem.code for problem in error.problems}))
+        return " ".join(sorted(codes))
     if not decisions.servers:
         assert not _names_in(given, (file.content for file in render_fleet_files(decisions).values()))
         return LOCAL_DISK

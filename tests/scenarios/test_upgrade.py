@@ -28,6 +28,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from tests.helpers.fleets import configured, give_credentials, image, maintenance, profile
+from tests.helpers.forked_commands import captured
 from tests.helpers.instance_with_bmcs import Done, typed
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
@@ -502,7 +503,7 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     assert found["accepted"]["commit"] == before
     assert not progress(reporting)["old01"].is_offered
     (valid,) = found["attempted"]["held"]["lines"]
-    assert valid != line and valid in message
+    assert valid != line and valid in captured("status", "--state", reporting / "state").stdout
     work = reporting / "work"
     git(reporting, "clone", "--quiet", str(bare), str(work))
     git(work, "commit", "--quiet", "--amend", "--message", f"Install old01 again\n\n{valid}")

@@ -230,11 +230,11 @@ def test_finding_r10_status_prints_one_command_on_one_line(
     digest = hold(rack)
     monkeypatch.setenv("COLUMNS", columns)
     lines = [line.strip() for line in rack.said("status").splitlines()]
-    assert [line for line in lines if "approve" in line or "--reason" in line] == [
-        f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
-    ]
+    (line,) = (line for line in lines if "approve" in line or "--reason" in line)
+    command, _, review = line.partition("  # first review the changes: ")
+    assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
+    assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
     assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]
-    command = next(line for line in lines if line.startswith("gitboot approve"))
     pasted = typed(*shlex.split(command)[1:])
     assert (pasted.code, "is the placeholder of an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
 

@@ -205,7 +205,7 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
     assert [each.server for each in status.withheld] == list(SERVERS)
     assert {each.boots for each in status.withheld} == {None}
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
-    assert "servers that may be reinstalled: 1; the limit is 0 (web03)" in condition.message
+    assert "(servers that may be reinstalled: 1; the limit is 0) (web03)" in condition.message
     approve(parts, status.held.digest)
     reconcile_at(parts, 7)
     assert parts.reconciler.status.accepted == revert
