@@ -300,7 +300,7 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong only to this server or its site, with names. Later names for a value win."""
+    """Yield the values that belong to this server or its site, with their names. Of equal values, the last one wins."""
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(network.addresses if network else ()):
         yield address, f"address {number}"
@@ -364,7 +364,7 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """Format JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
 
     Files in data URLs are decoded. ``show`` is applied to these files and to all other texts in the JSON. If ``show``
-    changes nothing, two inputs have the same result only if they differ in nothing but the white space of the JSON.
+    changes nothing, different inputs give different results, except if only the white space in the JSON differs.
     """
     try:
         value = _parse_json(text)
