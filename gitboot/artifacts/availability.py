@@ -1,4 +1,4 @@
-"""Artifact checks: verify periodically that the files that machines boot are available and have the right content."""
+"""Artifact checks: verify periodically that boot files are available and contain what their image states."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class ArtifactWatch(Protocol):
         """Return the latest results. If they have not changed, return the same object as the previous call."""
 
     def wait(self) -> None:
-        """Wait until each artifact has been checked once, or until a timeout."""
+        """Wait until each artifact has been checked once, or until the wait times out."""
 
 
 class ThreadedArtifactWatch:
@@ -373,7 +373,7 @@ class ThreadedArtifactWatch:
         self._before = dict(before)
         self._now = dict(self._before)
         self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # what `get_sightings` returned last
-        self._is_news = False  # whether the results have changed since that call of `get_sightings`
+        self._is_news = False  # whether the results have changed since the last call of `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
         self._queue: list[tuple[float, str, BootFile]] = []  # a heap of upcoming checks, ordered by due time

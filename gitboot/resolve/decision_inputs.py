@@ -111,7 +111,7 @@ FILE: Final = "file"  # the kind of a location in a file, whose field is the 1-b
 
 
 class DecisionFinding(NamedTuple):
-    """A problem that was found while deciding. If several servers have the same finding, gitboot reports it once."""
+    """A problem that was found when computing a decision. If servers share a finding, gitboot reports it once."""
 
     code: Code
     message: str

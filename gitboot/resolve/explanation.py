@@ -42,7 +42,7 @@ from gitboot.resolve.server_plan import BootPlan
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """Why a field of a server's boot configuration has its value, and which document sets the field."""
+    """The value of a field in a server's boot configuration, why the field has this value, and where it is set."""
 
     field: str  # such as image, kernelArguments[0] or vars.console
     value: str

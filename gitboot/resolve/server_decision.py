@@ -327,7 +327,7 @@ class CopySettings(NamedTuple):
     """Which boots may be served by copies of the boot files, which cannot record a fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
-    late_ends: bool = False  # whether a maintenance is for all boot loaders, even if they cannot check its end
+    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot ask for its end
     ipxe_https: bool = False  # whether iPXE can query an endpoint over HTTPS
 
     def facts(self) -> dict[str, Any]:

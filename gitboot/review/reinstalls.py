@@ -200,7 +200,7 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether the server's record could show that none of these reinstallations would take place.
+    """Return whether a record could show that the server is already installed, so that it is not reinstalled.
 
     A record shows which installations of its policy a machine has had. It shows neither the boots of other machines nor
     whether an image really writes no disk.
@@ -210,7 +210,7 @@ def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
 
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # reasons for which a record rarely helps
+)  # despite these, a record rarely shows that the server is already installed
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
@@ -446,7 +446,7 @@ class DiskClaims:
                 return True
         started = _digest_start(new, boot)
         if old is not None and any(_digest_start(old, was) == started for _, was in _list_claimed_boots(old)):
-            return True  # only the user data of a diskless system changed
+            return True  # only the user data changed, which configures the diskless system
         return self._offered is not None and _digest_boot(new, boot) in self._offered()
 
 
