@@ -102,7 +102,7 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
     """Return the decisions for all servers. Raises `InvalidRepository` with all problems of the commit.
 
-    Overlaps of windows that ended before ``now`` are not errors.
+    Overlaps of windows that ended before ``now`` are ignored. By default, past overlaps are errors, too.
     """
     try:
         decisions = decide_all(repository).decisions

@@ -151,7 +151,7 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
 
 
 def is_harmless(old: Decision, new: Decision) -> bool:
-    """Return whether a new decision offers no boots that the old decision did not offer.
+    """Return whether a new decision offers only boots that the old decision also offered.
 
     Guards ignore such a change.
     """

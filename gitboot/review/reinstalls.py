@@ -210,7 +210,7 @@ def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
 
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # despite these, a record rarely shows that the server is already installed
+)  # with these, a record rarely shows that the server is already installed
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
