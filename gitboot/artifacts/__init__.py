@@ -1,1 +1,1 @@
-"""Artifacts: availability checks, downloads and signatures of kernels, images and boot loaders."""
+"""Artifacts: check, download, mirror and verify kernels, images and boot loaders."""

@@ -1,4 +1,4 @@
-"""Artifact checks: check periodically that each file of a boot can be fetched and has the expected content."""
+"""Artifact checks: verify periodically that boot files are available and contain what their image states."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from gitboot.resolve.server_decision import BootFile, Decisions
 
 
 class Cache(Protocol):
-    """Results by kind and key."""
+    """A store of results, each identified by a kind and a key."""
 
     def get_many(self, kind: Any, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the values of the keys that the cache has."""
+        """Return the cached values. Keys that are not in the cache are omitted."""
 
     def insert_many(self, kind: Any, rows: Mapping[bytes, bytes]) -> None:
-        """Store values that the cache does not have yet."""
+        """Add values to the cache. Existing keys keep their values."""
 
 
 class ReadResults:
-    """Cached results of reading artifacts. The key contains the version that the server of the artifact reports."""
+    """Cached results of reading artifacts. Each key includes the version that the web server or registry reports."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
-        """Return the result for this version of a file, or None if gitboot has not read this version."""
+        """Return the cached result for this version of a file, or None if gitboot has not read this version."""
         if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
@@ -58,22 +58,22 @@ class ReadResults:
                 self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
 
 
-READ: Final = "artifact"  # the kind of these results in the cache
+READ: Final = "artifact"  # the kind under which the cache stores these results
 
 
 class Presence(StrEnum):
-    VERIFIED = "Verified"  # gitboot read the content, and the digest is right
+    VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
     FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
-    MISSING = "Missing"  # the server answers that the file does not exist
-    WRONG = "Wrong"  # the file has another size or another digest
-    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
+    MISSING = "Missing"  # the server responded that the file does not exist
+    WRONG = "Wrong"  # the size or the digest differs from the image
+    UNKNOWN = "Unknown"  # no response, or an inconclusive response
 
 
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
 
 
 def is_read_result(value: bytes) -> bool:
-    """Return whether the bytes are a result of reading an artifact."""
+    """Return whether a cached value is a well-formed result of reading an artifact."""
     try:
         presence, _ = _decode(value)
     except (msgspec.MsgspecError, ValueError):
@@ -88,11 +88,11 @@ def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
 
 
 class ArtifactHead(Struct, frozen=True, kw_only=True):
-    """The properties of an artifact that its server reports."""
+    """The metadata of an artifact, as reported by its web server or registry."""
 
-    size: int | None = None  # size of the whole file in bytes
+    size: int | None = None  # the size of the whole file in bytes
     content_type: str | None = None
-    # From ETag and Last-Modified; changes with the content. None: the server reports no version.
+    # From ETag and Last-Modified; changes with the content. None: the server reports neither of them.
     version: str | None = None
     redirect_url: str | None = None  # the URL after redirects; None: no redirect
 
@@ -101,7 +101,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     """The result of one check of an artifact."""
 
     presence: Presence
-    message: str = ""  # the fault, or the reason if the state is unknown
+    message: str = ""  # what is wrong, or why the state is unknown
     head: ArtifactHead = ArtifactHead()
 
     @property
@@ -110,7 +110,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_absent(self) -> bool:
-        """Whether it is certain that machines cannot boot from the artifact. False if the server does not answer."""
+        """Whether machines certainly cannot boot from the artifact. False if the server does not respond."""
         return self.presence in (Presence.MISSING, Presence.WRONG)
 
 
@@ -126,10 +126,10 @@ def check_artifact(
     results: ReadResults = NO_RESULTS,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
-    """Check an artifact. Content whose version ``before`` or ``results`` contains is not read again.
+    """Check an artifact, but do not reread a version whose result is in ``before`` or ``results``.
 
-    Without ``read``, only the existence and the size are checked, by a HEAD request. If ``is_stopped`` returns True, a
-    file that is not completely read counts as unknown.
+    Without ``read``, check only the existence and the size, with a HEAD request. If ``is_stopped`` returns True while
+    the file is being read, the artifact counts as unknown.
     """
     try:
         found = compare_head(file, fetcher.head(file.url), before)
@@ -173,9 +173,9 @@ def check_artifacts(
     read: bool,
     parallel: int,
 ) -> None:
-    """Check each of ``files``, up to ``parallel`` at a time. The calling thread calls ``report`` for each result.
+    """Check the files, up to ``parallel`` at a time, and call ``report`` with each result in the calling thread.
 
-    A signal, or an error of ``report``, also stops the checks in progress.
+    A signal or an exception from ``report`` also stops the checks that are in progress.
     """
     stop = Event()
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifact")
@@ -196,13 +196,16 @@ class NeededArtifact(Struct, frozen=True, kw_only=True):
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # names of sites; "" is the fleet without a site
-    servers: int  # the number of servers that may boot from it, without unknown machines
-    by_firmware: bool  # whether firmware fetches it directly, by UEFI HTTP boot
+    sites: tuple[str, ...]  # site names; "" stands for servers without a site
+    servers: int  # how many servers may boot from it, not counting unknown machines
+    by_firmware: bool  # whether firmware fetches it directly by UEFI HTTP boot
 
 
 def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
-    """Return all artifacts that a server or an unknown machine may fetch, sorted by URL. ``sites`` are by server."""
+    """Return every artifact that a server or an unknown machine may fetch, sorted by URL.
+
+    ``sites`` maps the names of servers to the names of their sites.
+    """
     uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
@@ -224,15 +227,15 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
 
 
 def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
-    """Return the artifacts with the URLs from which a mirror copies them.
+    """Return the artifacts with their source URLs in place of the URLs of mirrors.
 
-    If several sites fetch an artifact from their own mirrors, the result contains the artifact once.
+    An artifact that several sites fetch from their own mirrors appears only once.
     """
     found: dict[BootFile, NeededArtifact] = {}
     for each in artifacts:
         if each.file.source is not None:
             file = replace(each.file, url=each.file.source, source=None)
-            each = structs.replace(each, file=file, by_firmware=False)  # firmware fetches it at another URL
+            each = structs.replace(each, file=file, by_firmware=False)  # firmware fetches the mirror's URL instead
         other = found.get(each.file)
         if other is not None:
             each = structs.replace(
@@ -245,44 +248,45 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
 
 
-LARGEST_ARTIFACT: Final = 32 << 30  # the limit if the document contains no size; an installer DVD has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30  # bytes; applies if the image states no size. An installer DVD has up to 16 GiB
 
 
 class Content(NamedTuple):
-    """An artifact that is being read."""
+    """The content of an artifact, which is read chunk by chunk."""
 
     head: ArtifactHead
-    offset: int  # position of the first chunk in the file; 0 if the server does not support offsets
+    offset: int  # where the first chunk starts in the file; 0 if the server does not support ranges
     chunks: Iterator[bytes]
 
 
 class Fetcher(Protocol):
-    """Fetches artifacts from the URLs of one kind. Several threads may use it at the same time.
+    """Fetches artifacts from one kind of source. Fetchers are thread-safe.
 
-    A fetcher does not compare sizes and digests. Both methods raise `ArtifactMissing` if the artifact does not exist,
-    and `HostUnreachable` if that is unknown.
+    A fetcher does not verify sizes or digests. Both methods raise `ArtifactMissing` if the artifact does not exist, and
+    `HostUnreachable` if the fetcher cannot tell.
     """
 
     def head(self, url: str) -> ArtifactHead:
-        """Return the properties of an artifact without reading it."""
+        """Return the metadata of an artifact without reading the content."""
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset, or all of it.
+        """Open an artifact and read from an offset, or from the start if the server does not support ranges.
 
-        If the connection breaks, iterating over the chunks raises the error.
+        If the connection breaks later, the iterator over the chunks raises `HostUnreachable`.
         """
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result, or ``before`` if the server does not answer and the artifact was absent before."""
+    """Return the new result, or ``before`` if the artifact was absent and its state is now unknown."""
     is_silent = now.presence is Presence.UNKNOWN
     return before if is_silent and before is not None and before.is_absent else now
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
-    """Return whether gitboot withholds the boots that need a file. ``sightings`` is None without artifact checks.
+    """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if artifact checks are off.
 
-    An artifact of unknown state does not withhold boots. A mirrored artifact withholds boots until a check finds it.
+    If the state of an artifact is unknown, gitboot does not withhold its boots. A file on a mirror is an exception:
+    gitboot withholds its boots until a check has found the file.
     """
     if sightings is None:
         return False
@@ -293,7 +297,7 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 
 
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
-    """Compare the properties of an artifact with the image. If ``before`` has the same version, reuse its result."""
+    """Compare the metadata of an artifact with its image. Reuse the result ``before`` if the version is the same."""
     if file.size is not None and head.size not in (None, file.size):
         message = f"the file has {head.size} bytes, and the image states {file.size}"
         return Sighting(presence=Presence.WRONG, message=message, head=head)
@@ -307,10 +311,10 @@ _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "appl
 
 
 def find_firmware_obstacle(head: ArtifactHead) -> str | None:
-    """Return the reason why UEFI HTTP boot would probably reject an artifact that boot loaders accept, or None.
+    """Return why UEFI HTTP boot would probably reject an artifact that boot loaders accept, or None if it would not.
 
-    UEFI Specification 2.10, 24.7.3: the content type selects the kind of file, and the size must be known before the
-    download. Most firmware follows no redirects.
+    UEFI Specification 2.10, 24.7.3: the content type determines the kind of file, and the size must be known before
+    the download. Most firmware does not follow redirects.
     """
     if head.redirect_url is not None:
         return f"firmware follows no redirects, and this URL redirects to {head.redirect_url}"
@@ -322,31 +326,32 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
     return None
 
 
-# Periodic checks in threads of their own
+# Periodic checks in background threads
 
-_FIRST_RETRY_S: Final = 5.0  # the first wait before a missing artifact is checked again; the wait doubles each time
+_FIRST_RETRY_S: Final = 5.0  # delay before the first retry; doubles with each failure
 _LONGEST_RETRY_S: Final = 60.0
-_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks together
+_PATIENCE_S: Final = 60.0  # the timeout of `wait`
 _JOIN_S: Final = 0.5
 
 
 class ArtifactWatch(Protocol):
-    """Checks artifacts for an instance."""
+    """Keeps the results of artifact checks up to date for an instance."""
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Set the artifacts to check. ``bases`` are the base URLs of the fleet and its sites."""
+        """Replace the set of artifacts to check. ``bases`` are the base URLs of the fleet and its sites."""
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
-        """Return the latest results. The same object is returned while the results are equal."""
+        """Return the latest results. If they have not changed, return the same object as the previous call."""
 
     def wait(self) -> None:
-        """Wait until each artifact was checked once, or until a timeout."""
+        """Wait until each artifact has been checked once, or until the wait times out."""
 
 
 class ThreadedArtifactWatch:
-    """Checks artifacts in its own threads until `close`.
+    """Checks artifacts in background threads until `close` is called.
 
-    An existing artifact is checked again after ``every_s``. Other artifacts are checked earlier, with increasing waits.
+    An available artifact is checked again after ``every_s``. Other artifacts are retried earlier, with exponential
+    backoff.
     """
 
     def __init__(
@@ -359,20 +364,21 @@ class ThreadedArtifactWatch:
         wake: Callable[[], None],
         parallel: int = 8,
     ) -> None:
-        """``fetcher_of`` maps base URLs to a fetcher and to a predicate for the URLs whose content is read.
+        """Start the threads.
 
-        ``before`` has the results of the previous process. They count until the first check of the artifact.
+        ``fetcher_of`` maps base URLs to a fetcher and to a predicate that selects the URLs whose content is read.
+        ``before`` holds the results of the previous process. Each of them is used until its artifact is checked again.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._before = dict(before)
         self._now = dict(self._before)
-        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the last result of `get_sightings`
-        self._is_news = False  # whether the results have changed since that call
+        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # what `get_sightings` returned last
+        self._is_news = False  # whether the results have changed since the last call of `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
-        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of the next checks, by time
-        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that were not checked yet
-        self._failures: dict[BootFile, int] = {}  # number of consecutive failures
+        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of upcoming checks, ordered by due time
+        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that have not been checked yet
+        self._failures: dict[BootFile, int] = {}  # consecutive failures by artifact
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
@@ -406,19 +412,19 @@ class ThreadedArtifactWatch:
             return self._sightings
 
     def wait(self) -> None:
-        """Wait until each artifact was checked once, but at most a minute."""
+        """Wait until each artifact has been checked once, but no longer than a minute."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._unchecked, _PATIENCE_S)
 
     def close(self) -> None:
-        """Stop all checks. A thread that hangs in the network ends with the process."""
+        """Stop all checks. A thread that is blocked on the network ends with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(_JOIN_S / len(self._threads))
 
-    # In the threads
+    # Run by the background threads
 
     def _work(self) -> None:
         while (file := self._next()) is not None:
@@ -428,7 +434,7 @@ class ThreadedArtifactWatch:
                 found = check_artifact(
                     self._fetcher, file, before, read=is_read, results=self._results, is_stopped=lambda: self._closed
                 )
-            except BaseException as error:  # if a check ends its thread, the artifact is checked again like others
+            except BaseException as error:  # ends this thread, but the artifact must be checked again
                 message = f"the check failed: {type(error).__name__}"
                 self._store_sighting(
                     file, keep_known_absence(Sighting(presence=Presence.UNKNOWN, message=message), before)
@@ -438,7 +444,7 @@ class ThreadedArtifactWatch:
                 self._wake()
 
     def _next(self) -> BootFile | None:
-        """Wait for the next due artifact. Return None after `close`."""
+        """Wait until an artifact is due, and return it. Return None after `close`."""
         with self._changed:
             while not self._closed:
                 wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
@@ -448,7 +454,7 @@ class ThreadedArtifactWatch:
         return None
 
     def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
-        """Store a result. Return whether the result changes which boots are withheld."""
+        """Store a result, and return whether it changes which boots are withheld."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False

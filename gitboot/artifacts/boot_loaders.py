@@ -1,4 +1,4 @@
-"""Boot loaders: copy them from packages of the distribution to the paths that DHCP names."""
+"""Boot loaders: copy them from the packages of the distribution to the paths in the DHCP configuration."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from gitboot.render.grub import NICS
 from gitboot.render.paths import PXELINUX_CORE
 
 MANIFEST: Final = "loaders/manifest.json"
-_ASSETS: Final = "assets"  # below boot/
+_ASSETS: Final = "assets"  # the folder below boot/
 
 
 class Packaged(Struct, frozen=True, kw_only=True):
-    """A boot loader in a package."""
+    """A boot loader that a distribution package contains."""
 
-    path: str  # below the TFTP root and below assets/; `gitboot.render.dhcp` has the paths that DHCP names
-    sources: tuple[str, ...]  # the first existing path counts
-    package: str  # the name in Debian
+    path: str  # relative to the TFTP root and to assets/; `gitboot.render.dhcp` uses the same paths
+    sources: tuple[str, ...]  # gitboot uses the first path that exists
+    package: str  # its name in Debian
 
 
 class Built(Struct, frozen=True, kw_only=True):
-    """A GRUB image that gitboot builds from the modules of a package, with a configuration in its memory disk."""
+    """A GRUB image that gitboot builds from the modules in a package, with an embedded configuration."""
 
     path: str
-    target: str  # the format name of grub-mkimage
+    target: str  # the value of `grub-mkimage --format`
     package: str
 
 
@@ -75,7 +75,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
     ),
     Built(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
     Built(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
-    # A shim starts the GRUB in its own folder, under the name that was compiled into the shim.
+    # A shim starts GRUB from its own folder, by a file name that is compiled into the shim.
     Packaged(path="loaders/shimx64.efi", sources=("usr/lib/shim/shimx64.efi.signed",), package="shim-signed"),
     Packaged(
         path="loaders/grubx64.efi",
@@ -109,13 +109,13 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """The result for one boot loader."""
+    """The result of placing one boot loader."""
 
     path: str
     sha256: str | None = None  # None: the boot loader is missing
     message: str = field(
         metadata=json_key("from")
-    )  # the source of the boot loader; if it is missing, the package to install
+    )  # where the boot loader came from, or which package to install if it is missing
     outcome: Placement = field(metadata=OMITTED)
 
 
@@ -127,13 +127,13 @@ def place(
     *,
     systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each.
+    """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each boot loader.
 
-    Machines fetch ``out`` under ``base_url``. Each boot loader comes from the first of ``systems`` that has its
-    package. A second call writes nothing. The manifest lists the copied boot loaders. If a package is removed, its boot
-    loaders stay.
+    Machines fetch the files in ``out`` from ``base_url``. gitboot searches the root folders ``systems`` in order for
+    each boot loader, and lists the copied boot loaders in a manifest. A second call with the same packages writes
+    nothing. If a package was removed, the boot loaders that were copied from it stay.
 
-    Raises `AssetError` if a folder is not writable, or if GRUB cannot be built.
+    Raises `AssetError` if a folder is not writable or GRUB cannot be built.
     """
     placed = []
     for loader in LOADERS:
@@ -183,22 +183,22 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
 # GRUB
 
 
-# The modules to find a boot script by HTTP and to boot it. This GRUB cannot load further modules.
+# All modules that GRUB needs to fetch and run a boot script. The image cannot load further modules.
 _MODULES: Final = (
     *("all_video", "boot", "chain", "configfile", "echo", "efinet", "eval", "ext2", "fat", "gcry_sha256", "gzio"),
     *("halt", "http", "iso9660", "linux", "loopback", "ls", "memdisk", "minicmd", "net", "normal", "part_gpt"),
     *("part_msdos", "reboot", "regexp", "search", "serial", "sleep", "smbios", "tar", "terminal", "test", "tftp"),
     *("true", "xfs"),
 )
-_OPTIONAL: Final = ("linuxefi",)  # a module of Debian for Secure Boot
+_OPTIONAL: Final = ("linuxefi",)  # Debian's module for Secure Boot
 
 
 def first_grub_configuration(base_url: str) -> str:
-    """Return the configuration in the image. It configures a NIC, and then loads ``grub.cfg`` below ``base_url``.
+    """Return the embedded GRUB configuration, which configures a NIC and then loads ``grub.cfg`` from ``base_url``.
 
-    If firmware loaded GRUB by PXE, GRUB has a network interface from the start. Otherwise ``net_bootp`` creates an
-    interface for each NIC that gets an answer, such as ``efinet0:dhcp``, with variables that start with
-    ``net_efinet0_dhcp``. ``net_bootp`` fails if any NIC gets no answer.
+    If firmware loaded GRUB by PXE, GRUB has a network interface from the start. Otherwise, ``net_bootp`` creates an
+    interface such as ``efinet0:dhcp`` for each NIC that gets a DHCP response, and sets variables that start with
+    ``net_efinet0_dhcp``. ``net_bootp`` fails if any NIC gets no response.
     """
     parts = urlsplit(base_url)
     device = f"http,{parts.netloc}"
@@ -233,7 +233,7 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
     optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
-        # The memory disk of grub-mkstandalone would contain the current time and a second copy of each module.
+        # grub-mkstandalone is not reproducible: its memory disk contains the current time, and each module twice.
         configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -249,13 +249,13 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
         return image.read_bytes(), f"grub-mkimage of {modules}"
 
 
-HEAD: Final = 4096  # bytes at the start of a file that contain its headers
+HEAD: Final = 4096  # bytes; the headers of an EFI program are within this part of the file
 _PE32_PLUS: Final = 0x20B
 _CERTIFICATES: Final = 4  # the index of the certificate table in the data directories
 
 
 def is_signed(head: bytes) -> bool | None:
-    """Return whether an EFI program is signed, from the start of the file, or None if the file is not an EFI program.
+    """Return whether an EFI program has a signature, or None if ``head`` is not the start of an EFI program.
 
     The signature is not verified. The offsets are those of the PE format (Microsoft, "PE Format": Optional Header Data
     Directories).

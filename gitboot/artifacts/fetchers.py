@@ -1,4 +1,4 @@
-"""Artifact fetchers: read artifacts from web servers, from the published folder and from OCI registries."""
+"""Artifact fetchers: read artifacts from web servers, the published folder and OCI registries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gitboot.files import find_file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, format_host
 from gitboot.render.paths import find_artifact_type
 
-CHUNK: Final = 1 << 20  # bytes per read
+CHUNK: Final = 1 << 20  # bytes that one read returns at most
 
 
 class PrefixFetcher:
-    """Selects a fetcher by the prefix of the URL. The longest matching prefix wins."""
+    """Delegates to the fetcher with the longest prefix that matches the URL."""
 
     def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
         self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
@@ -39,10 +39,10 @@ class PrefixFetcher:
 
 
 class FallbackFetcher:
-    """Two sources of the same artifacts. If the first source fails, gitboot uses the second source."""
+    """Reads artifacts from a first fetcher, and falls back to a second one."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
-        """``unless`` is the error of the first fetcher after which the second fetcher is used."""
+        """Fall back to ``second`` if ``first`` raises the error ``unless``."""
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
@@ -57,16 +57,16 @@ class FallbackFetcher:
         return self._second.read(url, offset)
 
 
-# By HTTP
+# Web servers
 
 _MOST_REDIRECTS: Final = 5
 _GONE: Final = (404, 410)
-_NO_HEAD: Final = (405, 501)  # servers that support only GET
+_NO_HEAD: Final = (405, 501)  # responses of servers that do not support HEAD
 _NO_RANGE: Final = 416
 
 
 class WebFetcher:
-    """Fetches by HTTP and HTTPS, with the certificates that this host trusts."""
+    """Fetches over HTTP and HTTPS, and trusts the certificate authorities that this host trusts."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class WebFetcher:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """Without proxies, the fetcher reaches what machines reach, because boot loaders use no proxy.
+        """By default, ignore proxies, because boot loaders do not use a proxy either.
 
-        The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``.
+        The deadline applies to the response up to its body. The body must arrive at least at ``rate``.
         """
         self._client = HttpClient(uses_proxies=uses_proxies, connections_per_host=per_host)
         self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:
-        """Return the properties from the answer to HEAD, or to GET if the server does not support HEAD."""
+        """Return the metadata from the response to HEAD, or to GET if the server does not support HEAD."""
         with self._answer("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
                 return _build_head(answer, url)
@@ -96,7 +96,7 @@ class WebFetcher:
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
-        """Yield the answer after all redirects."""
+        """Follow all redirects, and yield the last response."""
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
             with self._client.stream(method, url, headers=headers, **options) as answer:
@@ -128,7 +128,8 @@ def _open_content(
 ) -> Iterator[Content]:
     """Yield the content from an offset, or from 0 if the server does not support ranges.
 
-    ``open_answer`` sends a request with these headers. Raises `HostUnreachable` if the server returns another range.
+    ``open_answer`` takes the headers of the request. Raises `HostUnreachable` if the server returns another range than
+    the requested one.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:
@@ -157,11 +158,11 @@ def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and text.isascii() else None
 
 
-# Below a directory
+# Local folders
 
 
 class FolderFetcher:
-    """Reads a folder that endpoints of this host serve under a URL."""
+    """Reads files from a local folder that endpoints on this host serve at a URL."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
@@ -209,7 +210,7 @@ def _read_file_head(path: Path) -> ArtifactHead:
 
 
 class RegistryFetcher:
-    """Reads blobs of allowed registries. Other registries count as unreachable."""
+    """Reads blobs from the allowed registries, and treats all other registries as unreachable."""
 
     def __init__(self, registries: Registries) -> None:
         self._registries = registries

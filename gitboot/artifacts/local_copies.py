@@ -25,7 +25,7 @@ from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART: Final = ".part"  # the suffix of hidden files, which endpoints do not serve
+_PART: Final = ".part"  # suffix of incomplete downloads, which are hidden files and thus not served
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,16 +36,16 @@ class Mirroring(StrEnum):
 
 
 class MirroredArtifact(Struct, frozen=True, kw_only=True):
-    """The result for one artifact."""
+    """The result of mirroring one artifact."""
 
-    path: str  # below boot/
+    path: str  # relative to boot/
     source: str
     outcome: Mirroring
-    message: str = ""  # the reason of a failure
+    message: str = ""  # why the download failed
 
 
 def mirror_path(file: BootFile) -> str:
-    """Return the path of the copy of a file, below boot/."""
+    """Return the path of a file's local copy, relative to boot/."""
     return f"o/{file.sha256}/{file.url.rpartition('/')[2]}"
 
 
@@ -57,11 +57,11 @@ def mirror_all(
     *,
     parallel: int,
 ) -> None:
-    """Download every file that has a source to ``root``, up to ``parallel`` at a time. Call ``report`` for each.
+    """Download every mirrored file to ``root``, up to ``parallel`` at a time, and call ``report`` for each file.
 
-    An earlier download is continued. An existing copy is complete, because it gets its name only after its digest was
-    verified and its content was synced to the disk. A signal, or an error of ``report``, also stops the downloads in
-    progress.
+    Interrupted downloads are resumed. Existing copies are complete: a download gets its final name only after its
+    digest was verified and its content was synced to the disk. A signal or an exception from ``report`` also stops the
+    downloads that are in progress.
     """
     by_path = {mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
@@ -86,14 +86,14 @@ def _mirror(
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                os.utime(target.name, dir_fd=folder)  # `prune` uses this time as the last use
+                os.utime(target.name, dir_fd=folder)  # for `prune`, which deletes copies that were not used recently
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
             try:
                 _fetch(fetcher, file, source, part, folder, is_stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
             except OSError as error:
-                if error.errno in _FULL:  # boot files need space on the disk too
+                if error.errno in _FULL:  # the disk is full, but gitboot must still be able to write boot files
                     with suppress(FileNotFoundError):
                         os.unlink(part, dir_fd=folder)
                 raise
@@ -106,13 +106,13 @@ def _mirror(
 
 
 class _ContentMismatch(Exception):
-    """The content at the source does not have the digest of the image."""
+    """The downloaded content does not have the digest that the image states."""
 
 
 def _fetch(
     fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
 ) -> None:
-    """Download a file to ``part``, and continue an earlier download. A file with a wrong digest is deleted."""
+    """Download a file to ``part``, resuming an interrupted download. Delete the file if its digest is wrong."""
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -148,9 +148,10 @@ def _fetch(
 
 
 def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
-    """Delete copies that are not in ``needed_paths`` and were not used since ``before_s``. Return their paths, sorted.
+    """Delete copies that are not in ``needed_paths`` and were last used before ``before_s``. Return their sorted paths.
 
-    User data is also below o/, but under other names. Raises OSError, and `UsageError` as `open_output_folder` does.
+    User data in the same folder has other file names and is not deleted. Raises OSError, and `UsageError` as
+    `open_output_folder` does.
     """
     check_output_folder(root / "o")
     pruned = []
@@ -162,6 +163,6 @@ def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[st
             if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
                 file.unlink()
                 pruned.append(path)
-        with suppress(OSError):  # the folder contains other files
+        with suppress(OSError):  # the folder is not empty
             folder.rmdir()
     return pruned

@@ -27,14 +27,14 @@ from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem
 from gitboot.text import quote_words
 
-# The size that registries must accept: OCI distribution specification, "Pushing Manifests".
+# The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
 _LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class Registries:
-    """A client for the allowed registries, with their credentials and tokens."""
+    """A client for the allowed registries, which authenticates with credentials and cached tokens."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """``deadline_s`` applies to each answer. The body of a blob must arrive at the minimum ``rate`` instead."""
+        """Limit each response to ``deadline_s``, except the body of a blob, which must arrive at least at ``rate``."""
         self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
-        self._tokens: dict[tuple[str, str], str] = {}  # values of the Authorization header, by origin and repository
+        self._tokens: dict[tuple[str, str], str] = {}  # Authorization headers, by origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
-        """Return the digest and the content of an index or manifest, and check a digest in the reference.
+        """Return the digest and the content of an index or manifest. If the reference contains a digest, verify it.
 
         Raises `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
         """
@@ -70,9 +70,9 @@ class Registries:
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        """Yield the answer for a blob. The caller checks the digest. With a Range header, the status may be 206 or 416.
+        """Yield the response for a blob. The caller verifies the digest.
 
-        Raises the same errors as `manifest`.
+        With a Range header, the status of the response may be 206 or 416. Raises the same errors as `manifest`.
         """
         with self._open(reference, "blobs", headers or {}, method) as answer:
             yield answer
@@ -99,7 +99,10 @@ class Registries:
     def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
-        """Yield the answer after redirects, which are common for blobs. Only the registry receives the token."""
+        """Follow redirects, and yield the last response. Only the registry itself receives the token.
+
+        Redirects are common for blobs.
+        """
         credentials = {"Authorization": authorization or ""}
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
@@ -140,14 +143,14 @@ class Registries:
 
 
 _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
-_TOKEN: Final = re.compile(r"[!-~]+")  # the characters that a token may have in a header
+_TOKEN: Final = re.compile(r"[!-~]+")  # the characters that a token in a header may contain
 
 
 def _check_realm(realm: str, at: str) -> None:
     """Raise `RegistryRefused` if an attacker could have named the token server.
 
-    A registry on HTTPS may name another host, because the registry could request the credentials itself. An answer
-    without encryption can be forged, so the token server must then be the same host.
+    A registry on HTTPS may name any token server, because it could just as well ask for the credentials itself. A
+    plain HTTP response can be forged, so a registry on HTTP must be its own token server.
     """
     try:
         found, own = urlsplit(realm), urlsplit(at)
@@ -181,7 +184,7 @@ MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# Sources: the first version of IronCore's image specification, and the media types of Garden Linux.
+# Sources: the first version of the image specification of IronCore, and the media types of Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",
     "application/vnd.ironcore.image.initramfs": "initrds",
@@ -199,18 +202,18 @@ ROLES: Final[Mapping[str, str]] = {
 _ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "amd64": Architecture.X86_64,
     "arm64": Architecture.AARCH64,
-}  # the architecture names of Go, which OCI uses
+}  # OCI uses the architecture names of Go
 
 
 class OciPlatform(msgspec.Struct, frozen=True):
-    """The platform of a manifest in an index."""
+    """The platform that an index states for a manifest."""
 
     architecture: str = ""
     os: str = ""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
-    """A reference to content in a registry, by digest."""
+    """An OCI content descriptor, which refers to content by digest."""
 
     digest: str
     size: int
@@ -220,7 +223,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def sha256(self) -> Digest:
-        """The digest. Raises `RegistryRefused` if it is not a sha256."""
+        """The digest of the content. Raises `RegistryRefused` if it is not a SHA-256 digest."""
         try:
             return parse_digest(self.digest.removeprefix("sha256:"))
         except Malformed:
@@ -228,19 +231,19 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def architecture(self) -> Architecture | None:
-        """The architecture of the machines, or None if it is unknown or unsupported."""
+        """The CPU architecture, or None if it is unknown or unsupported."""
         if self.platform is not None and self.platform.architecture:
             return _ARCHITECTURES.get(self.platform.architecture) if self.platform.os in ("", "linux") else None
         return _ARCHITECTURES.get((self.annotations or {}).get("architecture", ""))
 
     @property
     def cname(self) -> str:
-        """Garden Linux's name of the build, such as metal_pxe-amd64-1877.3."""
+        """The name of the Garden Linux build, such as metal_pxe-amd64-1877.3."""
         return (self.annotations or {}).get("cname", "")
 
 
 class ImageManifest(msgspec.Struct, frozen=True):
-    """An index, which lists manifests, or the manifest of an image, which lists layers."""
+    """An OCI index, which lists manifests, or an image manifest, which lists layers."""
 
     manifests: tuple[Descriptor, ...] | None = None
     layers: tuple[Descriptor, ...] | None = None
@@ -248,7 +251,7 @@ class ImageManifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
-    """Parse an index or the manifest of an image. Raises `RegistryRefused`."""
+    """Parse an index or an image manifest. Raises `RegistryRefused` if it is malformed."""
     try:
         found = _manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -259,7 +262,7 @@ def parse_manifest(content: bytes, name: str) -> ImageManifest:
 
 
 def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
-    """Return the manifest for each architecture whose cname starts with ``cname``. Raises `RegistryRefused`."""
+    """Return, for each architecture, the manifest whose cname starts with ``cname``. Raises `RegistryRefused`."""
     found: dict[Architecture, list[Descriptor]] = {}
     for each in index:
         if (architecture := each.architecture) is not None and each.cname.startswith(cname):
@@ -278,9 +281,10 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
 
 
 def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
-    """Return the layers of an image by their field in a BootImage. Raises `RegistryRefused` for an unbootable image.
+    """Return the layers of an image by the BootImage field to which they belong.
 
-    Layers of other media types, such as disk images and command lines, are ignored.
+    Layers with other media types, such as disk images and command lines, are ignored. Raises `RegistryRefused` if the
+    image cannot be booted.
     """
     found: dict[str, tuple[Descriptor, ...]] = {}
     for each in layers:
@@ -311,14 +315,14 @@ class _AuthFile(msgspec.Struct):
 
 
 class RegistryCredentials(Struct, frozen=True):
-    """A file with credentials. The file is read at each use, because it may change."""
+    """A registry credentials file. The file is read whenever it is needed, because it may change."""
 
     file: Path
 
     def authorization(self, host: str) -> str | None:
-        """Return the ``Authorization`` header for a registry, or None if the file has no credentials for the registry.
+        """Return the ``Authorization`` header for a registry, or None if the file contains no credentials for it.
 
-        Raises `UsageError`.
+        Raises `UsageError` if the file is unusable.
         """
         auth = self._read().auths.get(host)
         if auth is None:
@@ -333,7 +337,7 @@ class RegistryCredentials(Struct, frozen=True):
         return f"Basic {pair}"
 
     def check(self) -> None:
-        """Raise `UsageError` if the file is not readable, or if other users can read it."""
+        """Raise `UsageError` if gitboot cannot read the file, or if other users can read it."""
         self._read()
 
     def _read(self) -> _AuthFile:
@@ -358,16 +362,16 @@ _auth_file: Final = build_json_decoder(_AuthFile)
 
 
 class OciReference(Struct, frozen=True, kw_only=True):
-    """``oci://HOST/REPOSITORY`` with a tag, or with the digest of a manifest or blob."""
+    """An ``oci://HOST/REPOSITORY`` URL with a tag, or with the digest of a manifest or blob."""
 
-    host: str  # with its port, if a port is given
+    host: str  # including the port, if there is one
     repository: str
     tag: str | None
     digest: Digest | None
 
     @classmethod
     def parse(cls, text: str) -> OciReference:
-        """Parse a reference. A digest has precedence over a tag. Raises `UsageError`."""
+        """Parse a reference. A digest takes precedence over a tag. Raises `UsageError`."""
         found = OCI.fullmatch(text)
         if found is None or (found["tag"] is None and found["digest"] is None):
             raise UsageError(
@@ -381,7 +385,7 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The last part of the registry's URL: a digest or a tag."""
+        """The digest or the tag, which is the last part of a URL in the registry API."""
         return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
 
     def __str__(self) -> str:
@@ -394,7 +398,7 @@ _PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<re
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
-    """An allowed registry: a host and a repository, which may contain the wildcards ``*`` and ``?``."""
+    """A pattern that allows registries: a host and a repository, with the wildcards ``*`` and ``?``."""
 
     scheme: str
     host: str
@@ -402,7 +406,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> AllowedRegistry:
-        """Parse ``[http://]HOST[/REPOSITORY]``. Without a repository, all repositories of the host are allowed.
+        """Parse ``[http://]HOST[/REPOSITORY]``. Without a repository, allow all repositories of the host.
 
         Raises `UsageError`.
         """
@@ -415,7 +419,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
 
     def allows(self, reference: OciReference) -> bool:
-        # Match each part separately, so that a * in the host does not match a part of the repository.
+        # Match both parts separately, so that a * in the host cannot match a part of the repository.
         is_host = fnmatchcase(reference.host.lower(), self.host)
         return is_host and fnmatchcase(reference.repository, self.repository)
 
@@ -429,16 +433,18 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """The files to which a tag refers now."""
+    """The files to which a reference currently resolves."""
 
-    image: OciReference  # the reference with the digest of the index or manifest
-    architectures: dict[str, dict[str, Any]]  # in the form of a BootImage's spec
+    image: OciReference  # with the digest of the index or manifest in place of the tag
+    architectures: dict[str, dict[str, Any]]  # as in the spec of a BootImage
 
 
 def resolve(
     reference: OciReference, registries: Registries, *, cname: str = "", architecture: Architecture | None = None
 ) -> Resolved:
-    """Look up the files of an image. A manifest that is not in an index is for ``architecture``.
+    """Look up the files of an image, for all architectures or only for ``architecture``.
+
+    If the reference is a single manifest without an index, ``architecture`` overrides the one that the manifest states.
 
     Raises `UsageError`, `RegistryRefused`, `NotInRegistry` and `HostUnreachable`.
     """
@@ -473,7 +479,10 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
-    """Return the problems with a hint for each problem about a tag: the current digests of the tag, or the error."""
+    """Return the problems with new hints for the problems about tags.
+
+    The hint contains the current digests of the tag, or the error if the lookup failed.
+    """
 
     @cache
     def hint(image: str) -> str:

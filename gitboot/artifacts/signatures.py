@@ -1,4 +1,4 @@
-"""Image signatures: keys, and verification by gpg, minisign and sigstore."""
+"""Image signatures: trusted keys, and verification with gpg, minisign and sigstore."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class SignatureKind(StrEnum):
 
 
 class ImageKeys:
-    """The keys in a directory. Each key may sign any image.
+    """The trusted keys in a directory. Each key may sign any image.
 
-    ``*.asc`` and ``*.gpg`` files are OpenPGP keys, ``*.pub`` files are minisign keys. ``*.toml`` files have the
+    ``*.asc`` and ``*.gpg`` files are OpenPGP keys, and ``*.pub`` files are minisign keys. ``*.toml`` files name the
     identities that may sign with sigstore, and ``trusted_root.json`` is the trusted root of sigstore. ``scratch`` is a
     folder for temporary files.
     """
@@ -53,7 +53,10 @@ class ImageKeys:
         self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
 
     def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
-        """Return the signer of a file with this SHA-256. Raises `Distrusted` with a text that continues "it is"."""
+        """Return the signer of a file with this SHA-256 digest.
+
+        Raises `UntrustedSignature`, whose message completes a sentence that starts with "it is".
+        """
         match kind:
             case SignatureKind.OPENPGP:
                 if self._keyring is None:
@@ -110,7 +113,7 @@ class ImageKeys:
         raise UntrustedSignature(f"not signed by a listed sigstore identity: {reason}")
 
     def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        # The verification works offline, with the trusted root in the directory.
+        # The trusted root in the directory makes it possible to verify offline.
         if self._verifier is None:
             try:
                 from sigstore.models import TrustedRoot
@@ -137,7 +140,7 @@ def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
 
 
 def _identity(file: Path) -> tuple[str, Identity]:
-    """Read ``identity`` and ``issuer``, as they are in the signing certificate."""
+    """Read the ``identity`` and the ``issuer`` that a signing certificate must contain."""
     from sigstore.verify.policy import Identity
 
     try:
@@ -151,24 +154,24 @@ def _identity(file: Path) -> tuple[str, Identity]:
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """A file of an image, and its signer."""
+    """A file of an image, with its trusted signer or the reason why the signature is not trusted."""
 
-    at: Field  # the path of the field in the BootImage
+    at: Field  # the field of the BootImage that describes the file
     sha256: Digest
-    by: str | None  # the trusted signer; None: there is no trusted signature
-    # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
+    by: str | None  # the trusted signer; None if there is no trusted signature
+    # Why the signature is not trusted, to complete "it is". None if trusted, or if the image names no signature.
     fault: str | None
 
 
 class SignatureCheck:
-    """Checks the signatures that images name. A list of digests is fetched and checked once."""
+    """Verifies the signatures that images name. Each list of digests is fetched and verified only once."""
 
     def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
         self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
         self._lists: dict[Checksums, tuple[frozenset[str], str] | UntrustedSignature] = {}
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
-        """Check each file of an image, by architecture. With ``only``, check only files with these digests."""
+        """Verify the files of an image in the order of architectures. ``only`` selects files by digest."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in artifacts.files():
                 if only is not None and artifact.sha256 not in only:
@@ -250,7 +253,7 @@ class SignatureCheck:
 
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
-# A line of sha256sum, or of sha256sum --tag, which is also the format of BSD's sha256.
+# A line that sha256sum writes, or sha256sum --tag, which uses the format of BSD's sha256.
 _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
 
 

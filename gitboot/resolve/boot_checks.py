@@ -1,4 +1,4 @@
-"""Boot checks: find boots that cannot work or are not safe."""
+"""Boot checks: find boots that cannot work or are unsafe."""
 
 from __future__ import annotations
 
@@ -54,11 +54,14 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.text import format_count, format_names
 
-_MAX_SECRETS_PER_FILE: Final = 50  # secrets
+_MAX_SECRETS_PER_FILE: Final = 50  # at most this many secrets are reported for one file
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
-    """Yield each possible secret that gitboot would publish, at its line in a template if known, or at the profile."""
+    """Yield each possible secret that gitboot would publish.
+
+    A finding points at a line of a template, or at the profile if the line is unknown.
+    """
     known: set[str] = set()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
@@ -83,7 +86,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 
 def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning if no kernel argument lets Ignition run. The arguments of a uki or an iso are built in."""
+    """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, whose arguments are built in."""
     if boot.user_data is None or boot.direct:
         return
     if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
@@ -99,14 +102,14 @@ def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
-    # `allowance` is the author's reason for publishing the secret.
+    # `allowance` is the reason why the author permits this secret to be published.
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
 def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a finding if several policies tie for the server, or if the server has no policy (rule R3)."""
+    """Yield a finding if several policies tie for a server, or if no policy selects it (rule R3)."""
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
         yield DecisionFinding(
@@ -127,10 +130,10 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield the problems of a server's identities, BMC, boot loader and site.
+    """Yield problems with a server's identities, BMC, boot loader and site.
 
-    An instance keeps an accepted commit that has a placeholder identity, because earlier versions accepted such
-    commits.
+    A placeholder identity makes a commit unacceptable. An instance that has already accepted the commit keeps it,
+    because earlier versions did not check for placeholders.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
@@ -178,7 +181,7 @@ _IDENTITY_HINTS: Final = {
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 
-@lru_cache(maxsize=1024)  # servers share a few URLs
+@lru_cache(maxsize=1024)  # many servers share the same certificates
 def _authority_expiry(certificates: bytes) -> datetime | None:
     return max(read_certificate_ends(certificates), default=None)
 
@@ -186,7 +189,7 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 def check_policy(
     server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield the problems of a policy's boot on a server."""
+    """Yield problems that a server would have with the boot of its policy."""
     policy = Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
@@ -197,7 +200,7 @@ def check_policy(
             "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
-    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # the boot would wait forever
+    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # without a BMC, the boot would wait forever
         yield DecisionFinding(
             Code.COMBINATION,
             f"waitFor PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
@@ -209,7 +212,7 @@ def check_policy(
 def check_maintenance(
     server: Server, maintenance: Maintenance, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield the problems of a maintenance's boot on a server."""
+    """Yield problems that a server would have with the boot of a maintenance."""
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
     if boot is not None and boot.writes_disk and spec.window.end is None:
@@ -242,7 +245,7 @@ def _check_boot(
             )
     if boot is None:
         return
-    # Direct boots have no boot script that could end the override.
+    # A direct boot runs no boot script that could end a Continuous override.
     if boot.direct and override is OverrideMode.CONTINUOUS:
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
@@ -270,7 +273,10 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield a finding for each two maintenances of one priority whose windows overlap, until the end of the overlap."""
+    """Yield a finding for each pair of maintenances that have the same priority and overlapping windows.
+
+    The finding expires when the overlap ends.
+    """
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
@@ -287,13 +293,14 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
 
 def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
-    """Return the provision number that an annotation declares as installed, or its problem, or None without
-    annotation.
+    """Return the provision number that an annotation declares as installed.
+
+    Return a finding if the annotation is invalid, or None if there is no annotation.
     """
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
         return None
-    if text.isascii() and text.isdecimal() and len(text) < 19:  # the model's integers have at most 18 digits
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # documents allow integers with up to 18 digits
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
@@ -305,9 +312,9 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return an image's artifacts for a machine.
+    """Return an image's artifacts for the architecture of a machine.
 
-    Raises `Unbootable` if the method or the machine needs other artifacts.
+    Raises `Unbootable` if the image lacks an artifact that the boot method or the machine needs.
     """
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
@@ -340,7 +347,10 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return an error at the document that chose the profile for this machine, because the profile may suit others."""
+    """Return an error located at the document that chose the profile.
+
+    The profile itself may be correct for other machines.
+    """
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
 
@@ -374,7 +384,7 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if the booted system cannot receive the arguments, user data, labels or taints."""
+    """Raise `Unbootable` if the kernel arguments, user data, labels or taints cannot reach the booted system."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
@@ -409,7 +419,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
-        return  # the Ignition document that the system fetches can contain them
+        return  # the Ignition document, which the system finds by its UUID, can contain all of these
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
@@ -432,10 +442,10 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
 def check_command_line(
     arguments: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
-    """Raise `Unbootable` if the boot loaders or the kernel cannot represent the arguments.
+    """Raise `Unbootable` if a boot loader or the kernel cannot accept the kernel command line.
 
-    The error is at the first such argument. If only the whole command line is too long, the error is at the document
-    with the longest part. ``find_places`` returns the document and the list index of each argument.
+    The error points at the first unacceptable argument, or, if the command line is only too long, at the document that
+    contributes most of it. ``find_places`` returns the document and the list index of each argument.
     """
     try:
         _quote(arguments)
@@ -461,11 +471,11 @@ def _quote(arguments: tuple[str, ...]) -> None:
     quote_grub_arguments(arguments)
 
 
-_MOST_NAMED: Final = 20  # number of servers that one line names
+_MOST_NAMED: Final = 20  # a problem names at most this many servers, and counts the others
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each boot of a server that copies of the boot files cannot serve correctly."""
+    """Yield a warning for each of a server's boots that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
@@ -482,10 +492,10 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     for maintenance in decision.maintenances:
         boot = maintenance.boot
         if boot is None and alone is None:
-            continue  # the server boots its disk before and after the end
+            continue  # the server boots its disk during the maintenance and afterwards
         is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
-            continue  # copies do not have the boot
+            continue  # copies do not contain this boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
             why = "the Fleet names no endpoint, so copies of the boot files end the maintenance late"
@@ -501,7 +511,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the boot loaders and boot methods that cannot ask the endpoint whether a maintenance has ended."""
+    """Yield the names of boot loaders and methods that cannot ask the endpoint whether a maintenance has ended."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
@@ -516,7 +526,7 @@ def _find_unable_loaders(
         yield "a system that fetches its user data by UUID"
 
 
-# The labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
+# The node labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
 # (KubeletLabels, KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
 _KUBERNETES: Final = ("kubernetes.io", "k8s.io")
 _ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
@@ -535,12 +545,12 @@ _ACCEPTED: Final = frozenset(
         "topology.kubernetes.io/zone",
     }
 )
-# Digests that authors write as placeholders. `gitboot init` writes the third one.
+# Digests that authors use as placeholders. `gitboot init` writes the third one.
 _PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 
 def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each node label of a policy that kubelet rejects."""
+    """Yield a warning for each node label in a policy that kubelet would reject."""
     for name, policy in repository.policies.items():
         for key in policy.spec.node_labels:
             if not is_accepted_by_kubelet(key):
@@ -555,7 +565,7 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def is_accepted_by_kubelet(key: str) -> bool:
-    """Return whether kubelet accepts the key of a label in `--node-labels`."""
+    """Return whether kubelet accepts a label with this key in `--node-labels`."""
     namespace, slash, _ = key.partition("/")
     if not slash or not _is_in_domain(namespace, _KUBERNETES):
         return True
@@ -567,7 +577,7 @@ def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
 
 
 def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholder digests, at the first placeholder."""
+    """Yield a warning for each image with placeholder digests. The warning points at the first placeholder."""
     for name, image in repository.images.items():
         found = [
             ("spec", "architectures", architecture, *at, "sha256")

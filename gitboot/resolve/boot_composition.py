@@ -39,27 +39,27 @@ from gitboot.resolve.templates import TemplateFault
 
 
 class _SharedBoot(Struct, frozen=True):
-    """The common part of boots that differ only in their servers and texts."""
+    """The part of a boot that is the same for many servers, without rendered arguments, user data and scripts."""
 
     boot: Boot
-    documents: tuple[object, ...]  # the source documents; this reference keeps their ids unique
-    template_values: dict[str, Any] = field(default_factory=dict)  # empty until a template needs them
+    documents: tuple[object, ...]  # the source documents; this reference keeps their id() values unique
+    template_values: dict[str, Any] = field(default_factory=dict)  # filled when a template needs the values
 
 
 class Composer:
-    """Composes boots, and caches their common parts."""
+    """Composes boots, and caches the parts that servers share."""
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
-        # The key contains everything that the common part depends on. Documents are represented by their id.
+        # The key contains everything on which the shared part depends. id() represents a document in the key.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
-        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
+        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of template files
 
     def compose(self, source: BootSource) -> Boot:
-        """Return the composed boot. Raises `Unbootable` if the boot cannot work.
+        """Compose a boot from its source documents. Raises `Unbootable` if the boot cannot work.
 
-        Kernel arguments are rendered before the user data, which may contain them. Boot scripts are last, and may
-        contain both.
+        Kernel arguments are rendered first, because user data may contain them. Boot scripts are rendered last, because
+        they may contain the arguments and the URL of the user data.
         """
         begun = self._prepare_shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
@@ -73,7 +73,7 @@ class Composer:
             except TemplateFault as fault:
                 raise _to_unbootable(fault, wanted.template) from None
             shown = self._merge_arguments(lists, context) if shows_arguments else ()
-            # User data is the same for every NIC.
+            # User data must be the same for every NIC.
             own = context.with_values(
                 kernel_arguments=[each for each in shown if not names_boot_nic(each)],
                 boot_nic=templates.BOOT_NIC_OF_USER_DATA,
@@ -127,7 +127,7 @@ class Composer:
         rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
         merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
         for number, item in merged.without_effect:
-            if len(item) == 2:  # a dash and a letter
+            if len(item) == 2:  # only for a dash and one letter, such as -x
                 (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
                 message = f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument"
                 at = ("spec", "kernelArguments", index)
@@ -156,7 +156,7 @@ class Composer:
         return rendered
 
     def list_dropped_arguments(self, boot: Boot, source: BootSource) -> list[tuple[str, Id, str]]:
-        """Return each argument that the merge dropped, its document, and the reason."""
+        """Return each kernel argument that the merge dropped, with its document and the reason."""
         context = TemplateContext(self._plain, boot, source, {})
         context = context.with_values(urls=context.make_urls(boot.user_data))
         lists = collect_argument_lists(boot, source)
@@ -181,9 +181,9 @@ class Composer:
         }
 
     def locate_arguments(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
-        """Return the document and the list index of each kernel argument of a composed boot.
+        """Map each kernel argument of a composed boot to its document and its index in the list there.
 
-        Arguments that gitboot adds for the user data have no document.
+        The arguments that gitboot adds for the user data are omitted.
         """
         context = TemplateContext(self._plain, boot, source, {})
         places = self._locate_arguments(
@@ -249,7 +249,7 @@ class Composer:
             raise _to_unbootable(fault, path) from None
 
 
-_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # names of templates whose values boot loaders fill in
+_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders complete
 
 
 def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
@@ -257,14 +257,13 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Documents in the form in which templates see them: with YAML names, and with metadata and spec merged.
+    """Documents as templates see them: with the field names of YAML, and with metadata and spec merged.
 
-    All documents except servers are cached. Only the last server is cached, because templates use one server after the
-    other.
+    All documents are cached, except that only the last server is kept, because servers are rendered one after another.
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by id(); the value keeps the id unique
+        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by id(); the stored document keeps its id unique
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def get(self, resource: Resource) -> dict[str, Any]:
@@ -283,18 +282,18 @@ class PlainDocuments:
 
 
 def _sort_keys(value: Any) -> Any:
-    """Return a value with sorted mappings, so that the order of keys in YAML does not change the output."""
+    """Sort the keys of all mappings, so that the order of keys in YAML does not affect the rendered text."""
     return decode(encode_canonical(value))
 
 
 class TemplateContext:
-    """The values for templates, computed when a template uses them."""
+    """The variables of templates. Each value is computed when a template first uses it."""
 
     def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
-        self._shared = shared_values  # shared with boots of other servers; empty until a template uses them
+        self._shared = shared_values  # shared with boots of other servers; filled on first use
         self._more: dict[str, Any] = {}
-        # Shared with contexts that were derived from this one; empty until a template uses them.
+        # Shared with contexts that `with_values` derived from this one; filled on first use.
         self._common: dict[str, Any] = {}
         self._mapping: dict[str, Any] | None = None
 
@@ -335,13 +334,13 @@ class TemplateContext:
         return seen
 
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
-        """Return the URLs for the machine. The URL of the user data is included after the user data is rendered."""
+        """Return the URLs that templates may use, including the URL of the user data once that is rendered."""
         own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
 
 def _make_urls(source: BootSource) -> dict[str, Any]:
-    # Only the host that serves one-time boots has the secrets. Mirrors may have all other files.
+    # Secrets are served only by the host that serves one-time boots. Mirrors may serve all other files.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
@@ -357,7 +356,7 @@ _FINITE_NETWORK_BOOTS: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, N
 
 
 def find_secret_files(source: BootSource) -> dict[str, str]:
-    """Return the files of a server's secrets by name. Secrets of the server replace those of the profile."""
+    """Return the paths of a server's secret files, by secret name. The server's secrets override the profile's."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
@@ -367,8 +366,9 @@ def find_secret_files(source: BootSource) -> dict[str, str]:
 
 
 def read_secret_texts(source: BootSource) -> dict[str, str]:
-    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if an Always boot would serve them
-    forever.
+    """Return the encrypted secrets by name, as base64.
+
+    Raises `Unbootable` if the profile's secrets would be served for an unlimited time, as under networkBoot Always.
     """
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
@@ -383,7 +383,7 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
-# The file names of mirrored artifacts below their digest, by role.
+# The file names of mirrored artifacts by role. Each file is in a folder that is named after its digest.
 MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
@@ -408,5 +408,5 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
 
 
 def choose_download_url(url: str, base_url: str) -> str:
-    """Return the download URL of an artifact for a mirror at ``base_url``."""
+    """Return the URL of an artifact, with ``base_url`` in place of the prefix of ``assets:`` URLs."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

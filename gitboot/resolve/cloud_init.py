@@ -1,7 +1,7 @@
-"""cloud-init user data: find what cloud-init would ignore, and what YAML it would read.
+"""cloud-init user data: reject parts that cloud-init would ignore, and parse the YAML that it would read.
 
-The rules are those of cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules of
-`cloudinit/handlers` take them. The check never fetches what a part includes.
+The rules are those of cloud-init 22.4 to 26: `cloudinit/user_data.py` splits user data into parts, and the modules in
+`cloudinit/handlers` process the parts. The check never fetches the URLs in an `#include` part.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 
 
 class CloudConfigs(NamedTuple):
-    """What cloud-init reads from user data."""
+    """The cloud-configs that cloud-init reads from user data."""
 
-    configs: tuple[dict[Any, Any], ...]  # of the parts that gitboot can read, in order
-    is_complete: bool  # False: the machine adds what gitboot does not see (an include, a part handler, a template)
+    configs: tuple[dict[Any, Any], ...]  # from the parts that gitboot can read, in order
+    is_complete: bool  # False: the machine adds more configuration, by an include, a part handler or a template
 
 
 def read_user_data(text: str) -> CloudConfigs:
-    """Return the cloud-configs of user data. Raises `Malformed` if cloud-init would ignore a part of it."""
+    """Return the cloud-configs in user data. Raises `Malformed` if cloud-init would ignore a part of the user data."""
     reader = _Reader(text)
     for part in _split_parts(text):
         reader.read(part)
     return CloudConfigs(tuple(reader.configs), reader.is_complete)
 
 
-# The types of parts by the text with which the part begins. Source: cloudinit/handlers/__init__.py.
+# Part types by the text at the beginning of the part. Source: cloudinit/handlers/__init__.py.
 _CONFIG: Final = "text/cloud-config"
 _JSON_PATCH: Final = "text/cloud-config-jsonp"
 _ARCHIVE: Final = "text/cloud-config-archive"
@@ -59,7 +59,7 @@ _TYPE_BY_HEADER: Final = {
 }
 _INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
 _UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
-_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})  # what a Jinja part may become
+_FROM_TEMPLATES: Final = frozenset({_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK})  # what a Jinja template may render to
 _DETECTED: Final = frozenset({"text/plain", "text/x-not-multipart", _SCRIPT})  # types that the content overrides
 _GZIP: Final = frozenset(
     f"application/{name}"
@@ -76,12 +76,12 @@ _HEADER_HINT: Final = (
 
 
 class _Part(NamedTuple):
-    """A part of user data."""
+    """A part of the user data, as in a MIME multipart message."""
 
-    name: str  # for messages
+    name: str  # the name in error messages
     type: str
     payload: str | bytes
-    first_line: int  # of the payload in the user data; 1-based. 0: the payload is encoded
+    first_line: int  # 1-based line of the user data at which the payload starts; 0: the payload is encoded
     headers: Mapping[str, str]
 
 
@@ -95,7 +95,7 @@ def _detect_type(payload: str | bytes, default: str) -> str:
 
 
 def _split_parts(text: str) -> Iterator[_Part]:
-    """Yield the parts with their types. The parts of an archive are not split yet."""
+    """Yield the parts of the user data with their types. An archive is yielded as one part."""
     if b"mime-version:" not in text[:4096].encode("utf-8", "replace")[:4096].lower():
         yield _Part("the user data", _detect_type(text, _NOT_MULTIPART), text, 1, {})
         return
@@ -124,7 +124,7 @@ def _find_line(text: str, payload: str | bytes) -> int:
     return text.count("\n", 0, at) + 1 if at >= 0 else 0
 
 
-_MAX_BYTES: Final = 1024 * 1024  # of a decompressed part, as of a rendered template
+_MAX_BYTES: Final = 1024 * 1024  # the limit on a decompressed part, which is the same as for a rendered template
 
 
 def _decompress(payload: str | bytes, name: str) -> str:
@@ -148,13 +148,13 @@ def _decompress(payload: str | bytes, name: str) -> str:
 
 
 class _Reader:
-    """Reads parts in order."""
+    """Checks the parts of user data in order, and collects their cloud-configs."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.configs: list[dict[Any, Any]] = []
         self.is_complete = True
-        self._has_handlers = False  # a part handler may take every type after it
+        self._has_handlers = False  # whether an include or a part handler may add handlers for later parts
 
     def read(self, part: _Part) -> None:
         if part.type in _INCLUDES:
@@ -181,7 +181,7 @@ class _Reader:
     def _read_config(self, part: _Part) -> None:
         config = parse_yaml(part.payload, f"the cloud-config of {part.name}", part.first_line)
         if config is None:
-            return  # cloud-init reports an empty part, but there is nothing in it to lose
+            return  # cloud-init only warns about an empty part, and nothing is lost
         if not isinstance(config, dict):
             raise make_user_data_fault(
                 f"the cloud-config of {part.name} is {quote_value(config)}, not a mapping, so cloud-init ignores it",
@@ -212,7 +212,7 @@ class _Reader:
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
                 part.first_line and part.first_line + 1,
             )
-        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # without expressions: what the machine reads is known
+        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # no expressions, so the machine reads this text
             self._read_config(part._replace(payload=body, first_line=part.first_line and part.first_line + 1))
         elif kind in (_CONFIG, _JSON_PATCH):
             self.is_complete = False
@@ -246,7 +246,7 @@ def _keep(_: Context, value: object) -> object:
 
 
 class _JinjaOfCloudInit(Environment):
-    """Parses templates, and renders none. It computes no constants, which could take any time."""
+    """A Jinja2 environment for parsing only. The optimizer is off, because a constant can take any time to compute."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
@@ -256,10 +256,10 @@ _JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
 
 
 def _parse_template(part: _Part, source: str) -> str | None:
-    """Return the text before the first expression of a Jinja part. None: the template begins with an expression."""
+    """Return the text before the first expression of a Jinja part, or None if it begins with an expression."""
     try:
         tree = _JINJA_OF_CLOUD_INIT.parse(source)
-        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # finds unknown filters and tests
+        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # raises an error for an unknown filter or test
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
@@ -285,17 +285,18 @@ def _parse_template(part: _Part, source: str) -> str | None:
     return begins if "{" in source else source
 
 
-# cloud-init reads YAML with PyYAML's own parser. libyaml takes a tenth of the time. Its verdict differs only for texts
-# with tabs, directives, unusual characters, or indicators beside others. A search with random texts found these.
+# cloud-init parses YAML with PyYAML's Python parser, but libyaml takes only a tenth of the time. According to a search
+# with random texts, they disagree only about tabs, directives, unusual characters and adjacent indicators.
 _DIFFERS: Final = re.compile(r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE)
 _INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
-_MAX_DEPTH: Final = 100  # of lists and mappings; Python's own limit ends PyYAML at about 300
+_MAX_DEPTH: Final = 100  # nested lists and mappings; PyYAML reaches the recursion limit of Python at about 300
 
 
 def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
-    """Return the value of a YAML document as cloud-init reads it. Raises `Malformed`.
+    """Parse a YAML document as cloud-init does. Raises `Malformed`.
 
-    ``what`` names the document in messages. ``first_line`` is its place in the user data. 0: the place is not known.
+    ``what`` names the document in error messages. ``first_line`` is the line of the user data at which the document
+    starts, or 0 if the line is unknown.
     """
     try:
         text = payload if isinstance(payload, str) else payload.decode()
@@ -320,12 +321,12 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
 
 
 def describe_yaml_error(error: Exception) -> tuple[str, int]:
-    """Return the message of a YAML error, and its 1-based line. 0: the line is not known."""
+    """Return the message and the 1-based line of a YAML error. The line is 0 if it is unknown."""
     if not isinstance(error, yaml.MarkedYAMLError):
         reason = getattr(error, "reason", None)
         return str(reason or error).partition("\n")[0], 0
     mark, began = error.problem_mark, error.context_mark
-    # An open bracket or quote is found at the end of the text. Its beginning is the place to correct.
+    # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
     if began is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
         mark = began
     problem = (error.problem or error.context or "").replace("\t", "\\t")
@@ -333,8 +334,8 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
 
 
 def exceeds_depth(text: str) -> bool:
-    """Return whether lists and mappings are nested too deeply. libyaml composes them by recursion in C."""
-    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # of a line; each may begin a list or mapping
+    """Return whether lists and mappings are nested so deeply that the recursion of libyaml could overflow the stack."""
+    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # at most, per line
     if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:
         return False
     depth = 0
@@ -370,7 +371,7 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
 
 
 def _parse_merger_names(wanted: object) -> list[str] | None:
-    """Return the names of the mergers, without prefix. None: cloud-init cannot read them."""
+    """Return the names of the mergers without their prefix, or None if cloud-init cannot read them."""
     if isinstance(wanted, str):
         given = [each for each in (name.lower().strip().replace("-", "_") for name in wanted.split("+")) if each]
         if not all(re.fullmatch(_MERGER, each) for each in given):

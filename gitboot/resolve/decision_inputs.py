@@ -1,4 +1,4 @@
-"""Decision inputs: the parts of a commit that a decision depends on, and findings."""
+"""Decision inputs: the parts of a commit on which each decision depends, and the findings of decisions."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from gitboot.text import format_names
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
-    """The fields of a Fleet on which the decision of each server depends."""
+    """The Fleet settings on which every decision depends."""
 
     name: str
     is_written: bool  # False: the commit has no Fleet document
-    outputs: tuple[Output, ...]  # sorted: outputs that boot loaders use, and the mirror
+    outputs: tuple[Output, ...]  # the outputs that boot loaders use, and the mirror, sorted
     serving: Serving
     is_stopped: bool
-    is_declared: bool  # an annotation of the server proves that it was provisioned
+    is_declared: bool  # a server counts as provisioned if an annotation declares it
     attempts: int
     requires_policy: bool
-    unknown_not_found: bool  # gitboot responds to unknown machines with 404
+    unknown_not_found: bool  # whether unknown machines get a 404 response
     has_instances_by_site: bool
 
     @property
@@ -50,37 +50,37 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
 
 
 class BootInputs(Struct, frozen=True, kw_only=True):
-    """The image of a profile, and the files that the profile names."""
+    """A profile with its image and files, from which a boot is composed."""
 
     profile: BootProfile
-    image: BootImage | None  # None for method Disk, which boots no image
+    image: BootImage | None  # None for the method Disk, which boots no image
     chosen_by: Id | None  # the document that chose the image; None: the server's pin chose it
-    chosen_at: Field  # the field of that document
-    skew: Skew | None  # the skew of the stream
+    chosen_at: Field  # the field that names the image in that document
+    skew: Skew | None  # the version skew that the stream allows
     files: Mapping[str, bytes]  # templates and secrets, by path
-    allowances: Mapping[str, str]  # the author's reasons to allow secrets, by the field of the profile
+    allowances: Mapping[str, str]  # why the author permits secrets, by field of the profile
 
 
 class MaintenanceInputs(Struct, frozen=True, kw_only=True):
-    """A maintenance and the inputs of its boot."""
+    """A maintenance, and the inputs from which its boot is composed."""
 
     maintenance: Maintenance
     boot: BootInputs
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
-    """The inputs that similar servers' decisions share."""
+    """The inputs of a decision that many servers share."""
 
     fleet: FleetSettings
-    sites: tuple[str, ...]  # sites that select the server; the first one is its site
+    sites: tuple[str, ...]  # all sites that select the server; the server belongs to the first one
     base_url: str
     endpoint: str | None
-    local_disk: str | None  # the setting of the hardware
-    loader: Loader | None  # the boot loader of the hardware
+    local_disk: str | None  # as set for the hardware
+    loader: Loader | None  # as set for the hardware
     pool: Pool | None  # the chosen policy
-    boot: BootInputs | None  # the boot of that policy
-    tied: tuple[str, ...]  # the policies with the same priority, if several tie
-    is_unselected: bool  # no policy selects the server, and all policies are valid
+    boot: BootInputs | None  # the inputs of that policy's boot
+    tied: tuple[str, ...]  # the names of the policies that tie, if several have the same priority
+    is_unselected: bool  # whether no policy selects the server although all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
 
     @property
@@ -89,7 +89,7 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
 
 
 class ServerInputs(Struct, frozen=True, kw_only=True):
-    """All inputs of the decision for one server."""
+    """Everything on which the decision for one server depends."""
 
     server: Server
     files: Mapping[str, bytes]  # files that the server names, by path
@@ -97,38 +97,36 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def loader(self) -> Loader | None:
-        """The boot loader that DHCP names for the server. None: the default boot loader."""
+        """The boot loader that DHCP offers to the server, or None for the default."""
         return self.server.spec.loader or self.shared.loader
 
     @property
     def local_disk(self) -> str | None:
-        """The way in which boot loaders start the disk of the server. None: the default."""
+        """How boot loaders start the server's disk, or None for the default."""
         return self.server.spec.local_disk or self.shared.local_disk
 
 
 Field = tuple[str | int, ...]
-FILE: Final = "file"  # the kind of a place in a file, whose field is the 1-based line
+FILE: Final = "file"  # the kind of a location in a file, whose field is the 1-based line
 
 
 class DecisionFinding(NamedTuple):
-    """A problem of a decision. If several servers have the same problem, gitboot reports one problem that names
-    them.
-    """
+    """A problem that was found when computing a decision. If servers share a finding, gitboot reports it once."""
 
     code: Code
     message: str
     hint: str
-    place: tuple[Id, Field]  # a document and its field; for a file: `FILE`, its path and the line
+    place: tuple[Id, Field]  # a document and a field, or (`FILE`, path) and a line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
-    most_named: int = 2  # number of servers that the message names; the message counts the others
-    beside: Id | None = None  # another document whose file the message names
-    since: datetime | None = None  # None: since ever
+    most_named: int = 2  # the message names this many servers, and counts the others
+    beside: Id | None = None  # another document, whose file is appended to the message
+    since: datetime | None = None  # None: from the beginning
     until: datetime | None = None  # None: until the commit changes
 
 
 class FindingPlace(NamedTuple):
-    """The position of a finding in its document, and the document's source."""
+    """The location of a finding: a position, and the file in which its document is written."""
 
     origin: Origin
     place: Place
@@ -139,10 +137,10 @@ def locate_findings(
     server_findings: Iterable[tuple[str, DecisionFinding]],
     known_places: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
-    """Return the findings of servers as problems without duplicates, and the places of the findings.
+    """Convert findings to problems without duplicates. Return the problems, and the locations of the findings.
 
-    ``known_places`` are the places of findings in another commit. gitboot reads a document only if it differs from that
-    commit.
+    ``known_places`` are the locations in another commit. They are reused for documents that are the same in both
+    commits, which gitboot then does not read again.
     """
     servers: dict[DecisionFinding, list[str]] = {}
     for server, finding in server_findings:
@@ -178,7 +176,7 @@ def locate_findings(
 
 
 def list_templates(profile: BootProfile) -> tuple[str, ...]:
-    """Return the paths of a profile's templates."""
+    """Return the paths of the templates that a profile names."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
@@ -191,20 +189,20 @@ OUTPUTS_WITHOUT_HTTPS: Final = (
 )
 LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
     *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
-)  # outputs of the type boot script
+)  # the outputs that are boot scripts
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """The policy of servers that the same selectors match, with their shared inputs by pin and rollout."""
+    """The policy of all servers that the same selectors match, with their inputs by pin and rollout membership."""
 
-    selected: list[object]  # policies, maintenances, sites, hardware, holds and rollouts that select the servers
+    selected: list[object]  # the policies, maintenances, sites, hardware, holds and rollouts that select them
     policy: Pool | Tie | None
-    rollout: tuple[str, int] | None  # the policy's stream, and the percentage of its rollout
+    rollout: tuple[str, int] | None  # the stream of the policy, and the percentage of its rollout
     shared_inputs: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
 
 
 class FleetView:
-    """Selects the inputs of decisions from one commit. A decision depends only on these inputs."""
+    """Extracts the inputs of each decision from a commit. A decision depends only on its inputs."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -222,7 +220,7 @@ class FleetView:
             unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
             has_instances_by_site=spec.has_instances_by_site,
         )
-        # All selectors. Servers for which they give the same results share a choice.
+        # All selectors of the commit. Servers that the same selectors match share a choice.
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
             *((each, each.spec.select) for each in repository.maintenances.values()),
@@ -245,7 +243,7 @@ class FleetView:
         return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
 
     def shared_inputs(self, server: Server) -> SharedInputs:
-        """Return the inputs of a server's decision, except its own document and files."""
+        """Return the inputs of a server's decision except the Server document and its files."""
         spec = server.spec
         of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
@@ -261,10 +259,10 @@ class FleetView:
         return found
 
     def unknown_boot_inputs(self) -> BootInputs | None:
-        """Return the inputs of the boots of unknown machines.
+        """Return the inputs for booting unknown machines.
 
-        Return None if the Fleet names no profile for unknown machines, or if the profile is missing in this part of the
-        commit.
+        Return None if the Fleet names no profile for unknown machines, or if the repository does not contain that
+        profile.
         """
         unknown = self._repository.fleet.spec.unknown_servers
         profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
@@ -274,7 +272,7 @@ class FleetView:
         chosen = [self._selected[number] for number in numbers]
         policy: Pool | Tie | None = None
         if is_active and policy_name is not None:
-            policy = self.pools.get(policy_name)  # a broken policy has its own problem
+            policy = self.pools.get(policy_name)  # None if the policy is invalid, which is reported separately
         elif is_active:
             found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
             policy = found.winner if isinstance(found, Choice) else found

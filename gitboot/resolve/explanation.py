@@ -1,4 +1,4 @@
-"""Explanation: the reasons for a server's boot, with source locations (rule R9)."""
+"""Explanation: why a server gets its boot, with source locations (rule R9)."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from gitboot.resolve.server_plan import BootPlan
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """A field of a server's boot, and the document that sets it."""
+    """The value of a field in a server's boot configuration, why the field has this value, and where it is set."""
 
     field: str  # such as image, kernelArguments[0] or vars.console
     value: str
     rule: str
     why: str
-    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the field
+    resource: str | None = None  # such as BootPolicy/web; None: a rule sets the value
     path: str | None = None
     line: int | None = None
     column: int | None = None
-    under: str | None = None  # the maintenance of the reason, if all maintenances are explained
-    steps: tuple[Step, ...] = ()  # the path of the value in its document
+    under: str | None = None  # the maintenance to which the reason applies, if all maintenances are explained
+    steps: tuple[Step, ...] = ()  # the path to the value in its document
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The reasons for a server's boot at a time, in the order of the rules, and the candidates that were not chosen."""
+    """The reasons for a server's boot at a time, in the order of the rules, and the rejected candidates."""
 
     server: str
     reasons: tuple[Reason, ...]
@@ -67,7 +67,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Explain a plan that was made from this decision and record. The decision must come from this repository."""
+    """Explain a plan that was made from ``decision`` and ``record``. The decision must belong to ``repository``."""
     explaining = _Explainer(FleetView(repository), repository, decision, plan, record)
     reasons = []
     for each in explaining.reasons():
@@ -130,7 +130,7 @@ class _Explainer:
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield the reasons that depend only on the commit, for the policy and for each maintenance."""
+        """Yield the reasons for the boots of the policy and of each maintenance, which depend only on the commit."""
         yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
@@ -206,7 +206,7 @@ class _Explainer:
         yield self._reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
-            # The last policy that sets the field.
+            # The last policy of the chain that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
@@ -261,7 +261,7 @@ class _Explainer:
             value = template.template if template else ""
             why = f"the profile sets it: {boot.user_data.format}"
             yield self._reason("userData", value, "R6", why, profile, "spec", "userData", "template")
-        # The last document that sets each variable; policies come first, starting at the root.
+        # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}
         policies = source.pool.chain if source.pool else ()
         holders: list[tuple[Id, Any]] = [
@@ -280,33 +280,33 @@ Step = str | int
 
 
 class ServerLocation(NamedTuple):
-    """The place of a Server document."""
+    """The source location of a Server document."""
 
     file: str
-    lines_above: int  # lines of the file before the document
+    lines_above: int  # how many lines of the file precede the document
 
 
 class DocumentLocation(NamedTuple):
-    """The place of a document that several servers may use, and the places of its values."""
+    """The source locations of a document that servers may share, and of the values in it."""
 
     file: str
-    lines: dict[str, int]  # line numbers by the JSON pointer (RFC 6901) of the value
+    lines: dict[str, int]  # line numbers by JSON pointer (RFC 6901)
 
 
 class SourceLocations(Struct, frozen=True, kw_only=True):
-    """The places of the documents of a commit."""
+    """The source locations of all documents in a commit."""
 
-    servers: Mapping[str, ServerLocation] = field(default_factory=dict)  # by the name of the server
+    servers: Mapping[str, ServerLocation] = field(default_factory=dict)  # by server name
     shared: Mapping[str, DocumentLocation] = field(default_factory=dict)  # by kind and name, such as BootPolicy/web
 
 
 def json_pointer(path: Path) -> str:
-    """Return the JSON pointer of a value."""
+    """Convert the path of a value to a JSON pointer."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)
 
 
 class SourceTexts:
-    """The texts of the documents of a commit. The last file is cached."""
+    """Reads the text of documents in a commit. The file that was read last is cached."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -317,7 +317,7 @@ class SourceTexts:
         return document_text(*self._file(resource))
 
     def line_within(self, resource: Id, path: Path) -> int:
-        """Return the line of a value in its document, 1-based."""
+        """Return the 1-based line of a value, counted from the start of its document."""
         data, index = self._file(resource)
         return locate(data, index, path).line - lines_above(data, index)
 
@@ -339,7 +339,7 @@ class SourceTexts:
 
 
 def find_source_locations(repository: FleetRepository) -> SourceLocations:
-    """Return the places of all documents."""
+    """Return the source locations of all documents in a commit."""
     texts = SourceTexts(repository)
     shared = sorted(each for each in repository.origins if each.kind != "Server")
     return SourceLocations(
@@ -349,13 +349,13 @@ def find_source_locations(repository: FleetRepository) -> SourceLocations:
 
 
 def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
-    """Return the documents whose file or position differs between two commits, sorted."""
+    """Return the sorted documents whose file or position in the file differs between two commits."""
     old, new = before.origins, now.origins
     return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
 
 class Explanations:
-    """The explanations of the servers of one commit."""
+    """Explains the boots of the servers in one commit."""
 
     def __init__(self, repository: FleetRepository, decisions: Mapping[str, Decision]) -> None:
         self._repository, self._decisions = repository, decisions
@@ -390,9 +390,9 @@ class Explanations:
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
-        """Return new servers, and the servers whose explanation may differ from an earlier commit.
+        """Return the new servers, and the servers whose explanation may differ from that in an earlier commit.
 
-        ``decided_servers`` are the servers whose decisions may differ.
+        ``decided_servers`` are the servers whose decision may differ.
         """
         servers, old = self._repository.servers, before._repository
         if _fleet_values(self._repository.fleet) != _fleet_values(old.fleet):
@@ -440,9 +440,7 @@ class Explanations:
 
 
 def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
-    """Return the fields of a Fleet that explanations use: its name, and the URLs that kernel argument templates
-    read.
-    """
+    """Return the Fleet fields that affect explanations: the name, and the URLs that templates of arguments can use."""
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 
@@ -464,7 +462,7 @@ def _find_changed_documents(before: FleetRepository, now: FleetRepository) -> se
 
 
 def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
-    """Return the streams, images, maintenances and opt-outs of a commit as JSON values, with their places."""
+    """Return the streams, images, maintenances and opt-outs of a commit as JSON values with source locations."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
         "streams": [

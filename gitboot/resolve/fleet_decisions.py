@@ -1,4 +1,4 @@
-"""Fleet decisions: decide for all servers of a commit, or report the problems."""
+"""Fleet decisions: compute the decisions for all servers of a commit, or report the problems."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from gitboot.resolve.server_plan import Phase
 
 
 class DecidedServer(NamedTuple):
-    """The decision for a server, its network interfaces, and the findings about the server."""
+    """The decision for a server, with the server's network interfaces and findings."""
 
     decision: Decision
     host: Host
@@ -66,19 +66,19 @@ class DecidedServer(NamedTuple):
 
 
 class DecidedServers(NamedTuple):
-    """The decisions for some servers, by name. The mappings may decode values lazily."""
+    """The decisions for several servers, by server name. The mappings may decode their values lazily."""
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    findings: Mapping[str, tuple[DecisionFinding, ...]]  # contains only servers with findings
+    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only for servers with findings
 
 
-# A function that calls another function for each of some servers, in one or more processes.
+# Calls a function for each of the named servers, in one or more processes.
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
 def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-    """Call a function for each server, in this process."""
+    """Call ``decide_one`` for each of the named servers, in this process."""
     found = {name: decide_one(name) for name in names}
     return DecidedServers(
         decisions={name: each.decision for name, each in found.items()},
@@ -88,23 +88,23 @@ def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequenc
 
 
 class FleetDecisions(Struct, frozen=True, kw_only=True):
-    """The decisions of a commit, and the places of its findings."""
+    """The decisions for a commit, with its repository and the locations of its findings."""
 
     repository: FleetRepository
     decisions: Decisions
     finding_places: Mapping[DecisionFinding, FindingPlace]
 
 
-# gitboot rejects new commits with these errors, but an instance keeps its accepted commit, because an earlier version
-# accepted such commits.
+# gitboot rejects a new commit with one of these errors. An instance keeps a commit with such an error if it has already
+# accepted the commit, because earlier versions did not check for these errors.
 TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
-    """Return the decision for every server. Raises `InvalidRepository` with all problems of the commit.
+    """Return the decisions for all servers. Raises `InvalidRepository` with all problems of the commit.
 
-    By default, overlaps of windows in the past count too.
+    Overlaps of windows that ended before ``now`` are ignored. By default, past overlaps are errors, too.
     """
     try:
         decisions = decide_all(repository).decisions
@@ -119,9 +119,10 @@ def decide_all(
     apply: Apply = decide_one_by_one,
     known_places: Mapping[DecisionFinding, FindingPlace] | None = None,
 ) -> FleetDecisions:
-    """Return the decisions of a commit that may be accepted already.
+    """Return the decisions for a commit that an instance may have accepted already.
 
-    ``known_places`` are the places of findings in another commit. With them, gitboot does not read unchanged documents.
+    ``known_places`` are the locations of findings in another commit. They make it unnecessary to read documents that
+    did not change.
 
     Raises `InvalidRepository` for errors that do not depend on the time, except `TOLERATED_CODES`.
     """
@@ -163,7 +164,7 @@ def decide_all(
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
-    """Return the decision for a server, its network interfaces, and its findings.
+    """Return the decision for a server, with its network interfaces and findings.
 
     The result depends only on the inputs.
     """
@@ -187,7 +188,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
         lifecycle=server.spec.lifecycle,
-        # If unknown machines get a boot script instead of 404, a known machine that gets 404 would boot that script.
+        # A known machine that gets 404 falls back to the script for unknown machines, unless these get 404 too.
         restrict=(serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found,
         base_url=shared.base_url,
         provision=server.spec.provision,
@@ -209,13 +210,13 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     return DecidedServer(decision, make_host(server, shared.site, inputs.loader), tuple(findings))
 
 
-NOT_FOUND: Final = "NotFound"  # without a boot script, the machine boots its local disk
+NOT_FOUND: Final = "NotFound"  # the machine gets no boot script, so it boots its local disk
 
 
 def _decide_policy(
     inputs: ServerInputs, pool: Pool, boots: BootInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> PolicyDecision:
-    """Return a policy's boot (rules R4 and R6), and add its problems to ``findings``."""
+    """Return the boot of a policy (rules R4 and R6), and add any problems to ``findings``."""
     boot = None
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
@@ -237,7 +238,7 @@ def _decide_policy(
 def _decide_maintenance(
     inputs: ServerInputs, of: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> MaintenanceDecision:
-    """Return a maintenance's boot (rule R2), and add its problems to ``findings``."""
+    """Return the boot of a maintenance (rule R2), and add any problems to ``findings``."""
     maintenance, spec, boot = of.maintenance, of.maintenance.spec, None
     if of.boot.image is not None:
         boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
@@ -259,7 +260,7 @@ def _decide_maintenance(
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
-    """Return Continuous for networkBoot Always if a boot script can end the override, otherwise Once."""
+    """Return Continuous for networkBoot Always if a boot script can end the override, and Once in all other cases."""
     if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
         return OverrideMode.CONTINUOUS
     return OverrideMode.ONCE
@@ -268,7 +269,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """Return the source documents and values of a server's boot, for a policy or a maintenance."""
+    """Collect the documents and values from which the boot of a policy or a maintenance is composed for a server."""
     server, shared = inputs.server, inputs.shared
     assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(
@@ -291,7 +292,7 @@ def boot_source(
 def _compose(
     composer: Composer, source: BootSource, inputs: BootInputs, findings: list[DecisionFinding]
 ) -> Boot | None:
-    """Return the composed boot, or None if the boot cannot work, and add its problems to ``findings``."""
+    """Compose a boot, and add any problems to ``findings``. Return None if the boot cannot work."""
     try:
         boot = composer.compose(source)
     except Unbootable as error:
@@ -305,9 +306,10 @@ def _compose(
 def decide_unknown_machines(
     fleet: Fleet, inputs: BootInputs | None, composer: Composer
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
-    """Return the boots of unknown machines for each architecture of the image, and the problems.
+    """Return the boots for unknown machines by architecture, and the findings.
 
-    Each problem has the name of the machines. The boots are None if the Fleet names no profile for unknown machines.
+    Each finding comes with a description of the machines. The boots are None if the Fleet names no profile for unknown
+    machines, or if the profile is unsuitable.
     """
     if inputs is None:
         return None, []
@@ -346,10 +348,10 @@ def decide_unknown_machines(
 
 
 def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each use of a feature that this version does not support."""
+    """Yield a problem for each feature in use that this version of gitboot does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
-        profile = repository.profiles.get(unknown.profile)  # None: the profile is missing, so the commit is invalid
+        profile = repository.profiles.get(unknown.profile)  # None if it is missing, which makes the commit invalid
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
@@ -361,9 +363,9 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning if machines get a URL with an IPv6 address, but the clients have no IPv6 network.
+    """Yield a warning if machines would fetch from an IPv6 address, but no network in `clients` is an IPv6 network.
 
-    Host names are not resolved, because the result would not depend on the commit alone.
+    Host names are not resolved, because the result must depend only on the commit.
     """
     spec = repository.fleet.spec
     clients = spec.provisioning.clients
@@ -383,10 +385,10 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
 def decide_loaded(
     loaded: LoadedRevision | InvalidRevision, decide: Callable[[FleetRepository], FleetDecisions] = decide_all
 ) -> FleetDecisions:
-    """Return the decisions of a revision. Raises `InvalidRepository` with all its problems.
+    """Return the decisions for a revision. Raises `InvalidRepository` with all problems of the revision.
 
-    If documents are broken, gitboot decides with the others and also reports their problems, except problems that a
-    broken document may cause.
+    If some documents are invalid, gitboot also reports the problems of the valid ones, except problems that may only be
+    a consequence of the invalid documents.
     """
     if not isinstance(loaded, InvalidRevision):
         try:
@@ -401,7 +403,7 @@ def decide_loaded(
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
     doubtful = _POLICY_CODES if loaded.incomplete_kinds & _POLICY_KINDS else frozenset()
-    if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is broken
+    if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
         doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
     is_there = any(key.kind == "Fleet" for key in loaded.well_formed.origins)
@@ -409,19 +411,19 @@ def decide_loaded(
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 
-_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # if one of these is missing, servers may have other policies
+_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # without all of these, policies cannot be chosen reliably
 _POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
-    """Return the site of each server that has a site, by the server's name."""
+    """Return the sites of servers, by server name. Servers without a site are omitted."""
     selection = build_site_index(repository)
     found = {name: selection.find(server) for name, server in repository.servers.items()}
     return {name: selected[0] for name, selected in found.items() if selected}
 
 
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
-    """Return an index of the sites that select servers. A server belongs to the first site that selects it."""
+    """Return an index of sites by selector. A server belongs to the first site that the index returns for it."""
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)
 
 

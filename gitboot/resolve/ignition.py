@@ -1,7 +1,7 @@
-"""Ignition user data: check the types of all fields, and the values without which Ignition stops.
+"""Ignition user data: check the types of all fields, and the values that Ignition would reject.
 
-Source: Ignition's configuration specifications 3.0 to 3.6, and their JSON schemas. Ignition ignores fields that it does
-not know. `ignition-validate` also checks partitions, RAID and encrypted volumes.
+Source: Ignition's configuration specifications 3.0 to 3.6, and their JSON schemas. Unknown fields are not an error,
+because Ignition ignores them. `ignition-validate` also checks partitions, RAID and encrypted volumes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gitboot.model.scalars import make_user_data_fault, quote_value
 
-# A field is a type, a list with one type, or a mapping of fields. The number is the first version 3.x with the field.
+# A field is a type, a list with one type, or a mapping of fields. The number is the minor version 3.x that added it.
 _HEADERS: Final = [{"name": str, "value": str}]
 _RESOURCE: Final = {
     "source": str,
@@ -110,7 +110,7 @@ _MAX_INTEGER: Final = 2**63
 
 
 def check_ignition(format: str, text: str) -> None:
-    """Raise `Malformed` if Ignition would not apply the document."""
+    """Raise `Malformed` if Ignition would reject the document."""
     minor = int(format.partition("/3.")[2])
     try:
         config = json.loads(text, parse_constant=_reject_constant)
@@ -153,7 +153,7 @@ def _check_version(config: Any, format: str, minor: int) -> None:
 
 
 def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
-    """Yield each value that Ignition cannot read. `null` is the same as no value."""
+    """Yield a message for each value of a wrong type. `null` means that a field is not set."""
     if isinstance(wanted, tuple):
         wanted, since = wanted
         if minor < since:
@@ -181,7 +181,7 @@ def _describe(value: Any) -> str:
     return quote_value(value) if isinstance(value, str | list | dict) or value is None else json.dumps(value)
 
 
-# The field by which the elements of a list differ. Source: `config/v3_4/types/*.go`, the methods Key and Validate.
+# The field that must be unique within each list. Source: `config/v3_4/types/*.go`, the methods Key and Validate.
 _KEYS: Final = (
     *(("passwd", "users", "name"), ("passwd", "groups", "name"), ("systemd", "units", "name")),
     *(("storage", "disks", "device"), ("storage", "filesystems", "device"), ("storage", "raid", "name")),
@@ -204,7 +204,7 @@ _HASH: Final = re.compile(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}")
 
 
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
-    """Yield each value that Ignition rejects. The types of all values are correct."""
+    """Yield a message for each value that Ignition rejects although its type is correct."""
     nodes: Counter[str] = Counter()
     for section, name, key in _KEYS:
         elements = ((config.get(section) or {}).get(name) or []) if name != "luks" or minor >= _LUKS_SINCE else []

@@ -1,4 +1,4 @@
-"""Install attempts: the next boot of an installation, and its progress."""
+"""Install attempts: the next boot of an installation, and the progress of the installation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, Install
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
-    """Return whether the provision key of a policy is provisioned. A lower ``provision`` does not install again."""
+    """Return whether the server was installed as the policy wants. Lowering ``provision`` does not reinstall it."""
     if record.provision is None or record.provision < policy.provision:
         return False
     if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
@@ -37,17 +37,15 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance wrote the disks of a server that is provisioned with this number or a higher
-    number.
-    """
+    """Return whether a maintenance overwrote a server that was installed with this provision number or a higher one."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 
 def provision_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the provision key of a policy.
+    """Return the key that identifies the installation that a policy wants.
 
-    With OnImageChange, a policy may return to an earlier image. So that earlier overrides and attempts do not count,
-    the key contains the time of the last provisioning.
+    With OnImageChange, a policy may return to an earlier image. The key therefore contains the time of the last
+    provisioning, so that overrides and attempts from before that time do not count.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
@@ -55,7 +53,7 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_provision_key(provision: int, image: str, record: Record) -> str:
-    """Return the provision key for an image to be installed after the recorded provisioning."""
+    """Return the provision key for installing an image after the provisioning that the record contains."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
@@ -64,7 +62,10 @@ _AFTER: Final = "/after/"
 
 
 def is_covered(recorded_key: str | None, required_key: str) -> bool:
-    """Return whether the recorded key satisfies the required key. A lower number does not install again."""
+    """Return whether a recorded provision key satisfies the required one, so that no installation is needed.
+
+    A recorded number that is higher than the required one also satisfies it.
+    """
     if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
         return False
     same = _KEY.fullmatch(required_key)
@@ -75,9 +76,9 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
-    """Parse a boot key into the number of the attempt and the number of its boot, both counted from 1.
+    """Parse the numbers of the attempt and of its boot from a boot key. Both count from 1.
 
-    ``base`` is the provision key.
+    ``base`` is the provision key at the start of the boot key.
     """
     found = _BOOT.fullmatch(key.removeprefix(base))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
@@ -87,14 +88,14 @@ _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
-    """Return the last attempt with a provision key."""
+    """Return the last attempt whose provision key satisfies ``key``, or None."""
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
-    """Return an unfinished attempt at another image or number that began after the provisioning.
+    """Return an unfinished attempt to install another image or a higher number after the last provisioning, or None.
 
-    Such an attempt remains if a commit is reverted while another image, or a higher number, is being installed.
+    Such an attempt remains if a commit is reverted while its installation is in progress.
     """
     last = record.attempts[-1] if record.attempts else None
     if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
@@ -106,17 +107,17 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
 
 
 def highest_served_provision(record: Record) -> int | None:
-    """Return the highest provision number for which a boot may have been served or an override was consumed."""
+    """Return the highest provision number whose boot may have been served or whose override was consumed, or None."""
     perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """Return the next attempt and its next boot, counted from 1, or None if an operator must check the machine first.
+    """Return the numbers of the next attempt and its next boot, counted from 1.
 
-    If the installer reports a failure, another attempt follows if the Fleet allows another one. If the installer
-    reports nothing, it may have written the disks, so a person has to check.
+    Return None if an operator must check the machine first. After a reported failure, the next attempt follows if the
+    Fleet allows more attempts. Without a report, the installer may have written the disks, so an operator must check.
     """
     last = last_attempt(record, provision_key(policy, record))
     if last is None:
@@ -128,7 +129,7 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the next boot. If there is no next boot, return the key of the last boot."""
+    """Return the boot key of the next boot, or of the last boot if no boot may follow."""
     key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
@@ -136,18 +137,16 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt with the policy's provision key. For a provisioned server, attempts with any key
-    count.
-    """
+    """Return the last attempt at the policy's provision key, or at any key if the server is provisioned."""
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
     return last_attempt(record, provision_key(policy, record))
 
 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
-    """Return the token with which the next or last attempt fetches its user data and reports its end.
+    """Return the token that the next or last attempt uses to fetch its user data and to report its end.
 
-    The first attempt uses the token of the decision. Return None if the policy has no one-time installation.
+    The first attempt uses the token of the decision. Return None if the policy does not install the server once.
     """
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
@@ -162,7 +161,7 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
 
 
 def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
-    """Return the run of a maintenance whose boot was served, and whose system has not fetched its user data yet."""
+    """Return the last run of a maintenance if its boot was served but its system has not fetched its user data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
         return None
@@ -173,7 +172,10 @@ def find_unstarted_run(decision: Decision, name: str | None, record: Record | No
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
-    """Return the step of the wanted installation. If none is wanted, return whether the server was ever provisioned."""
+    """Return the step of the wanted installation.
+
+    If the policy wants no installation, the step is Provisioned or Pending: whether the server was ever provisioned.
+    """
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
     policy = decision.policy
@@ -189,9 +191,9 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """Return the attempt that has not ended, or that failed and may not be repeated.
+    """Return the attempt that has not finished, or whose failure allows no further attempt, or None.
 
-    The attempt may have a key that the policy no longer wants.
+    The policy may no longer want the installation of this attempt.
     """
     if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
         return None
@@ -201,14 +203,14 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
-    """Return whether fetches prove the start of an attempt and all of its boots."""
+    """Return whether fetches prove that all boots of an attempt were served and that its system started."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
-    """Describe the evidence for the step of the wanted installation. Return None without evidence."""
+    """Describe the evidence for the step of the wanted installation, or return None if there is no evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
     last = _newest_attempt(decision.policy, record)
@@ -218,7 +220,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the last run of a maintenance and a description of its evidence. Return None without evidence."""
+    """Return the number of a maintenance's last run and a description of its evidence, or None without evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -236,10 +238,10 @@ _OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, Inst
 def make_first_records(
     decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Return records for the servers that a ledger does not contain.
+    """Return the first records of the servers that have no record yet.
 
-    gitboot adopts a server with provision number 0: it records the server as provisioned and does not reinstall it. A
-    server with 1 or more is pending. With ``adopt_all``, gitboot adopts all servers.
+    gitboot adopts a server with provision number 0, which means that it records the server as provisioned and does not
+    install it. A server with a higher number is pending. With ``adopt_all``, gitboot adopts every server.
     """
     return [
         (
@@ -255,8 +257,8 @@ def make_first_records(
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
     """Return a record that states that the server is installed as its decision wants.
 
-    With a time, runs of maintenances that began before it count as consumed, so gitboot does not serve them again.
-    Earlier fetches are not evidence.
+    If ``at`` is given, the runs of maintenances that began before ``at`` count as consumed, so gitboot does not serve
+    them again. Earlier fetches are not evidence.
     """
     policy = decision.policy
     begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
@@ -272,7 +274,7 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
 
 
 def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites: bool) -> Record:
-    """Return the record after the boot of a maintenance. After an install boot, the content of the disks is unknown."""
+    """Return the record with a consumed run. After an install boot, the content of the disks counts as unknown."""
     return replace(
         record,
         runs={**record.runs, maintenance: run} if once else record.runs,
@@ -280,28 +282,28 @@ def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwr
     )
 
 
-HIGHEST_NEW_PROVISION = 1  # a new server with a higher number may have been installed by another instance
+HIGHEST_NEW_PROVISION = 1  # another instance may have installed a new server with a higher number
 
 
 class UnrecordedState(StrEnum):
-    """The way in which gitboot treats a server without a record."""
+    """How gitboot treats a server that has no record."""
 
-    NEW = "new"  # adopted at provision 0, otherwise pending
+    NEW = "new"  # adopted if provision is 0, and pending if it is higher
     PENDING = "pending"
     UNKNOWN = "unknown"  # gitboot does not install the server
 
 
 class UnrecordedServer(Struct, frozen=True, kw_only=True):
-    """The state of a server without a record, and the reason."""
+    """How gitboot treats a server that has no record, and why."""
 
     state: UnrecordedState
     why: str
     runs: Mapping[str, Run] = field(
         default_factory=dict
-    )  # by maintenance: consumed runs of the machine before its board was replaced
+    )  # consumed runs of the machine before its board was replaced, by maintenance
 
     def record(self, decision: Decision) -> Record | None:
-        """Return the first record of the server, or None if the server gets no record and boots its disk."""
+        """Return the server's first record. None means that the server gets no record and boots its disk."""
         if self.state is UnrecordedState.NEW and decision.provision == 0:
             return make_adopted_record(decision)
         return Record(runs=self.runs) if self.state is not UnrecordedState.UNKNOWN else None
@@ -315,13 +317,13 @@ def classify_unrecorded_server(
     first_provision: int | None,
     shared_mark: str | None = None,
 ) -> UnrecordedServer:
-    """Return the state of a server without a record.
+    """Determine how to treat a server that has no record.
 
-    - ``seen_machines`` are all machines that the ledger ever saw.
-    - ``first_provision`` is the server's provision number in the first commit that has it since the accepted commit
-      (`gitboot.review.commit_path.find_first_provisions`). None: the accepted commit has the server.
-    - ``shared_mark`` names an identity that the server shares with another machine, as a new board in the same chassis
-      does.
+    - ``seen_machines`` are all machines that the ledger has ever seen.
+    - ``first_provision`` is the server's provision number in the first commit after the accepted one that contains the
+      server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
+    - ``shared_mark`` names an identity that the server shares with another machine, for example because its board was
+      replaced.
     """
     if (replaced := decision.replaces) is not None:
         before = records.get(replaced)
@@ -353,9 +355,9 @@ def classify_unrecorded_server(
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
     """Return the progress of a server's installation at a time, or None if no installation is in progress.
 
-    An attempt counts from its first fetch until evidence proves its completion, even if the newest commit wants another
-    installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the disks, the
-    installation counts as served until the machine boots its disk, for at most `SERVED_GRACE`.
+    An attempt is in progress from its first fetch until evidence proves its completion, even if the newest commit wants
+    another installation. If the only evidence is a fetch or a consumed override, or if a maintenance wrote the disks,
+    the installation is in state Served until the machine boots its disk, but for no longer than `SERVED_GRACE`.
     """
     if record is None:
         return None
@@ -363,7 +365,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
     if record.provision is not None:
         last = unfinished_later_attempt(record)
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
-        last = None  # afterwards, an operator set the server to pending with `gitboot records set`
+        last = None  # `gitboot records set` made the server pending after this attempt
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
     served = [
@@ -373,14 +375,14 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return the token of the disk boot that ends a served installation, or None if gitboot expects no disk boot."""
+    """Return the token that identifies the disk boot after a served installation, or None if none is expected."""
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
 def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
-    """Yield served installations that have no completion report and no later disk boot."""
+    """Yield the served installations without a completion report and without a later disk boot."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in START_EVIDENCE and record.provisioned_at is not None:
         until = record.provisioned_at + SERVED_GRACE

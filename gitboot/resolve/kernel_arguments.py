@@ -1,4 +1,4 @@
-"""Kernel arguments and variables: merge the lists of documents (rule R7)."""
+"""Kernel arguments and variables: merge the values from several documents (rule R7)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles
 
-# Names that a program reads several times. For other names, the last value counts.
+# Arguments of which a program reads every occurrence. Of all other arguments, only the last occurrence counts.
 REPEATED: Final = frozenset(
     {
-        # Of Linux; see kernel-parameters.txt.
+        # Linux: see kernel-parameters.txt.
         "amd_iommu", "console", "crashkernel", "earlycon", "hugepages", "hugepagesz", "initcall_blacklist",
         "intel_iommu", "iommu", "memmap", "module_blacklist", "pci", "video",
-        # Of kmod and systemd; see modprobe(8), kernel-command-line(7) and systemd-cryptsetup-generator(8).
+        # kmod and systemd: see modprobe(8), kernel-command-line(7) and systemd-cryptsetup-generator(8).
         "luks.key", "luks.name", "luks.options", "luks.uuid", "modprobe.blacklist", "rd.luks.key", "rd.luks.name",
         "rd.luks.options", "rd.luks.uuid", "rd.systemd.mask", "rd.systemd.wants", "systemd.mask", "systemd.mount-extra",
         "systemd.set_credential", "systemd.set_credential_binary", "systemd.setenv", "systemd.swap-extra",
         "systemd.wants",
-        # Of dracut; see dracut.cmdline(7).
+        # dracut: see dracut.cmdline(7).
         "bond", "bridge", "ifname", "ip", "nameserver", "netroot", "rd.break", "rd.dasd", "rd.driver.blacklist",
         "rd.driver.post", "rd.driver.pre", "rd.lvm.lv", "rd.lvm.vg", "rd.md.uuid", "rd.nvmf.discover", "rd.route",
         "rd.zfcp", "rd.znet", "team", "vlan",
-        # Of Anaconda, SUSE's linuxrc and Talos; see their lists of boot options.
+        # Anaconda, SUSE linuxrc and Talos: see their lists of boot options.
         "addon", "dud", "ifcfg", "insmod", "inst.addrepo", "inst.dd", "inst.sshd_key", "talos.environment",
     }
 )  # fmt: skip
@@ -34,46 +34,46 @@ REPEATED: Final = frozenset(
 
 @lru_cache(maxsize=4096)  # servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name that an argument sets, with ``-`` and ``_`` unified, because the kernel treats them as equal."""
+    """Return the name of an argument, with ``-`` replaced by ``_``, because the kernel treats both alike."""
     return argument.partition("=")[0].replace("-", "_")
 
 
 _REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
-# The kernel reads these in pairs: hugepages= counts pages of the size before it. Source: kernel-parameters.txt.
+# The order of these matters: hugepages= applies to the size that precedes it. Source: kernel-parameters.txt.
 ORDERED: Final = frozenset({"hugepages", "hugepagesz"})
 _ORDERED_NAMES: Final = frozenset(argument_name(name) for name in ORDERED)
 
 
 class DroppedArgument(NamedTuple):
-    """An argument of a document that the merged list does not have."""
+    """A kernel argument that was lost when lists were merged."""
 
     argument: str
-    list: int  # the index of the list that has the argument
+    list: int  # the index of the list that contains the argument
     dropped_by: int  # the index of the list that replaces, repeats or removes the argument
 
 
 class MergedArguments(NamedTuple):
-    """The kernel arguments of a boot, and the arguments that the merge dropped."""
+    """The result of a merge: the kernel arguments, and the arguments that were dropped."""
 
     arguments: tuple[str, ...]
     dropped: tuple[DroppedArgument, ...]
     without_effect: tuple[
         tuple[int, str], ...
-    ]  # items such as -quiet that removed nothing, with the index of their list
+    ]  # items such as -quiet that removed nothing, each with the index of its list
 
 
 @lru_cache(maxsize=1024)  # servers share most lists
 def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
-    """Merge lists of kernel arguments. Later lists override earlier ones.
+    """Merge lists of kernel arguments, so that later lists override earlier ones.
 
-    - The arguments of one list keep their order and their number.
-    - ``name=value`` replaces the arguments with this name in earlier lists, except for the names in `REPEATED`.
-    - An argument of `REPEATED` replaces only the same argument in earlier lists, except for `ORDERED`.
+    - Arguments within one list keep their order, and duplicates are kept.
+    - ``name=value`` replaces all arguments with this name in earlier lists. If the name is in `REPEATED`, it replaces
+      only equal arguments. If the name is in `ORDERED`, it replaces no arguments.
     - ``-name`` removes all earlier arguments with this name.
-    - ``-name=value`` removes this argument alone.
-    - ``--`` and Debian's ``---`` are arguments. Behind them, a list removes nothing: ``-name`` is an argument.
+    - ``-name=value`` removes only this argument.
+    - ``--`` and Debian's ``---`` are arguments. After them, ``-name`` is an argument and removes nothing.
     """
-    result: list[tuple[str, int]] = []  # the argument and the index of its list
+    result: list[tuple[str, int]] = []  # pairs of an argument and the index of its list
     dropped: list[DroppedArgument] = []
     without_effect: list[tuple[int, str]] = []
 
@@ -107,8 +107,8 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
 def is_separator(argument: str) -> bool:
     """Return whether the argument is ``--`` or ``---``.
 
-    The kernel passes what is behind ``--`` to init. Installers of Debian and Ubuntu write what is behind ``---`` into
-    the boot loader of the installed system.
+    The kernel passes the arguments after ``--`` to init. The installers of Debian and Ubuntu add the arguments after
+    ``---`` to the boot loader configuration of the installed system.
     """
     return argument.startswith("-") and not argument.strip("-")
 
@@ -118,20 +118,20 @@ def _has_name(argument: str) -> Callable[[str], bool]:
     return lambda other: argument_name(other) == name and not is_separator(other)
 
 
-ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # each list with its document
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # each list with the document that contains it
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
-    if boot.direct:  # the arguments of the image are built into its uki or iso
+    if boot.direct:  # the image's arguments are built into its UKI or ISO
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *collect_own_arguments(source))
 
 
 def collect_own_arguments(source: BootSource) -> ArgumentLists:
-    """Return all arguments except those of the image, in the order of rule R7.
+    """Return the lists of arguments from all documents except the image, in the order of rule R7.
 
-    Under a maintenance, the arguments of the policy and of the server do not apply (R2).
+    During a maintenance, the arguments of the policy and of the server do not apply (rule R2).
     """
     lists: list[tuple[Id, tuple[str, ...]]] = []
     if source.pool is not None:
@@ -146,9 +146,10 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Add the arguments with the URL of the user data, unless the author set them.
+    """Add the arguments that contain the URL of the user data, unless the author set them.
 
-    They stand before the first separator: an installer copies arguments behind ``---`` to the installed system.
+    They are inserted before the first separator, because installers copy the arguments after ``---`` to the installed
+    system.
     """
     names = {argument_name(argument) for argument in arguments}
     added = (
@@ -161,7 +162,7 @@ def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles
 
 
 def merge_vars(source: BootSource) -> dict[str, str | bool]:
-    """Merge the variables of policies (from the root), profile and server, sorted by name (rule R7)."""
+    """Merge the variables of the policies (starting at the root), the profile and the server. Sort them by name."""
     merged = {
         **(source.pool.vars if source.pool else {}),
         **source.profile.spec.vars,

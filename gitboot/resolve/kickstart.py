@@ -1,7 +1,7 @@
-"""Kickstart user data: check sections, commands and their options, without reading what it includes.
+"""Kickstart user data: check sections, commands and their options, but not included files.
 
-Source: pykickstart's "Kickstart Documentation". gitboot does not depend on pykickstart, which follows `%include`. The
-values of options are not checked.
+Source: pykickstart's "Kickstart Documentation". gitboot does not use pykickstart itself, because pykickstart follows
+`%include`. The values of options are not checked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final, NoReturn
 from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 from gitboot.text import find_similar
 
-# The arguments of each command. `1..2` is the number of arguments that are not options. It may be missing.
-# `--name` has no value, `--name=` needs one, `--name=?` may have one. `!` marks an option that the command needs.
-# None: a release of the installer accepts all arguments, for example because it ignores the command.
+# The arguments of each command. `1..2` is the permitted number of positional arguments, if the command takes any.
+# `--name` takes no value, `--name=` requires a value, and for `--name=?` the value is optional. `!` marks a required
+# option. None: a release of the installer accepts all arguments, for example because it ignores the command.
 COMMANDS: Final[Mapping[str, str | None]] = {
     "auth": None,
     "authconfig": None,
@@ -155,7 +155,7 @@ _PACKAGES: Final = (
     "0..0 --default --excludedocs --excludeWeakdeps --exclude-weakdeps --ignorebroken --ignoremissing --inst-langs= "
     "--instLangs= --multilib --nobase --nocore --retries= --timeout="
 )
-# The arguments of each section, in the form of `COMMANDS`.
+# The arguments of each section, in the same format as `COMMANDS`.
 _SECTIONS: Final[dict[str, str | None]] = {
     "%addon": None,
     "%anaconda": None,
@@ -170,7 +170,7 @@ _SECTIONS: Final[dict[str, str | None]] = {
 
 
 def check_kickstart(text: str) -> None:
-    """Raise `Malformed` if the installer would stop at the text."""
+    """Raise `Malformed` if the installer would stop with an error in this Kickstart file."""
     lines = iter(enumerate(text.splitlines(keepends=True), 1))
     for number, line in lines:
         if (fault := _find_line_fault(line)) is not None:
@@ -189,14 +189,14 @@ def _find_first_word(line: str) -> str:
 
 
 def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
-    """Read the lines of a section, with its `%end`."""
+    """Consume the lines of a section up to its `%end`, and check them."""
     has_appended, has_body = False, False
     for number, line in lines:
         word = _find_first_word(line)
         if word.startswith("%ksappend"):
             if (fault := _find_line_fault(line)) is not None:
                 raise _make_fault(number, *fault)
-            has_appended = True  # the appended text may close the section
+            has_appended = True  # the included file may end the section
         elif word in ("%end", "%include") or word in _SECTIONS:
             words = _split(line, comments=False)
             if words is None:
@@ -230,7 +230,7 @@ _UNCLOSED_QUOTE: Final = (
 
 @lru_cache(maxsize=4096)  # servers share most lines
 def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
-    """Return the words of a line as a shell splits them. None: a quote is not closed."""
+    """Split a line into words as a shell does. Return None if a quote is not closed."""
     try:
         return tuple(shlex.split(line, comments=comments))
     except ValueError:
@@ -238,7 +238,7 @@ def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
 
 
 def _find_package_fault(line: str) -> tuple[str, str] | None:
-    """Return the message and the hint for a line of %packages. None: the line is correct."""
+    """Return a message and a hint about a line in %packages, or None if the line is correct."""
     package = line.partition("#")[0].strip()
     if package == "-":
         return "excludes no package", "write the name of the package after the dash"
@@ -250,7 +250,7 @@ def _find_package_fault(line: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4096)  # servers share most lines
 def _find_line_fault(line: str) -> tuple[str, str] | None:
-    """Return the message and the hint for a line outside of sections. None: the line is correct."""
+    """Return a message and a hint about a line outside of sections, or None if the line is correct."""
     stripped = line.strip()
     if not stripped or stripped.startswith("#"):
         return None
@@ -304,17 +304,17 @@ def _check_section_options(name: str, found: argparse.Namespace) -> None:
 
 
 class _OptionFault(Exception):
-    """An option that a command does not accept."""
+    """A wrong option of a command or a section."""
 
 
 class _OptionParser(argparse.ArgumentParser):
-    """A parser that reads options as pykickstart does. It accepts the beginning of a name if only one name has it."""
+    """An option parser that behaves like the one of pykickstart, which also accepts unambiguous abbreviations."""
 
     def error(self, message: str) -> NoReturn:
         raise _OptionFault(message)
 
 
-@lru_cache(maxsize=256)  # more than there are commands
+@lru_cache(maxsize=256)  # larger than the number of commands
 def _make_parser(options: str) -> _OptionParser:
     parser = _OptionParser(add_help=False)
     for option in options.split():

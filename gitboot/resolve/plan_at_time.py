@@ -1,4 +1,4 @@
-"""Plan at a time: the plan that follows from a decision and a record, and its transitions."""
+"""Plan at a time: derive a server's plan from its decision and record, and find the transitions of the plan."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def make_plan(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """Return the plan of a server at a time. Return None if the server has none.
+    """Return the plan of a server at a time, or None if the server has no plan.
 
-    A parked or retired server has no plan, and neither has a server without a policy and a maintenance. gitboot does
-    not offer a boot that needs one of the ``absent`` files, unless the boot was served already.
+    Parked and retired servers have no plan. An active server needs a policy or an active maintenance to have a plan.
+    gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot has already been served.
     """
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
@@ -73,10 +73,9 @@ def make_plan(
         is_installed = state.maintenance is None and (state.key is not None or boot is None)
         data = told if is_installed else None
     if boot is not None and state.key is not None and record is not None:
-        offered = max(record.offered, record.taken_back)  # a higher number means a new offer
+        offered = max(record.offered, record.taken_back)  # a higher number identifies a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
-        # The system of a one-time boot fetches its user data from a path of its own, and reports with a token of its
-        # own.
+        # Each one-time boot has its own path for user data, and its own token for reports.
         boot = boot.move_user_data(folder, token_change=(common or "", told if told is not None else common or ""))
     return BootPlan(
         server=decision.server,
@@ -105,10 +104,10 @@ def make_plan(
 
 
 def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Decision:
-    """Return a decision without the windows that had ended at the latest time that the clock showed.
+    """Return the decision without the maintenances whose windows had ended by ``latest_clock``.
 
-    An ended window therefore does not open again if the clock is set back. ``latest_clock`` is None if the clock was
-    not set back.
+    This prevents an ended window from opening again after the clock was set back. ``latest_clock`` is the latest time
+    that the clock has shown, or None if the clock was not set back.
     """
     if latest_clock is None:
         return decision
@@ -124,7 +123,7 @@ def find_next_transition(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """Return the first time after ``at`` at which the plan changes by itself."""
+    """Return the first time after ``at`` at which the plan changes by itself, or None if it does not change."""
     later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
     if not later:
         return None
@@ -137,8 +136,8 @@ def make_fallback_plan(
 ) -> BootPlan:
     """Return the plan that replaces a withheld plan.
 
-    The server gets the policy's Always boot if that boot writes no disk and has all its files, otherwise the local
-    disk. While all network boots are stopped, the server gets the local disk.
+    The server gets the policy's Always boot if that boot writes no disk and none of its files are absent. In all other
+    cases, and while all network boots are stopped, the server boots its local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -159,21 +158,19 @@ def make_fallback_plan(
 
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Return whether the run of a maintenance is consumed. A later window offers the run again."""
+    """Return whether the current run of a maintenance is consumed. A later window offers it again."""
     return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
-    """Return whether a run whose window starts at ``start`` is consumed, according to the last run of its
-    maintenance.
-    """
+    """Return whether a run is consumed, given the last consumed run of its maintenance and the start of its window."""
     if last_run is None or last_run.run < run:
         return False
     return last_run.end is None or start is None or start < last_run.end
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """Return the consumed runs of maintenances that have not ended, by the name of the maintenance."""
+    """Return the consumed runs of the maintenances that have not ended yet, by maintenance name."""
     if record is None:
         return {}
     return {
@@ -192,11 +189,11 @@ class _BootState:
     user_data: UserDataFiles | None = None
     override: BootOverride | None = None
     key: str | None = None
-    data: Digest | None = None  # the token with which the system of a one-time boot fetches its user data
-    medium_boot: Boot | None = None  # the boot whose medium is, or may still be, in a virtual drive
+    data: Digest | None = None  # with this token, the system of a one-time boot fetches its user data
+    medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
     is_served_again: bool = field(
         default=False, compare=False
-    )  # whether the boot was served before and is still served
+    )  # whether the boot was already served and is still being served
 
 
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -206,7 +203,7 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
-        if record.provisioned_at is not None:  # if the clock was set back, a grace period may lie in the future
+        if record.provisioned_at is not None:  # in the future if the clock was set back
             yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
@@ -221,12 +218,12 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
-    """Return a server's boot at a time, before its URLs are final. Return None if the server has no plan."""
+    """Return a server's boot at a time, without final URLs, or None if the server has no plan."""
     policy = decision.policy
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
-    if active:  # R2: the highest priority; an accepted commit has no current or future ties
+    if active:  # rule R2; maintenances of equal priority never overlap in an accepted commit
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _maintenance_state(decision.uuid, highest, at, record)
     elif policy is not None:
@@ -251,9 +248,9 @@ def _find_boot_state(
 
 
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
-    """Return whether a newer commit withholds the install boot of a state.
+    """Return whether a newer commit withholds an install boot.
 
-    An attempt that has begun and has not failed gets its remaining boots, unless a newer commit withdraws its image.
+    An attempt that has started and not failed gets its remaining boots, unless the newer commit withdraws its image.
     """
     found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
     if not found or any(each.takes_image_back for each in found):
@@ -270,7 +267,7 @@ def _select_medium_boot(boot: Boot) -> Boot | None:
 
 
 def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still read its medium, because there is no evidence of its end."""
+    """Return the one-time boot whose system may still be reading its medium, or None."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -303,7 +300,7 @@ def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Colle
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot if it writes no disk and has all its files. Return None for the local disk."""
+    """Return the policy's Always boot if it writes no disk and none of its files are absent, or None."""
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
@@ -352,22 +349,20 @@ def _maintenance_state(
 
 
 def _first_serve_time(record: Record, key: str) -> datetime | None:
-    """Return the time of the first intent to serve the boot of a key, if the outcome is unknown."""
+    """Return the time of the first intent to serve the boot with this key whose outcome is unknown, or None."""
     serve = record.find_unknown_serve(key)
     return serve.seen.at if serve is not None else None
 
 
 def is_run_served_again(last_run: Run, at: datetime) -> bool:
-    """Return whether a run's boot is still served. gitboot serves it for `FETCH_GRACE`, or until user data is
-    fetched.
-    """
+    """Return whether a consumed run is still served: for `FETCH_GRACE`, or until its system fetches user data."""
     return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 
 
 def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """Return the key of the run that a maintenance wants.
+    """Return the key that identifies the run that a maintenance wants.
 
-    A run that is repeated in a later window has a new key, so that overrides of the earlier window do not count.
+    If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
     """
     reason = f"maintenance/{maintenance.name}/{maintenance.run}"
     before = record.runs.get(maintenance.name) if record is not None else None
@@ -429,11 +424,11 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the installation that waits until gitboot sees that the machine is off."""
+    """Return the key of an installation that waits until the machine is off."""
     return f"{provision_key(policy, record)}/{record.offered}"
 
 
-_ADOPTED: Final = "Adopted"  # the record has no installer that could still fetch its user data
+_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
 _CAUSE_BY_STEP: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
@@ -442,7 +437,7 @@ _CAUSE_BY_STEP: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Return whether a time is in a grace period, which may lie in the future if the clock was set back."""
+    """Return whether ``at`` is within a grace period. ``since`` is in the future if the clock was set back."""
     return since <= at < since + grace
 
 
@@ -481,9 +476,9 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
 
 
 def extend_moved_runs(record: Record, decision: Decision) -> Record:
-    """Return the record after a commit moved the windows of runs. A run ends with its window.
+    """Return the record with the ends of consumed runs extended to the new ends of their windows.
 
-    This prevents a second run if a commit first extends a window and a later commit moves its start.
+    This prevents a second run if one commit extends a window and a later commit moves its start.
     """
     runs = dict(record.runs)
     for each in decision.maintenances:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class LosingCandidate(NamedTuple):
-    """A candidate that a rule did not choose, and the reason."""
+    """A candidate that a rule did not choose, and why."""
 
     candidate: str
     rule: str
@@ -44,7 +44,7 @@ class LosingCandidate(NamedTuple):
 
 
 class Choice(Struct, Generic[T], frozen=True):
-    """The choice of a rule, the reason, and the other candidates."""
+    """The candidate that a rule chose, why, and the other candidates."""
 
     winner: T
     why: str
@@ -52,10 +52,10 @@ class Choice(Struct, Generic[T], frozen=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """A policy with the fields that it inherits."""
+    """A policy, including the fields that it inherits."""
 
     name: str
-    chain: tuple[str, ...]  # names of policies from the root to this policy
+    chain: tuple[str, ...]  # the names of the policies from the root down to this one
     priority: int
     profile: str
     network_boot: NetworkBoot
@@ -64,14 +64,14 @@ class Pool(Struct, frozen=True, kw_only=True):
     disk_boot: DiskBoot
     power: PolicyPower
     wait_for: PolicyWait
-    kernel_arguments: tuple[tuple[str, ...], ...]  # one list for each policy of the chain
+    kernel_arguments: tuple[tuple[str, ...], ...]  # one list for each policy in the chain
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...]
     vars: Mapping[str, str | bool]
 
 
 def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
-    """Return all policies with their inherited fields, and the problems of the inheritance."""
+    """Return all policies with their inherited fields, and the problems with inheritance."""
     found: dict[str, Pool] = {}
     problems: list[Problem] = []
     for name in repository.policies:
@@ -117,13 +117,13 @@ def _find_inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
 
 
 class Tie(NamedTuple):
-    """Candidates with the same priority."""
+    """The names of several candidates that share the highest priority."""
 
     names: tuple[str, ...]
 
 
 def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
-    """Choose the policy of a server (rule R3): the named policy, or one of the policies that select the server."""
+    """Choose the policy of a server (rule R3): the policy that the server names, or one that selects the server."""
     if named_policy is not None:
         lost = tuple(
             LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
@@ -151,18 +151,18 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Return whether a rollout at ``percent`` includes a server. A higher percentage only adds servers."""
+    """Return whether a rollout at ``percent`` includes a server. Raising the percentage only adds servers."""
     return joining_percentage(stream, uuid) <= percent
 
 
 def joining_percentage(stream: str, uuid: SystemUuid) -> int:
-    """Return the lowest percentage, 1 to 100, at which a stream's rollout includes a server."""
+    """Return the lowest percentage, from 1 to 100, at which a stream's rollout includes a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
     return (place * 100 >> 64) + 1
 
 
 class NamedImage(NamedTuple):
-    """An image, and the document and field that name it."""
+    """An image, with the document and the field that name it."""
 
     image: str
     document: Id
@@ -170,7 +170,7 @@ class NamedImage(NamedTuple):
 
 
 def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Choice[NamedImage]:
-    """Choose the image of a server whose profile boots from the network (rule R4)."""
+    """Choose the image for a server whose profile boots from the network (rule R4)."""
     candidates: list[tuple[NamedImage, str]] = []
     missed: list[LosingCandidate] = []
     name, spec = server.metadata.name, server.spec
@@ -208,7 +208,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
 
 
 def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
-    """Return the image of a maintenance: the profile's image, or the current image of its stream."""
+    """Return the image for a maintenance: the profile's image, or the current image of the profile's stream."""
     if profile.spec.image is not None:
         return profile.spec.image
     assert profile.spec.stream is not None  # noqa: S101 - a profile that boots from the network has an image or a stream
@@ -216,18 +216,18 @@ def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageSt
 
 
 class OptOut(Struct, frozen=True, kw_only=True):
-    """A pin or a hold, and its place in the documents."""
+    """A pin or a hold, and the field that contains it."""
 
     what: str  # such as "the pin of web01" or "a hold of flatcar-stable"
     image: str
     reason: str
-    until: datetime | None  # a deadline for people; gitboot itself changes nothing at that time
+    until: datetime | None  # a reminder for people; gitboot changes nothing at that time
     resource: Id
     path: tuple[str | int, ...]
 
 
 def list_opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
-    """Yield every pin and hold of a fleet."""
+    """Yield every pin and every hold in a fleet."""
     for name, server in repository.servers.items():
         if (pin := server.spec.pin) is not None:
             yield OptOut(
@@ -266,7 +266,7 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
 
 
 class SelectorField(NamedTuple):
-    """A selector, its document, and its field."""
+    """A selector, with the document and the field that contain it."""
 
     select: Selector
     resource: Id
@@ -274,7 +274,7 @@ class SelectorField(NamedTuple):
 
 
 def list_selectors(repository: FleetRepository) -> Iterator[SelectorField]:
-    """Yield every selector of a fleet that is neither All nor None."""
+    """Yield every selector in a fleet, except All and None."""
     fleet, spec = Id("Fleet", repository.fleet.metadata.name), repository.fleet.spec
     fields: list[tuple[Select, Id, Path]] = [
         *((each.select, fleet, ("spec", "sites", number, "select")) for number, each in enumerate(spec.sites)),
@@ -294,9 +294,10 @@ def list_selectors(repository: FleetRepository) -> Iterator[SelectorField]:
 
 
 def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each selector by labels that matches no server.
+    """Yield a warning for each label selector that matches no server.
 
-    A name of a missing server is an error, so selectors by name need no warning. Neither does a fleet without servers.
+    Selectors by name are skipped, because the name of a missing server is an error. A fleet without servers gets no
+    warnings.
     """
     if not (servers := repository.servers.values()):
         return
@@ -306,7 +307,7 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
             return
         name, labels = server.metadata.name, server.metadata.labels
         unmatched = [each for each in unmatched if not each.select.matches(name, labels)]
-    known: defaultdict[str, set[str]] = defaultdict(set)  # values by label
+    known: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
     for server in servers:
         for key, value in server.metadata.labels.items():
             known[key].add(value)
@@ -324,7 +325,7 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def _explain_unmatched(select: Selector, known: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
-    """Return why a selector matches no server, the hint, and the path of the first condition that no server meets."""
+    """Return why a selector matches no server, a hint, and the path of the first condition that no server meets."""
     wanted: list[tuple[str, tuple[str, ...], Path]] = [
         *((key, (value,), ("matchLabels", key)) for key, value in select.match_labels.items()),
         *(
@@ -356,14 +357,14 @@ _SHOWN_VALUES: Final = 5
 
 
 class MinimumVersion(NamedTuple):
-    """The lowest version that a stream wants its servers to boot."""
+    """The lowest version that the servers of a stream should boot."""
 
     stream: str
     version: str
 
 
 def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """Return the minimum version for the servers of each profile, if gitboot should report older versions."""
+    """Return minimum versions by profile, for the profiles whose stream has a minimum version."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
         for name, profile in repository.profiles.items()
@@ -374,7 +375,7 @@ def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersi
 
 
 class BootSource(Struct, frozen=True, kw_only=True):
-    """All documents and values from which a boot is composed."""
+    """The documents and values from which a boot is composed."""
 
     image: BootImage
     profile: BootProfile
@@ -383,10 +384,10 @@ class BootSource(Struct, frozen=True, kw_only=True):
     base_url: str
     endpoint: str  # the URL of the endpoint that serves one-time boots
     phase: Phase
-    mirrors: bool  # whether the mirror serves the files of images
-    files: Mapping[str, bytes]  # files that the profile and the server name, by path
+    mirrors: bool  # whether machines fetch image files from the mirror
+    files: Mapping[str, bytes]  # the files that the profile and the server name, by path
     server: Server | None = None  # None: an unknown machine
-    pool: Pool | None = None  # None for a maintenance, to which no policy applies
+    pool: Pool | None = None  # None for a maintenance, because policies do not apply to it
     maintenance: Maintenance | None = None
     site: str | None = None
 
@@ -396,7 +397,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
     @property
     def chosen_by(self) -> tuple[Id, tuple[str, ...]]:
-        """The document and field that choose the profile for this machine."""
+        """The document and the field that choose the profile for this machine."""
         if self.maintenance is not None:
             return Id("Maintenance", self.maintenance.metadata.name), ("spec", "select")
         if self.server is not None and self.server.spec.policy is not None:
@@ -407,7 +408,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
 
 class Unbootable(Exception):
-    """A boot that cannot work. `place` has the same form as in `DecisionFinding`."""
+    """Raised if a boot cannot work. `place` has the same format as in `DecisionFinding`."""
 
     def __init__(
         self,
@@ -422,12 +423,12 @@ class Unbootable(Exception):
 
 
 class SelectorIndex(Generic[T]):
-    """An index of selectors. It returns the selectors that match a server, in a fixed order."""
+    """Finds the items whose selectors match a server, in a fixed order."""
 
     def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
         self._selecting: list[T] = []
-        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # includes "All" and "None"
-        self._by_name: dict[str, list[int]] = {}  # by the name of the server
+        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # also "All" and "None"
+        self._by_name: dict[str, list[int]] = {}  # by server name
         keys: set[str] = set()
         for number, (each, select) in enumerate(selecting):
             self._selecting.append(each)
@@ -439,10 +440,10 @@ class SelectorIndex(Generic[T]):
             if isinstance(select, Selector):
                 keys |= select.keys
         self._keys = tuple(sorted(keys))
-        self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
+        self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by label values
 
     def find(self, server: Server) -> tuple[T, ...]:
-        """Return the items whose selectors select a server, in the order of the index."""
+        """Return the items whose selectors match a server, in the order in which they were added."""
         name, labels = server.metadata.name, server.metadata.labels
         seen = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(seen)) is None:

@@ -1,4 +1,4 @@
-"""Provisioning record: the values that the ledger stores about a server, and their JSON."""
+"""Provisioning record: the state that the ledger stores for each server, and its JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uui
 if TYPE_CHECKING:
     from gitboot.resolve.server_decision import Decision
 
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader can fetch its boot again, for a retry
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # wait for evidence after an override was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # show an installation without a completion report as served
-DATA_GRACE: Final = timedelta(hours=2)  # a booted system can fetch its user data
+FETCH_GRACE: Final = timedelta(seconds=60)  # how long a loader can fetch its boot again, for example to retry
+CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long gitboot waits for evidence after an override was consumed
+SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation without a completion report is shown
+DATA_GRACE: Final = timedelta(hours=2)  # how long a booted system can fetch its user data
 
 
 T = TypeVar("T")
@@ -33,17 +33,17 @@ def find_newer_records(
     ledger_records: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
-    """Return the servers with newer records in an output tree than in the ledger, which is then an old copy.
+    """Return the servers whose record in an output tree is newer than their record in the ledger.
 
-    ``reasons`` returns the keys for which the ledger has set overrides of a server. An override is set before a machine
-    consumes it.
+    Such a record shows that the ledger is an old copy. ``reasons`` returns the keys of the overrides that gitboot has
+    set for a server according to the ledger. The ledger contains an override before a machine can consume it.
     """
     return sorted(
         uuid
         for uuid, record in published_records.items()
         if (
             record.consumed_key is not None or record != ledger_records.get(uuid)
-        )  # a fast check that excludes most records
+        )  # a fast check first, which excludes most records
         and (
             (before := _progress_key(record)) > (now := _progress_key(ledger_records.get(uuid)))
             or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
@@ -53,7 +53,7 @@ def find_newer_records(
 
 
 def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
-    """Return the fields of a record that only increase."""
+    """Return the fields of a record whose values never decrease."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
@@ -63,7 +63,7 @@ def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, date
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
-    """Return whether a published record has an intent that the ledger neither contains nor dropped as withheld."""
+    """Return whether a published record contains an intent that is not in the ledger and was not withheld."""
     serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
@@ -74,7 +74,7 @@ def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bo
 
 
 def find_last_seen(record: Record) -> datetime | None:
-    """Return the time at which a server was last seen, according to its record."""
+    """Return the time of the newest evidence in a server's record, or None."""
     seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
@@ -85,7 +85,7 @@ def _last_evidence_time(attempt: InstallAttempt) -> datetime:
 
 
 def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Return messages about differences between a provisioned server and its decision, by the name of the condition."""
+    """Compare a provisioned server with its decision. Return messages about the differences by condition name."""
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
         return {}
@@ -100,21 +100,21 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
 
 
 def shard_name(uuid: SystemUuid) -> str:
-    """Return the name of the output tree's file that contains a server's record.
+    """Return the name of the file in the output tree that contains a server's record.
 
-    The name is a part of a digest, because UUIDs of one vendor have equal prefixes.
+    The name is the prefix of a digest and not of the UUID, because the UUIDs of one vendor may share a prefix.
     """
     return f"{crc32(uuid.encode()) & 0xFF:02x}"
 
 
 def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Return records in the format of a file in ``ops/records``, which ``gitboot records begin FILE`` reads."""
+    """Encode records in the format of ``ops/records``, which ``gitboot records begin FILE`` reads."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
 
 def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
-    """Parse exported records. Raises `UsageError` with ``path`` if they are malformed."""
+    """Parse exported records. Raises `UsageError` if they are malformed. ``path`` is for the message."""
     try:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -123,7 +123,7 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 
 def record_facts(record: Record) -> dict[str, Any]:
-    """Return a record as JSON values."""
+    """Convert a record to JSON values."""
     runs = {name: _drop_null_disk_boot(to_json_value(run)) for name, run in record.runs.items()}
     attempts = [attempt_facts(each) for each in record.attempts]
     perhaps = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
@@ -131,22 +131,22 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """Return an install attempt as JSON values: its fetches and its step."""
+    """Convert an install attempt, with its fetches and its step, to JSON values."""
     return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
 
 def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the field diskBoot if it is null, because 2fefe59 does not write such a field."""
+    """Remove the field diskBoot if it is null, because commit 2fefe59 does not write a null field."""
     return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
 def last_provisioning_facts(record: Record) -> list[Any]:
-    """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
+    """Return the last provisioning of a server as JSON values. An operator sees them before changing the record."""
     return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """Return the evidence for a run of a maintenance as JSON values."""
+    """Convert the evidence for a maintenance run to JSON values."""
     seen = {
         "given": to_json_value(run.given),
         "started": to_json_value(run.started),
@@ -156,7 +156,7 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
-    """Parse a record. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if they are malformed."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
@@ -182,7 +182,7 @@ def parse_record(item: Mapping[str, Any]) -> Record:
 
 
 def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
-    """Parse intents. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    """Parse intents to serve a boot. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     return tuple(
         UnknownServe(
             text(each["intent"]), text(each["key"]), _parse_step_evidence(each["seen"]), each["isWithheld"] is True
@@ -222,9 +222,7 @@ def _parse_run(item: Mapping[str, Any]) -> Run:
 
 
 def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Parse the evidence that `run_facts` writes. Raises ValueError, TypeError or KeyError for malformed JSON
-    values.
-    """
+    """Parse the output of `run_facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
@@ -236,7 +234,7 @@ def _parse_number(value: object) -> int:
 
 
 def _parse_instant(value: object) -> datetime:
-    """Parse a time that `encode_records` wrote. Times of evidence have fractions of a second, unlike times in YAML."""
+    """Parse a time written by `encode_records`. Unlike times in YAML, it may contain fractions of a second."""
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
         raise ValueError(f"expected a time with an offset, found {quote_value(value)}")
@@ -244,18 +242,18 @@ def _parse_instant(value: object) -> datetime:
 
 
 class InstallStep(StrEnum):
-    """The step of a server's wanted installation."""
+    """The current step of the installation that a server's policy wants."""
 
     UNKNOWN = "Unknown"  # the server has no record
     PENDING = "Pending"
-    ATTEMPTED = "Attempted"  # its boot was served
-    STARTED = "Started"  # its user data was fetched
-    FAILED = "Failed"  # its installer reported a failure
+    ATTEMPTED = "Attempted"  # the boot was served
+    STARTED = "Started"  # the booted system fetched its user data
+    FAILED = "Failed"  # the installer reported a failure
     PROVISIONED = "Provisioned"
 
     @property
     def label(self) -> str:
-        """The word for the step in texts. Ledgers and JSON keep the value Attempted of 0.1.0."""
+        """The name of the step in messages. Ledgers and JSON still use the value Attempted of version 0.1.0."""
         return "Served" if self is InstallStep.ATTEMPTED else self.value
 
 
@@ -263,8 +261,8 @@ class StepEvidence(NamedTuple):
     """The evidence for an installation step: a fetch, or a consumed override."""
 
     at: datetime
-    path: str  # the path of the fetched file below OUTPUT; "" for a consumed override
-    client: str  # the address of the client
+    path: str  # the fetched file, relative to OUTPUT; "" for a consumed override
+    client: str  # the IP address of the client
 
     def __str__(self) -> str:
         what = f"{self.client} fetched {self.path}" if self.path else "its override was consumed"
@@ -272,27 +270,28 @@ class StepEvidence(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A consumed run of a maintenance."""
+    """A consumed run of a maintenance, and the evidence for it."""
 
     run: int
     at: datetime
-    end: datetime | None = None  # the end of its window; None: no end, or unknown
+    end: datetime | None = None  # the end of the window; None if there is no end or it is unknown
     given: StepEvidence | None = None  # None: recorded by an operator, or by a version without evidence
     started: StepEvidence | None = None  # the booted system fetched its user data
-    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched after the run
+    disk_boot: StepEvidence | None = None  # the machine's first disk boot after the run
 
 
 class UnknownServe(NamedTuple):
-    """An endpoint's intent to serve a boot, without a recorded outcome.
+    """An endpoint's intent to serve a boot, whose outcome is not recorded.
 
-    An intent is not evidence, but the boot counts as consumed when `FETCH_GRACE` has passed since the intent. In a
-    shared fetch log, the outcome `withheld` may come before its intent. The record then stores the outcome, so the
-    later intent does not count. The record stores only the newest withheld intent, to recognize older output trees.
+    An intent is not evidence, but the boot counts as consumed once `FETCH_GRACE` has passed since the intent. In a
+    shared fetch log, the outcome `withheld` may precede its intent. The record then stores the outcome, so that the
+    intent does not count when it arrives. Of the withheld intents, the record stores only the newest one, from which
+    gitboot recognizes older output trees.
     """
 
-    intent: str  # the id of the intent; "" if it was withheld and is complete; "more" for all intents above the maximum
-    key: str  # the key of the boot: a `boot_key`, or the key of a run
-    seen: StepEvidence  # the request
+    intent: str  # an id; "" for a complete withheld intent; "more" for all intents that exceed the maximum
+    key: str  # identifies the boot: a `boot_key`, or the key of a run
+    seen: StepEvidence  # the request for the boot
     is_withheld: bool = False
 
 
@@ -301,7 +300,7 @@ class Failure(NamedTuple):
 
     at: datetime
     client: str
-    log: str  # the last lines of its log
+    log: str  # the last lines of the installer's log
 
     def __str__(self) -> str:
         last = self.log.splitlines()[-1:]
@@ -315,15 +314,15 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     number: int = 1
-    boots: tuple[StepEvidence, ...]  # served boots; an installer may boot several times
+    boots: tuple[StepEvidence, ...]  # the served boots; an installer may boot several times
     started: StepEvidence | None = None
-    started_boot: int = 0  # the last boot whose system fetched its user data, counted from 1; 0: no boot
+    started_boot: int = 0  # the last boot that fetched its user data, counted from 1; 0: none did
     failed: Failure | None = None
-    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched after the completion
+    disk_boot: StepEvidence | None = None  # the machine's first disk boot after the completion
 
     @property
     def is_running(self) -> bool:
-        """Whether the system of the last served boot fetched its user data."""
+        """Whether the system has fetched its user data since the last served boot."""
         return self.started is not None and self.started_boot == len(self.boots)
 
     @property
@@ -342,9 +341,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
         return self.started if self.started is not None and self.is_running else self.boots[-1]
 
     def is_served_again(self, at: datetime) -> bool:
-        """Return whether the last boot is still served, for example to a second NIC, a retry, or the next boot
-        loader.
-        """
+        """Return whether gitboot still serves the last boot, for example to a second NIC or after a failed transfer."""
         given = self.boots[-1].at
         if self.failed is not None or self.is_running:
             return False
@@ -352,38 +349,38 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:
-    """Return the key of one boot of one attempt, for offers, overrides and records."""
+    """Return the key that identifies one boot of one attempt in offers, overrides and records."""
     return key + (f"/attempt/{attempt}" if attempt > 1 else "") + (f"/boot/{boot}" if boot > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """The record of a server's provisioning. A field that is None is unknown."""
+    """The record of a server's provisioning. None means that a value is unknown."""
 
-    provision: int | None = None  # the last installed provision number; None: never provisioned
-    image: str | None = None  # the image of the last installation
+    provision: int | None = None  # the provision number that was installed last; None: never provisioned
+    image: str | None = None  # the image that was installed last
     pool: str | None = None
     decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
-    provisioned_at: datetime | None = None  # or the time at which an operator set the server to pending
-    grace_until: datetime | None = None  # until then, the boot is still served
+    provisioned_at: datetime | None = None  # or when an operator set the server to pending
+    grace_until: datetime | None = None  # gitboot still serves the boot until then
     consumed_at: datetime | None = None  # when the machine consumed an override, if there is no later evidence
     consumed_key: str | None = None  # the key of that override
-    runs: Mapping[str, Run] = field(default_factory=dict)  # the last consumed run by maintenance
-    # `offered`, `answered` and `taken_back` are numbers of the ledger's sequence. Fetches of offers before `offered`
-    # are not evidence.
-    offered: int = 0  # an operator offered the boots again
-    answered: int = 0  # the newest offer with evidence
-    taken_back: int = 0  # a boot that another client had fetched was offered again; earlier fetches are still evidence
-    attempts: tuple[InstallAttempt, ...] = ()  # attempts with the last wanted key, in order
-    # The key for which gitboot saw that the machine was off. Exports omit it, so that an importing instance waits
-    # again.
+    runs: Mapping[str, Run] = field(default_factory=dict)  # the last consumed run of each maintenance
+    # `offered`, `answered` and `taken_back` are numbers from the ledger's sequence. A fetch of an offer with a lower
+    # number than `offered` is not evidence.
+    offered: int = 0  # when an operator last offered the boots again
+    answered: int = 0  # the newest offer for which there is evidence
+    taken_back: int = 0  # a boot was offered again after another client fetched it; earlier fetches still count
+    attempts: tuple[InstallAttempt, ...] = ()  # the attempts with the key that was wanted last, in order
+    # The key of the installation for which gitboot saw that the machine was off. It is not exported, so an instance
+    # that imports the record waits again.
     released: str | None = field(default=None, metadata=OMITTED)
-    # The maintenance that wrote the disks; only a higher provision number installs the server again.
+    # The maintenance that overwrote the disks. Only a higher provision number reinstalls the server.
     overwritten_by: str | None = None
     unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
-        """Return the first intent to serve a key's boot that has no known outcome."""
+        """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)

@@ -20,7 +20,7 @@ from gitboot.resolve.server_decision import Boot
 
 
 class SecretSpan(NamedTuple):
-    """The offsets of a secret in a text: the start of its name, and the range [start, end) of the secret."""
+    """Offsets in a text: where the name of a secret starts, and the range [start, end) of the secret itself."""
 
     at: int
     start: int
@@ -31,16 +31,16 @@ Find = Callable[[str], Iterable[SecretSpan]]
 
 
 class LeakRule(NamedTuple):
-    """One kind of secret."""
+    """A rule that finds one kind of secret."""
 
     kind: str
     severity: Severity
-    words: tuple[str, ...]  # in lower case; every text with such a secret contains one of these words
+    words: tuple[str, ...]  # lower-case words; each text with such a secret contains at least one of them
     find: Find
-    in_line: bool = False  # whether each line can be scanned separately
+    in_line: bool = False  # whether the rule can scan each line separately
 
 
-# Harmless values where secrets could be
+# Harmless values in fields that may contain secrets
 
 _HARMLESS: Final = re.compile(
     r"""
@@ -54,8 +54,8 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_MIN_DISTINCT_CHARACTERS: Final = 8  # placeholders have fewer distinct characters than tokens
-# From the documentation of AWS, kubeadm and JWT.
+_MIN_DISTINCT_CHARACTERS: Final = 8  # real tokens have at least this many distinct characters
+# Example tokens from the documentation of AWS, kubeadm and JWT.
 _EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
 
 
@@ -64,21 +64,21 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_generated(value: str) -> bool:
-    """Return whether a value looks like a random token, and not like a name or a word."""
+    """Return whether a value looks like a random token rather than a name or a word."""
     return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
 
 
 # Kinds of rules
 
 _compiled: Final = cache(re.compile)  # compiled on first use, because most commits need only a few rules
-_BLANKS: Final = r"[^\S\n]*+"  # white space without line ends
+_BLANKS: Final = r"[^\S\n]*+"  # white space except line ends
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
 
 def _value_finder(
     pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
 ) -> Find:
-    """Return a function that finds the values of a pattern's groups, except harmless values."""
+    """Return a function that finds the values captured by a pattern, except harmless ones."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -93,7 +93,7 @@ _IN_VALUE: Final = ("double", "single", "plain")
 
 
 def _block_finder(begins: str, end: str) -> Find:
-    """Return a function that finds the text from a pattern to ``end``, or to the end of the text."""
+    """Return a function that finds blocks from the match of a pattern up to ``end``, or up to the end of the text."""
     compiled = re.compile(begins)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -107,7 +107,7 @@ def _block_finder(begins: str, end: str) -> Find:
 
 
 def _line_finder(word: str, pattern: str) -> Find:
-    """Return a function that finds the first match of a pattern in each line that contains a word."""
+    """Return a function that finds the first match of a pattern in each line that contains ``word``."""
     compiled = re.compile(pattern)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -125,7 +125,7 @@ def _line_finder(word: str, pattern: str) -> Find:
 
 
 def _find_password_lists(text: str) -> Iterator[SecretSpan]:
-    """Yield each name:password after ``chpasswd:`` of cloud-init. The place is the line of ``chpasswd:``."""
+    """Yield each name:password below the cloud-init key ``chpasswd:``. The reported name is the key ``chpasswd:``."""
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
@@ -161,7 +161,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _find_assignments(text: str) -> Iterator[SecretSpan]:
-    """Yield each NAME=value of a shell script or an environment file whose name looks like that of a secret."""
+    """Yield each NAME=value in a shell script or environment file whose name suggests a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SECRET_SUFFIX.search(found["name"]) and not _is_harmless(value):
@@ -175,7 +175,7 @@ _SECRET_SUFFIX: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|
 
 
 def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
-    """Yield each user:password in base64 of a ``.dockerconfigjson``."""
+    """Yield each base64-encoded user:password in a ``.dockerconfigjson``."""
     for found in _REGISTRY.finditer(text):
         try:
             is_pair = b":" in b64decode(found["v"], validate=True)
@@ -197,12 +197,12 @@ _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
 
 def _key_finder(*names: str, only: Callable[[str], bool] = bool) -> Find:
-    """Return a function that finds the values of these keys in YAML or JSON, in block or flow style."""
+    """Return a function that finds the values of the given keys in YAML or JSON, in block or flow style."""
     key = _KEY.format(names="|".join(names), value=_VALUE)
     in_its_place = _value_finder(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
     def find(text: str) -> Iterable[SecretSpan]:
-        # A search for only the names takes a tenth of the time, and most texts do not contain the names.
+        # Searching for the names first is ten times as fast, and most texts contain none of them.
         return in_its_place(text) if _compiled(key).search(text) else ()
 
     return find
@@ -336,31 +336,31 @@ RULES: Final = (
 
 
 class Leak(NamedTuple):
-    """The kind and the place of a possible secret, without the secret."""
+    """The kind and the location of a possible secret, but not the secret itself."""
 
-    kind: str  # a private key, a password
+    kind: str  # such as "a private key" or "a password"
     location: str  # such as "user data, line 7" or "kernel argument rd.luks.key"
     severity: Severity
     is_argument: bool = False
 
 
 class Secret(NamedTuple):
-    """A possible secret in a text. Lines are 1-based."""
+    """A possible secret in a text, with 1-based line numbers."""
 
     kind: str
-    line: int  # the line of the name
-    first: int  # first and last of the lines that must not be shown
+    line: int  # the line that contains the name
+    first: int  # the first and the last line that must not be shown
     last: int
     severity: Severity
-    digest: str  # the digest of the secret without white space; identifies the secret in other places
-    allowance: str | None = None  # the author's reason to allow it
+    digest: str  # of the secret without white space; identifies the same secret elsewhere
+    allowance: str | None = None  # why the author permits the secret; None: not permitted
 
 
 def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """Yield the possible secrets in a boot's published files and arguments, the first one of each kind.
+    """Yield possible secrets in the published files and kernel arguments of a boot, one of each kind per file.
 
-    ``known_digests`` are secrets that were reported at their source. ``own`` are digests that gitboot computed for the
-    server, and the server's MAC addresses. Many texts differ only in the values of ``own``.
+    ``known_digests`` identify the secrets that are already reported at their source. ``own`` contains the server's MAC
+    addresses and the digests that gitboot computed for it. The texts of many servers differ only in these values.
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
@@ -379,13 +379,13 @@ def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Col
 
 
 def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
-    """Replace a server's own values, so that its lines are equal to those of other servers and can be cached."""
+    """Replace a server's own values, so that its lines equal those of other servers and their results can be cached."""
     for own, other in others:
         text = text.replace(own, other)
     return text
 
 
-# Secret rules must match these values like other values of their kind, and not like placeholders.
+# The rules must treat these values as ordinary digests and addresses, and not as placeholders.
 _ANY_DIGEST: Final = sha256().hexdigest()
 _ANY_MAC: Final = "00-00-5e-00-53-1a"
 
@@ -401,12 +401,12 @@ _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|ap
 
 @lru_cache(maxsize=1024)
 def find_secrets_in_file(content: bytes) -> tuple[Secret, ...]:
-    """Return the possible secrets of a file of the commit. gitboot scans a file once for all servers."""
+    """Return the possible secrets in a file from the repository. The result is cached for all servers."""
     return tuple(find_secrets(content.decode(errors="replace")))
 
 
 def find_secrets(text: str) -> list[Secret]:
-    """Return the possible secrets of a text, sorted by line."""
+    """Return the possible secrets in a text, sorted by line."""
     lines = _scan_lines(text)
     found = [*_apply_rules(text, lines), *_find_encoded_secrets(lines)]
     if not found:
@@ -427,13 +427,13 @@ _Match = tuple[LeakRule, SecretSpan, str]
 
 
 class _LeakLine(NamedTuple):
-    """The scan result of a line."""
+    """The result of scanning one line."""
 
     length: int
-    rules: tuple[int, ...]  # numbers of rules that may match this line together with other lines
-    matches: tuple[tuple[int, SecretSpan, str], ...]  # matches of the rules that scan single lines
-    pieces: tuple[tuple[int, int, str], ...]  # pieces of base64: (start, end, data)
-    base64: str | None  # the data, if the whole line is base64
+    rules: tuple[int, ...]  # numbers of the multi-line rules that may match here
+    matches: tuple[tuple[int, SecretSpan, str], ...]  # matches of the single-line rules
+    pieces: tuple[tuple[int, int, str], ...]  # base64 strings in the line: (start, end, data)
+    base64: str | None  # the base64 data if it fills the whole line
 
 
 def _scan_lines(text: str) -> list[_LeakLine]:
@@ -467,9 +467,9 @@ def _scan_line(line: str) -> _LeakLine:
     )
 
 
-@lru_cache(maxsize=16384)  # lines that differ only in a name or a digest share most parts
+@lru_cache(maxsize=16384)  # lines that differ only in a name or a digest have most parts in common
 def _rules_for(part: str) -> frozenset[int]:
-    """Return the numbers of the rules that have a word in this part of a line. ``part`` is in lower case."""
+    """Return the numbers of the rules with a word that occurs in ``part``, a lower-case part of a line."""
     numbers: set[int] = set()
     found = _ANY_WORD.search(part)
     while found is not None:
@@ -480,7 +480,7 @@ def _rules_for(part: str) -> frozenset[int]:
 
 
 def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
-    """Return the matches of the rules, in the order of the rules."""
+    """Return the matches of all rules, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.matches:
@@ -503,8 +503,8 @@ for _number, _rule in enumerate(RULES):
         _RULES_BY_WORD[_word].append(_number)
 
 
-_PART: Final = 64  # number of characters in a part of a line
-_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # additional characters for words that begin in the part
+_PART: Final = 64  # the length of each part, in characters
+_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # characters after each part, for words that begin in the part
 _WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # first character -> words
 
 
@@ -520,14 +520,14 @@ _ANY_WORD: Final = re.compile(
 )
 
 
-# Secrets that their author allows
+# Secrets that their author permits
 
 _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
 _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def parse_allowance(line: str) -> str | None:
-    """Return the reason of ``gitboot:allow-secret REASON`` in a line, or None if the line does not allow a secret."""
+    """Return the REASON from ``gitboot:allow-secret REASON`` in a line, or None if the line permits no secret."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -536,7 +536,7 @@ _LONGEST_REASON: Final = 200
 
 
 class _TextLines:
-    """The lines of a text, 1-based."""
+    """The lines of a text, with 1-based numbers."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
@@ -559,7 +559,7 @@ _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9
 
 
 def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
-    """Yield the possible secrets in base64, in one piece or in consecutive lines."""
+    """Yield the possible secrets in base64 data, which is within one line or spans consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
@@ -573,14 +573,14 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
 
 @lru_cache(maxsize=1024)  # servers share most pieces
 def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
-    """Return the possible secrets in a short piece of base64."""
+    """Return the possible secrets in a short base64 string. The result is cached."""
     return tuple(_secrets_in_base64(data))
 
 
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """Yield the possible secrets in data that is encoded up to ``times`` times.
+    """Yield the possible secrets in data that was base64-encoded up to ``times`` times.
 
-    If there is a secret, all of the data must be hidden.
+    If there is a secret, callers must hide all of the data.
     """
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
@@ -595,7 +595,7 @@ def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, st
 
 
 def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
-    """Yield blocks of consecutive base64 lines: (start, end, data)."""
+    """Yield the blocks of consecutive base64 lines as (start, end, data)."""
     if not any(line.base64 is not None and len(line.base64) >= _MIN_BLOCK_WIDTH for line in lines):
         return
     held: list[str] = []
@@ -614,4 +614,4 @@ def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]
 
 
 _NO_LINE: Final = _LeakLine(0, (), (), (), None)
-_MIN_BLOCK_WIDTH: Final = 40  # characters of each line except the last
+_MIN_BLOCK_WIDTH: Final = 40  # the minimum length of each line in a block except the last line

@@ -1,4 +1,4 @@
-"""Server decision: the values that a commit determines for a server."""
+"""Server decision: everything that a commit determines about the boots of a server."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """The decisions of a commit for all servers and for unknown machines."""
+    """The boot decisions made at a commit, for all servers and for unknown machines."""
 
     revision: str
     base_url: str
     outputs: frozenset[Output]
     evidence: Evidence
-    servers: Mapping[str, Decision]  # by name, sorted
-    networks: Mapping[str, Host]  # by server, in the order of `servers`
-    sites: Mapping[str, str]  # name -> base URL, in the document's order
-    unknown: Mapping[Architecture, Boot] | None  # None: no profile for unknown machines
-    unknown_not_found: bool  # whether unknown machines get 404
+    servers: Mapping[str, Decision]  # sorted by name
+    networks: Mapping[str, Host]  # by server name, in the order of `servers`
+    sites: Mapping[str, str]  # base URLs by site name, in the order of the Fleet document
+    unknown: Mapping[Architecture, Boot] | None  # None: the Fleet names no profile for unknown machines
+    unknown_not_found: bool  # whether unknown machines get a 404 response
     warnings: tuple[Problem, ...]
-    dated: tuple[DatedProblem, ...]  # problems that depend on the time
+    dated: tuple[DatedProblem, ...]  # the problems that depend on the time
 
     def problems_at(self, now: datetime) -> tuple[Problem, ...]:
-        """Return the problems at a time, sorted."""
+        """Return the sorted problems that exist at a time."""
         return tuple(sorted((*self.warnings, *find_problems_at(self.dated, now))))
 
     @property
@@ -59,10 +59,10 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
 
 def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
-    """Raise `InvalidRepository` if an instance cannot accept a commit at a time.
+    """Raise `InvalidRepository` if an instance cannot newly accept a commit at a time.
 
-    The commit has an error of `TOLERATED_CODES`, or an error that depends on the time. An instance that has accepted
-    the commit earlier keeps it.
+    The reason is an error in `TOLERATED_CODES` or an error that depends on the time. An instance that has already
+    accepted the commit keeps it.
     """
     problems = decisions.problems_at(now)
     if any(problem.severity is Severity.ERROR for problem in problems):
@@ -73,30 +73,30 @@ INSTALL_MODES: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """Return the token with which an installer reports a server's provision number and image."""
+    """Return the token with which an installer reports that it installed this provision number and image."""
     return offer_token(uuid, str(provision), image)
 
 
-@lru_cache(maxsize=256)  # each plan and its boot files need the same tokens several times
+@lru_cache(maxsize=256)  # the same tokens are needed several times for a plan and its boot files
 def offer_token(*parts: str) -> Digest:
-    """Return the digest that names an offer in paths, from the UUID of the machine and the parts of the offer."""
+    """Return the digest that identifies an offer in paths, computed from the machine's UUID and other parts."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootFile:
-    """A file that a machine fetches, and its URL for the machine."""
+    """A file that a machine fetches, with the URL from which the machine fetches it."""
 
     url: str
     sha256: Digest
     size: int | None
-    # the URL from which a mirror fetches it; None: not mirrored
+    # The URL from which the mirror downloads the file. None: the file is not mirrored.
     source: str | None = field(default=None, compare=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootFiles:
-    """An image's files for a server's architecture."""
+    """The files of an image for one architecture."""
 
     kernel: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
     initrds: tuple[BootFile, ...] = field(default=(), metadata=UNLESS_DEFAULT)
@@ -111,7 +111,7 @@ class BootFiles:
 
 
 def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
-    """Replace texts by their digests, so that the JSON contains no secrets."""
+    """Replace each text with its digest, so that the JSON contains no secrets."""
     return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
 
@@ -119,11 +119,11 @@ def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
 class UserDataFiles:
     """Rendered user data: one file, or the files of a NoCloud folder."""
 
-    format: str  # a format of a profile, such as Ignition/3.4
-    files: Mapping[str, str] = field(metadata=OMITTED)  # by name, sorted
-    digest: Digest = field(metadata=json_key("sha256"))  # the digest of the file, or of the folder's names and digests
-    url: str  # the URL of the file, or of the folder with a slash at the end
-    # Secrets that the system may fetch, by name: encrypted with age, as base64.
+    format: str  # as in a profile, such as Ignition/3.4
+    files: Mapping[str, str] = field(metadata=OMITTED)  # sorted by name
+    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the names and digests in the folder
+    url: str  # of the file, or of the folder, which ends with a slash
+    # The secrets that the system may fetch, by name. They are encrypted with age and encoded in base64.
     secrets: Mapping[str, str] = field(default_factory=dict, metadata=json_writer(_digest_texts, unless_default=True))
 
     @property
@@ -147,7 +147,7 @@ def _digest_entries(entries: Mapping[str, str]) -> dict[str, Digest]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
-    """A completely resolved boot from the network."""
+    """A network boot with all its files, arguments and texts."""
 
     profile: str
     image: str
@@ -161,43 +161,43 @@ class Boot:
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...] = field(metadata=json_writer(_write_texts))
-    # Boot scripts from templates that replace the built-in ones, by boot loader.
+    # Boot scripts from templates, which replace the built-in ones, by boot loader.
     entries: Mapping[str, str] = field(metadata=json_writer(_digest_entries))
-    templates: Mapping[str, Digest]  # digests of the template files of this boot
-    # how many times the installer boots from the network
+    templates: Mapping[str, Digest]  # the digests of this boot's template files, by path
+    # How many times the installer boots from the network.
     boots: int = field(default=1, metadata=UNLESS_DEFAULT)
 
     @property
     def direct(self) -> bool:
-        """Whether the machine starts a uki or an iso, to which gitboot cannot pass kernel arguments."""
+        """Whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
         if self.method is Method.PXE:
             return self.files.kernel is None
         return self.http_boot is not HttpBoot.LOADER
 
     @property
     def medium(self) -> str | None:
-        """The URL of the image that the BMC inserts, or None for other methods."""
+        """The URL of the ISO that the BMC inserts as a virtual medium, or None for other methods."""
         return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
 
     @property
     def reads_medium(self) -> bool:
-        """Whether the system reads its user data from a second medium."""
+        """Whether the system reads its user data from a second virtual medium."""
         return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
 
     @property
     def asks_by_uuid(self) -> bool:
-        """Whether the system finds its user data by its UUID alone."""
+        """Whether the system finds its user data only by its UUID."""
         return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
 
     @property
     def direct_uki(self) -> BootFile | None:
-        """The uki of a direct boot, which UEFI boot loaders can also start, or None."""
+        """The UKI of a direct boot, which UEFI boot loaders can also start, or None if there is no UKI."""
         by_pxe = self.method is Method.PXE
         return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
 
     @property
     def shows_its_start(self) -> bool:
-        """Whether the booted system fetches a URL that no other client fetches, which proves its start."""
+        """Whether the booted system proves its start by fetching a URL that no other client knows."""
         if self.user_data is None or self.direct:
             return self.asks_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
@@ -205,7 +205,7 @@ class Boot:
 
     @property
     def may_ask_by_identity(self) -> bool:
-        """Whether the image and the texts suggest that the system may find its user data by the machine's identity."""
+        """Whether the image and the texts suggest that the system may find its user data by identity."""
         if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
@@ -213,10 +213,10 @@ class Boot:
         return any(mark in text for mark in _BY_IDENTITY for text in texts)
 
     def move_user_data(self, folder: str, *, token_change: tuple[str, str]) -> Boot:
-        """Return the boot with its user data in another folder below the base URL.
+        """Return the boot with its user data moved to another folder below the base URL.
 
-        In all texts, the second token of ``token_change`` replaces the first, so that the installer reports with the
-        second.
+        ``token_change`` is the old and the new token. The new token replaces the old one in all texts, so that the
+        installer uses it in its reports.
         """
         user_data = self.user_data
         within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
@@ -233,18 +233,18 @@ class Boot:
 
     @property
     def loaded_kernel(self) -> BootFile:
-        """The kernel of a boot that is not direct. Rule R6 guarantees that it exists."""
+        """The kernel of a boot that is not direct. Rule R6 guarantees that such a boot has a kernel."""
         assert self.files.kernel is not None  # noqa: S101
         return self.files.kernel
 
     @property
     def http_boot_file(self) -> BootFile | None:
-        """The file that firmware fetches for UEFI HTTP boot, or None for other methods."""
+        """The file that firmware fetches by UEFI HTTP boot, or None for other methods."""
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
     @property
     def fetched_files(self) -> tuple[BootFile, ...]:
-        """The files that a machine fetches: those that its method starts, and those with a URL in the texts."""
+        """The files that a machine fetches, because its boot method needs them or because a text contains their URL."""
         files, started = self.files, set[BootFile | None]()
         if self.direct:
             started = {self.direct_uki or files.iso}
@@ -258,34 +258,34 @@ class Boot:
         return bool(absent) and any(each in absent for each in self.fetched_files)
 
 
-# Parts of URLs of user data that a system finds by UUID or by a query: see `gitboot.render.emulated_apis`.
+# Parts of the URLs at which systems find user data by UUID or by query. See `gitboot.render.emulated_apis`.
 _BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDecision:
-    """The boot of a server under its policy."""
+    """The boot that a server's policy determines."""
 
     policy: str
     network_boot: NetworkBoot
-    boot: Boot | None  # None: the profile's method is Disk
+    boot: Boot | None  # None: the method of the profile is Disk
     override: OverrideMode
     disk_boot: DiskBoot
     power: PolicyPower
-    provision: int  # the wanted number
-    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # the number of permitted attempts
-    # The event that gitboot waits for before the first attempt.
+    provision: int  # the provision number that the document wants
+    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # how many attempts the Fleet permits
+    # The event for which gitboot waits before the first attempt.
     wait_for: PolicyWait = field(default=PolicyWait.NONE, metadata=UNLESS_DEFAULT)
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Return whether a time is in the window [start, end). A bound that is None does not limit the window."""
+    """Return whether a time is in the window [start, end). None means that the window has no such bound."""
     return (start is None or start <= at) and (end is None or at < end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
-    """The boot of a server under a maintenance, in the window [start, end)."""
+    """The boot that a maintenance determines for a server in the window [start, end)."""
 
     name: str
     start: datetime | None
@@ -297,26 +297,26 @@ class MaintenanceDecision:
     run: int
     power: MaintenancePower
     max_unavailable: str
-    # "Site", or the key of a label. None: the limit counts all selected servers.
+    # "Site" or a label key, if the limit applies to each group. None: it applies to all selected servers together.
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
     def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
-        """Return the window [start, end) in which both maintenances are active, or None if they do not overlap."""
+        """Return the window [start, end) in which both maintenances are active, or None if there is no overlap."""
         start = max((each for each in (self.start, other.start) if each is not None), default=None)
         end = min((each for each in (self.end, other.end) if each is not None), default=None)
         return (start, end) if start is None or end is None or start < end else None
 
 
 class WithheldBoot(NamedTuple):
-    """An install boot that a newer commit does not offer, in the window [start, end)."""
+    """An install boot that gitboot withholds in the window [start, end), because a newer commit does not offer it."""
 
     maintenance: str | None  # None: the policy's boot
-    start: datetime | None  # None: no start
-    end: datetime | None  # None: no end
-    takes_image_back: bool  # whether the newer commit offers another image, or no boot, in this window
+    start: datetime | None  # None: the window has no start
+    end: datetime | None  # None: the window has no end
+    takes_image_back: bool  # whether the newer commit offers another image or no boot in this window
     by: str  # the revision of the newer commit
 
     def is_active(self, at: datetime) -> bool:
@@ -324,11 +324,11 @@ class WithheldBoot(NamedTuple):
 
 
 class CopySettings(NamedTuple):
-    """The boots that copies of the boot files may serve without a record of the fetch."""
+    """Which boots may be served by copies of the boot files, which cannot record a fetch."""
 
     one_time_boots: bool = False  # whether copies serve one-time boots
-    late_ends: bool = False  # whether boot loaders get a maintenance even if they cannot ask the endpoint for its end
-    ipxe_https: bool = False  # whether iPXE can use HTTPS to ask an endpoint
+    late_ends: bool = False  # whether copies serve a maintenance to loaders that cannot ask for its end
+    ipxe_https: bool = False  # whether iPXE can query an endpoint over HTTPS
 
     def facts(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults, with the field names of `spec.serving`."""
@@ -339,11 +339,11 @@ class CopySettings(NamedTuple):
         }
 
 
-DEFAULT_COPY_SETTINGS: Final = CopySettings()  # the settings of a Fleet without settings
+DEFAULT_COPY_SETTINGS: Final = CopySettings()  # for a Fleet that sets none of them
 
 
 def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
-    """Return maintenances as JSON values, with start and end in an object `window`."""
+    """Convert maintenances to JSON values, with start and end in an object `window`."""
     found = []
     for each in map(to_json_value, maintenances):
         window = {bound: each.pop(bound) for bound in ("start", "end")}
@@ -353,42 +353,42 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The decision of a commit for a server: its possible boots, and the windows of the boots."""
+    """What a commit decides for one server: its possible boots, and the windows in which they apply."""
 
     server: str
     uuid: SystemUuid
-    macs: tuple[MacAddress, ...]  # the addresses of interfaces from which the machine may boot
+    macs: tuple[MacAddress, ...]  # of the interfaces from which the machine may boot
     architecture: Architecture
     firmware: Firmware
     lifecycle: Lifecycle
-    restrict: bool  # whether each lookup gets 404 while the server boots its disk
+    restrict: bool  # whether lookups get a 404 response while the server boots its disk
     base_url: str = field(metadata=json_key("baseURL"))
-    provision: int  # the provision number of the document
+    provision: int  # the provision number in the Server document
     policy: PolicyDecision | None
-    # sorted by name
+    # Sorted by name.
     maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(maintenances_facts))
-    # The provision number that Git declares as installed, if the Fleet accepts this evidence.
+    # The provision number that an annotation declares as installed, if the Fleet accepts such evidence.
     declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
-    serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # for lookups of boot loaders
-    # The UUID that the machine had before its board was replaced.
+    serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # for lookups by boot loaders
+    # The machine's UUID before its board was replaced.
     replaces: SystemUuid | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # whether all install boots are stopped
+    # Whether the Fleet stops all install boots.
     stopped: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    # For copies: the URL of the endpoint that serves one-time boots. None: no endpoint is named.
+    # The URL of the endpoint that serves one-time boots, for use in copies. None: the Fleet names no endpoint.
     endpoint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # How boot loaders start the disk: Exit, Sanboot or a path. None: the default.
+    # How boot loaders start the disk: Exit, Sanboot or a path. None: the boot loader's default.
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     copies: CopySettings = field(
         default=DEFAULT_COPY_SETTINGS, metadata=json_writer(CopySettings.facts, unless_default=True)
     )
-    # Install boots that newer commits do not offer. They depend on other commits, so the digest does not include them.
+    # Install boots that newer commits do not offer. The digest omits them, because they depend on other commits.
     withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=OMITTED)
-    # computed on first use
+    # Computed on first use.
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """The digest of the decision. Other processes receive it together with the decision."""
+        """The digest of the decision, which is computed once and sent to other processes with the decision."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
@@ -403,40 +403,38 @@ class Decision:
         return tuple(boot for boot in found if boot is not None)
 
     def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
-        """Return the boot files that are withheld."""
+        """Return the files of all boots for which ``is_withheld`` is true."""
         return frozenset(file for boot in self.boots for file in boot.fetched_files if is_withheld(file))
 
     @property
     def token(self) -> Digest | None:
-        """The token of the wanted one-time installation, for fetches and reports, or None without such an
-        installation.
-        """
+        """The token for fetches and reports of the wanted one-time installation, or None if there is none."""
         boot = self.installation
         return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
     @property
     def installation(self) -> Boot | None:
-        """The one-time install boot of the policy, or None."""
+        """The boot with which the policy installs the server once, or None."""
         return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALL_MODES else None
 
     def data_folder(self, token: Digest) -> str | None:
-        """Return the folder below the base URL that contains only the user data of this offer."""
+        """Return the folder, relative to the base URL, that contains only the user data for this offer."""
         return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
 
 
 class OverrideTarget(StrEnum):
-    """Values of ``BootSourceOverrideTarget`` of a Redfish ComputerSystem that gitboot sets."""
+    """The values of ``BootSourceOverrideTarget`` in a Redfish ComputerSystem that gitboot sets."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
     HDD = "Hdd"
     CD = "Cd"
-    USB_CD = "UsbCd"  # some BMCs boot a virtual CD only with this value
+    USB_CD = "UsbCd"  # some BMCs boot from a virtual CD only with this value
     NONE = "None"
 
 
 class OverrideEnabled(StrEnum):
-    """Values of ``BootSourceOverrideEnabled`` of a Redfish ComputerSystem."""
+    """The values of ``BootSourceOverrideEnabled`` in a Redfish ComputerSystem."""
 
     DISABLED = "Disabled"
     ONCE = "Once"
@@ -447,27 +445,27 @@ class Nic(Struct, frozen=True, kw_only=True):
     """A network interface with its MAC address and IP addresses."""
 
     mac: MacAddress
-    addresses: tuple[str, ...]  # without the prefix length
+    addresses: tuple[str, ...]  # without prefix lengths
     boots: bool
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """The network interfaces and the site of a server."""
+    """The network interfaces, the site and the boot loader of a server."""
 
     server: str
     lifecycle: Lifecycle
     site: str | None
-    nics: tuple[Nic, ...]  # in the document's order
-    loader: Loader | None = None  # the boot loader that DHCP names; None: the default
+    nics: tuple[Nic, ...]  # in the order of the document
+    loader: Loader | None = None  # the boot loader that DHCP offers; None: the default
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The IP addresses of all interfaces, each once. The interfaces of a bond share their addresses."""
+        """The IP addresses of all interfaces without duplicates, because the interfaces of a bond share addresses."""
         return tuple(dict.fromkeys(address for nic in self.nics for address in nic.addresses))
 
 
 def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
-    """Return the network interfaces and the site of a server."""
+    """Collect the network interfaces of a server."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
@@ -485,25 +483,25 @@ def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
-    """Return the MAC addresses of interfaces from which the machine may not boot, and which the decision lacks."""
+    """Return the MAC addresses of the interfaces from which the machine may not boot."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
 class FieldSources(Struct, frozen=True, kw_only=True):
-    """The documents that set a server's fields, for display. These documents depend only on the commit."""
+    """The documents that set the fields of a server's boot configuration, as displayed to people."""
 
-    stream: str | None  # the stream of the policy
-    # The percentage at which the stream's rollout includes the server; None: included already, or no rollout.
+    stream: str | None  # the stream of the policy's profile
+    # The percentage at which the rollout will reach the server. None: already reached, or no rollout.
     joins: int | None
-    kept: str | None  # the pin or hold that determines the image
+    kept: str | None  # the pin or the hold that determines the image
     packed: bytes  # the compressed `lines`
 
     @property
     def lines(self) -> list[list[Any]]:
-        """The lines: field, value, rule, reason, maintenance, document, place in the document.
+        """One line for each field: field, value, rule, reason, maintenance, document, location in the document.
 
-        The place is a line number in the server's own document, and a JSON pointer in other documents. Document and
-        place are None if a rule adds the field.
+        The location is a line number in the server's own document, but a JSON pointer in other documents. Document and
+        location are None if a rule sets the value.
         """
         found: list[list[Any]] = json.loads(zlib.decompress(self.packed))
         return found

@@ -1,4 +1,4 @@
-"""Server plan: the values that determine a server's boot at a time."""
+"""Server plan: everything that determines how a server boots at a given time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarge
 
 
 class InstallState(StrEnum):
-    """The state of an installation that has begun and whose completion is not proven."""
+    """The state of an installation that has started but whose completion is not proven."""
 
     INSTALLING = "Installing"
-    SERVED = "Served"  # its boot was served, and its completion was not reported
+    SERVED = "Served"  # the boot was served, but no completion was reported
 
 
 class InstallProgress(NamedTuple):
-    """The progress of an installation that has begun."""
+    """The progress of an installation that has started."""
 
     state: InstallState
-    since: datetime  # the time of its first fetch
+    since: datetime  # when the boot was first fetched
     step: InstallStep  # the last step: Attempted, Started or Failed
-    at: datetime  # the time of the last step
-    until: datetime | None = None  # the end of its display; None: until its completion is proven
-    maintenance: str | None = None  # the maintenance of the install boot; None: the policy's boot
+    at: datetime  # when the last step was reached
+    until: datetime | None = None  # when it is no longer shown; None: when its completion is proven
+    maintenance: str | None = None  # the maintenance that boots the installer; None: the policy does
 
     def __str__(self) -> str:
         last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
@@ -55,7 +55,7 @@ _STEP_WORDS: Final = {
     InstallStep.STARTED: "installer started",
     InstallStep.FAILED: "installer failed",
 }
-# With this evidence, a server counts as provisioned when its installation begins. Other evidence proves the completion.
+# With this evidence, a server already counts as provisioned when its installation starts, not when it is complete.
 START_EVIDENCE: Final = ("Fetched", "Consumed")
 
 
@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """The reason for a server's phase. Boot files contain this text."""
+    """Why a server is in its phase. The text appears in boot files."""
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the one-time boot of the maintenance was used"
@@ -99,15 +99,15 @@ class Cause(StrEnum):
     DISK = "the policy boots the local disk"
 
 
-# In these cases the server boots its disk, because its installer may still be running and may report.
+# For these causes, the server boots its disk because its installer may still be running.
 WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """A published boot, and the evidence in a fetch of that boot."""
+    """A published boot, and what a fetch of it proves."""
 
-    plan: Digest  # or the token in the URLs of fetches and reports
+    plan: Digest  # the digest of the plan, or the token in the URLs of fetches and reports
     server: str
     uuid: SystemUuid
     decision: Digest
@@ -115,37 +115,37 @@ class Offer(Struct, frozen=True, kw_only=True):
     key: str
     policy: str | None
     image: str
-    provision: int  # the wanted number
+    provision: int  # the provision number that the document wants
     on_image_change: bool
-    maintenance: str | None  # the active maintenance
+    maintenance: str | None  # the maintenance that is active
     run: int | None
     once: bool = True  # whether it is a one-time boot
-    base: str | None = None  # the provision key, if `key` names one of several boots; None: `key` is the provision key
-    attempt: int = 1  # 0: the token does not contain the attempt
+    base: str | None = None  # the provision key if it differs from `key`, which also contains the attempt and boot
+    attempt: int = 1  # 0: the token does not identify the attempt
     boot: int = 1
-    boots: int = 1  # number of boots in the attempt
-    shows_start: bool = False  # whether the fetches of the system prove that it started
-    start: datetime | None = None  # start of the maintenance's window
+    boots: int = 1  # how many boots the attempt needs
+    shows_start: bool = False  # whether fetches by the booted system prove its start
+    start: datetime | None = None  # the start of the maintenance window
     end: datetime | None = None
     writes_disk: bool = True
-    number: int = 0  # the number of the last publication, in the ledger's sequence
+    number: int = 0  # when the offer was last published, in the ledger's sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootOverride:
-    """The boot override that a plan wants."""
+    """The BMC boot override that a plan wants."""
 
     enabled: OverrideEnabled
     target: OverrideTarget
     http_boot_uri: str | None
-    reason: str  # the key of the reason; gitboot sets an override at most once for each key
-    # Whether gitboot sets the override again after each reset that consumed it.
+    reason: str  # a key; gitboot sets at most one override for each key
+    # Whether gitboot sets the override again each time that a reset has consumed it.
     set_again: bool = field(default=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootPlan:
-    """A server's boot at a time, which follows from its decision and its record."""
+    """How a server boots at a time, derived from its decision and record."""
 
     server: str
     uuid: SystemUuid
@@ -158,51 +158,49 @@ class BootPlan:
     cause: Cause
     policy: str | None
     maintenance: str | None
-    key: str | None  # the key of the one-time boot: a provision key, or the key of a maintenance's run
-    boot: Boot | None  # the network boot of this phase; None: the local disk
-    user_data: UserDataFiles | None  # the user data that the booted system may fetch
+    key: str | None  # identifies the one-time boot: the key of a boot of an installation, or of a maintenance run
+    boot: Boot | None  # the network boot; None: the server boots its local disk
+    user_data: UserDataFiles | None  # what the booted system may fetch
     override: BootOverride | None
     next_transition: datetime | None = field(metadata=OMITTED)
-    # Number in the ledger's sequence. Fetches with lower numbers belong to earlier offers.
+    # A number from the ledger's sequence. Fetches with lower numbers belong to earlier offers.
     offered: int = field(default=0, metadata=UNLESS_DEFAULT)
     # The token with which the booted system fetches its user data.
     data: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
     # The token with which the installer reports, if it differs from the token of the decision.
     token: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # The URL of the image that is, or may still be, in a virtual drive.
+    # The URL of the image that is in a virtual drive, or may still be.
     medium: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     # Whether a second medium contains the user data.
     reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start the disk
-    # computed on first use
+    # Computed on first use.
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """A digest of all values on which the boot files and the override depend."""
+        """The digest of all values that affect the boot files and the override."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
 
     @property
     def is_evidence(self) -> bool:
-        """Whether a fetch of the boot is evidence: it is a one-time boot, or an install boot of a maintenance."""
+        """Whether a fetch of the boot is evidence, as for one-time boots and install boots of maintenances."""
         if self.boot is None:
             return False
         return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
     def offer(self) -> Digest | None:
-        """The identity of the one-time boot, which does not change with the content of the boot, or None without a
-        key.
-        """
+        """The identity of the one-time boot, which is independent of the boot's content, or None without a key."""
         if self.key is None:
             return None
         return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def data_medium(self) -> Digest | None:
-        """The identity of the medium with the user data: the token of the fetch, or the digest if there is no token."""
+        """The identity of the medium with the user data: the token, or the digest of the user data without a token."""
         if not self.reads_medium or self.user_data is None:
             return None
         return self.data if self.data is not None else self.user_data.digest
@@ -213,7 +211,7 @@ class BootPlan:
 
 
 class StopScope(StrEnum):
-    """The boots that a stop order or a condition stops, in addition to those that the commit stops."""
+    """Which boots a stop order or a condition stops, in addition to the boots that the commit stops."""
 
     NONE = "none"
     WRITING = "boots that write disks"
@@ -221,7 +219,7 @@ class StopScope(StrEnum):
 
 
 class StopOrder(NamedTuple):
-    """An order of an operator to stop install boots or all network boots, until an operator ends the order."""
+    """An operator's order to stop install boots or all network boots until an operator lifts it."""
 
     who: str
     reason: str
@@ -232,11 +230,11 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A file written by 2fefe59 that declares that only one host serves the one-time boots of some sites."""
+    """A file from commit 2fefe59 which declares that one host alone serves the one-time boots of some sites."""
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read
-    fetch_log: str  # the folder of that host's fetch log
+    fetch_log: str  # the fetch log folder of that host
 
     def __str__(self) -> str:
         whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"

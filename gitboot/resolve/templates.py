@@ -1,4 +1,4 @@
-"""Templates: render Jinja2 templates of the fleet in a sandbox that limits their work."""
+"""Templates: render the Jinja2 templates of a fleet in a sandbox that limits their resource use."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def _reject_secret(_: str) -> NoReturn:
 
 
 class TemplateFault(Exception):
-    """A template that cannot be read, or that cannot be rendered with its values."""
+    """Raised if a template cannot be read, or cannot be rendered with the given values."""
 
     def __init__(self, code: Code, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.code, self.message = code, message
-        self.line = line  # 1-based, in the template
+        self.line = line  # the 1-based line of the template
 
 
 class LoaderValue(Struct, frozen=True):
-    """A value that the boot loader fills in. A template can write the value, but cannot compute with it."""
+    """A value that the boot loader fills in. A template can output the value, but cannot compute with it."""
 
     name: str
-    placeholder: str | None  # None: the text does not pass through a boot loader, so that the value is a fault
+    placeholder: str | None  # None: no boot loader processes the text, so the value cannot be used
 
 
 _BOOT_NIC_PLACEHOLDERS: Final = {"bootif": BOOT_NIC_BOOTIF, "mac": BOOT_NIC_MAC}
@@ -89,7 +89,7 @@ _SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
     list: (int, slice),
     tuple: (int, slice),
     range: (int, slice),
-    str: (slice,),  # an index into a text is usually a mistake
+    str: (slice,),  # only slices, because an index into a text is usually a mistake
 }
 _LOOP: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
@@ -97,7 +97,7 @@ _LOOP: Final = frozenset(
 
 
 class BudgetedContext(runtime.Context):
-    """The names and the budget of a rendering."""
+    """The variables and the budget of one rendering."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,7 +114,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[TokenCount],
             finalize=finalize_value,
             keep_trailing_newline=True,
-            optimized=False,  # the optimizer would compute constants without a budget
+            optimized=False,  # the optimizer would evaluate constants without charging the budget
         )
         self.globals = dict(FUNCTIONS)
         self.filters = FILTERS | BUDGET_FILTERS
@@ -127,7 +127,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute's value. A key has precedence over a method of the same name."""
+        """Return the value of an attribute. A key takes precedence over a method with the same name."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
@@ -184,12 +184,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are_both(kind: Any, left: object, right: object) -> bool:
-    """Return whether both values have this kind. Booleans do not count as numbers here."""
+    """Return whether both values are of this kind. Booleans do not count as numbers."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
 class TokenCount(Extension):
-    """A Jinja2 extension that limits the tokens and brackets of a template before Jinja2 parses it."""
+    """A Jinja2 extension that limits the number of tokens and nested brackets before Jinja2 parses a template."""
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         open_brackets = 0
@@ -204,7 +204,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """Return the node with a budget check at each place at which a value or the work can grow."""
+    """Insert a budget check wherever values or work can grow. Return the node, or its replacement."""
     if depth > MAX_NESTING:
         raise make_limit_fault("the template is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -258,7 +258,7 @@ def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> node
 
 
 def _count_work(body: Iterable[nodes.Node]) -> int:
-    """Return the work of one iteration of a loop or one call of a macro, without inner loops and macros."""
+    """Return the work of one loop iteration or macro call, without inner loops and macros."""
     work = 0
     for node in body:
         work += 1
@@ -296,19 +296,19 @@ def _weigh_value(context: BudgetedContext, value: object) -> object:
 
 @pass_context
 def join_texts(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
-    """Join the texts of values, and charge the budget for their length."""
+    """Join values as text, and charge the budget for the length of the result."""
     texts = [as_text(value) for value in values]
     context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
     return separator.join(texts)
 
 
-MAX_STEPS: Final = 100_000  # iterations of all loops together
-MAX_WORK: Final = 1_000_000  # evaluated expressions, visited elements, and 1 for each 16 characters of text
-MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, and of macros that call each other
+MAX_STEPS: Final = 100_000  # the total number of loop iterations
+MAX_WORK: Final = 1_000_000  # 1 for each expression, visited element, and 16 characters of text
+MAX_NESTING: Final = 50  # depth of expressions and blocks, of lists, and of macro calls
 
 
 class Budget:
-    """The remaining steps and work of a rendering."""
+    """The loop steps and the work that a rendering may still use."""
 
     __slots__ = ("calls", "steps", "work")
 
@@ -327,7 +327,7 @@ class Budget:
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
-        """Charge the budget for a whole value. A part that occurs several times counts several times."""
+        """Charge the budget for a value with all its elements. An element counts each time that it occurs."""
         if isinstance(value, str):
             self.spend(1 + len(value) // 16)
         elif type(value) in _NUMBERS or value is None:
@@ -355,7 +355,7 @@ _NUMBERS: Final = frozenset({bool, int, float})
 
 
 def as_text(value: object) -> str:
-    """Return a value as text. Booleans have the form of YAML."""
+    """Convert a value to text. Booleans are written as in YAML."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -376,7 +376,7 @@ def _make_loader_failure(value: LoaderValue) -> TemplateFault:
 
 
 def _get_placeholder(value: object) -> object:
-    """Return the placeholder of a boot loader's value that has one. Return other values unchanged."""
+    """Replace a `LoaderValue` with its placeholder, if it has one. Return other values unchanged."""
     return value.placeholder if isinstance(value, LoaderValue) and value.placeholder is not None else value
 
 
@@ -402,7 +402,7 @@ def describe_kind(value: object) -> str:
 
 _KINDS: Final[dict[type, str]] = {
     str: "a text",
-    bool: "a boolean",  # before int, because bool is a subclass of int
+    bool: "a boolean",  # must precede int, because bool is a subclass of int
     int: "a number",
     float: "a number",
     list: "a list",
@@ -425,7 +425,7 @@ def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
 
 
-# The names contain characters that templates cannot use in a name.
+# Templates cannot call these filters, because the names contain a character that is invalid in templates.
 BUDGET_FILTERS: Final[dict[str, Any]] = {
     "-steps": _count_steps,
     "-spent": _spend_work,
@@ -436,14 +436,14 @@ BUDGET_FILTERS: Final[dict[str, Any]] = {
 
 @pass_context
 def finalize_value(context: BudgetedContext, value: object) -> str:
-    """Return an expression's value as text for the output."""
+    """Convert the value of an expression to text for the output, and charge the budget."""
     text = as_text(_get_placeholder(value))
     context.budget.spend(len(text) // 16)
     return text
 
 
 def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
-    """Return a list filter of Jinja2 whose first argument is the context or the environment."""
+    """Wrap a Jinja2 list filter whose first argument is the context or the environment."""
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
@@ -495,22 +495,22 @@ def _base64(text: str) -> str:
 
 
 def _data_url(text: str) -> str:
-    """Return the content of a file as a data URL (RFC 2397), as Ignition requires."""
+    """Encode the content of a file as a data URL (RFC 2397), as Ignition requires."""
     return f"data:;base64,{_base64(text)}"
 
 
 def _kubelet_labels(labels: Mapping[str, str]) -> str:
-    """Return the value of kubelet's ``--node-labels``."""
+    """Return the labels in the format of kubelet's ``--node-labels``."""
     return ",".join(f"{key}={as_text(value)}" for key, value in sorted(labels.items()))
 
 
 def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
-    """Return the value of kubelet's ``--register-with-taints``."""
+    """Return the taints in the format of kubelet's ``--register-with-taints``."""
     return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
 
 
 def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
-    """Return a filter that quotes a value as one word, or a list of kernel arguments as the rest of a line."""
+    """Return a filter that quotes a single value as one word, or a list of kernel arguments as several words."""
     quote = with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
     @pass_context
@@ -521,12 +521,12 @@ def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[st
 
 
 def with_cost(function: Any) -> Callable[..., Any]:
-    """Return a filter or test that charges the budget for its values. ``function`` must take linear time."""
+    """Wrap a filter or a test so that it charges the budget for its arguments. ``function`` must run in linear time."""
     return with_cost_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
 
 
 def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter or test like `with_cost`. The first argument of ``function`` is the context."""
+    """Wrap a filter or a test as `with_cost` does. ``function`` takes the context as its first argument."""
 
     @pass_context
     def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
@@ -538,11 +538,11 @@ def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return spending
 
 
-CALL_COST: Final = 4  # a filter, test, macro or function takes longer than other expressions
+CALL_COST: Final = 4  # additional work, because calls take longer than other expressions
 
 
 class NotDefined(UndefinedError):
-    """A use of an undefined name, with the value that does not have the name."""
+    """Raised if a template uses an undefined name. ``value`` is the object that lacks the name."""
 
     def __init__(self, message: str | None, value: object, name: object) -> None:
         super().__init__(message)
@@ -550,7 +550,7 @@ class NotDefined(UndefinedError):
 
 
 class MissingName(StrictUndefined):
-    """The value of an undefined name. Each use is a fault, except in a test or with a default."""
+    """The value of an undefined name. Every use is an error, except in a test or with a default."""
 
     __slots__ = ()
 
@@ -588,7 +588,7 @@ FILTERS: Final[dict[str, Any]] = {
     "selectattr": _list_filter("selectattr"),
     "sort": _list_filter("sort", environment=True),
     "string": with_cost(lambda value: as_text(value)),
-    # Without indent, because the indent could be any number.
+    # Without the argument indent, which could be any number.
     "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),
     "trim": with_cost(lambda value: as_text(value).strip()),
     "unique": _list_filter("unique", environment=True),
@@ -602,8 +602,8 @@ TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
     **{name: with_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
-MAX_TOKENS: Final = 10_000  # in a template; the text between two expressions is one token
-MAX_BRACKETS: Final = 25  # nested
+MAX_TOKENS: Final = 10_000  # per template; the text between two expressions is one token
+MAX_BRACKETS: Final = 25  # nesting depth
 MAX_INTEGER: Final = 2**63 - 1
 
 
@@ -623,23 +623,23 @@ def format_key(key: object) -> str:
 
 
 ENVIRONMENT: Final = _Environment()
-MAX_BYTES: Final = 1024 * 1024  # of a template and of its output
+MAX_BYTES: Final = 1024 * 1024  # for a template, and for its output
 
 
 def render_template(source: str, context: Mapping[str, object]) -> str:
-    """Return the rendered text of a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
+    """Render a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
     template = compile_template(source)
     if isinstance(template, TemplateFault):
         raise TemplateFault(template.code, template.message, template.line)
     return template if isinstance(template, str) else render_compiled(template, context)
 
 
-_CACHE_SIZE: Final = 1024  # number of templates, more than any fleet has
+_CACHE_SIZE: Final = 1024  # templates, which is more than any fleet has
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def decode_template(data: bytes) -> str:
-    """Return the source of a template file. Raises `TemplateFault`."""
+    """Decode the content of a template file. Raises `TemplateFault` if the content is not UTF-8."""
     try:
         return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
     except UnicodeDecodeError as error:
@@ -655,7 +655,7 @@ def compile_template(source: str) -> Template | str | TemplateFault:
         return source
     try:
         with _convert_syntax_errors(), warnings.catch_warnings():
-            # Python's compiler warns of {{ 1[1:] }}, and rendering reports the error.
+            # Ignore warnings of Python's compiler, such as for {{ 1[1:] }}. Rendering reports the error.
             warnings.simplefilter("ignore", SyntaxWarning)
             return ENVIRONMENT.from_string(source)
     except TemplateFault as fault:
@@ -664,7 +664,7 @@ def compile_template(source: str) -> Template | str | TemplateFault:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_names(source: str) -> frozenset[str]:
-    """Return the names that a template reads from its context."""
+    """Return the names of the context variables that a template uses."""
     with _convert_syntax_errors():
         return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
 
@@ -682,12 +682,12 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     return text
 
 
-_MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private characters, which user data does not have
+_MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which user data does not contain
 _LEADING_MARKS: Final = re.compile(r"\s*(?:\ue000[0-9]+\ue001\s*)*")
 
 
 class _LineMarkingEnvironment(_Environment):
-    """Marks each line of the output with the line of the template that it comes from."""
+    """Marks each line of the output with the line of the template that produced it."""
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = ImmutableSandboxedEnvironment._parse(self, source, name, filename)
@@ -710,16 +710,16 @@ _LINE_MARKING: Final = _LineMarkingEnvironment()
 
 
 def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
-    """Return the line of a template that renders a line of its text. 1: the line cannot be found."""
+    """Return the line of a template that produced a line of the rendered text, or 1 if the line cannot be found."""
     template = compile_template(source)
     if isinstance(template, str):
         return line
     try:
         marked_template = _LINE_MARKING.from_string(source)
         marked = render_compiled(marked_template, context)
-    except FAILURES:  # such as the limit on the output, which the marks lengthen
+    except FAILURES:  # for example, the marks make the output longer than the limit
         return 1
-    if _MARK.sub("", marked) != text:  # a filter has changed a mark
+    if _MARK.sub("", marked) != text:  # a filter changed a mark
         return 1
     lines = marked.split("\n")
     leading = _LEADING_MARKS.match(lines[line - 1])
@@ -733,7 +733,7 @@ def _convert_syntax_errors() -> Iterator[None]:
         yield
     except TemplateSyntaxError as error:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
-    except (RecursionError, SyntaxError, MemoryError) as error:  # of the parsers of Jinja2 and Python
+    except (RecursionError, SyntaxError, MemoryError) as error:  # from the parsers of Jinja2 and Python
         raise make_limit_fault("the template is nested too deeply") from error
     except ValueError as error:  # Python rejects integers with more than 4,300 digits
         raise make_limit_fault("a number is too large") from error
@@ -761,7 +761,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
 
 
 def find_line(failure: BaseException, template: Template) -> int | None:
-    """Return the line of a template in which an exception was raised."""
+    """Return the line of a template that raised an exception, or None if the template did not raise it."""
     line = None
     traceback = failure.__traceback__
     while traceback:
@@ -772,7 +772,7 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Describe the undefined name, and suggest a similar name."""
+    """Describe the use of an undefined name, and suggest a similar name."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)
@@ -787,7 +787,7 @@ def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str
 
 
 def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return the path of a value in the context, such as server.labels, or None if the context does not contain it."""
+    """Return the path to ``target`` in the context, such as server.labels, or None if it is not there."""
     if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()

@@ -1,4 +1,4 @@
-"""User-data formats: check rendered user data, and describe how systems find it."""
+"""User-data formats: check rendered user data, and determine how systems find it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gitboot.resolve.kickstart import check_kickstart
 from gitboot.resolve.server_decision import UserDataFiles
 from gitboot.text import did_you_mean
 
-# The file name that systems expect, by format. For NoCloud formats, the main file of the folder.
+# The file name that systems expect, by format. For NoCloud formats, it is the main file in the folder.
 _FILE_NAME: Final = {
     UserDataFormat.IGNITION: "config.ign",
     UserDataFormat.KICKSTART: "ks.cfg",
@@ -37,7 +37,7 @@ _FILE_NAME: Final = {
 # The kernel arguments with which the first boot finds its user data, by format. Sources: Ignition, "Kernel
 # parameters"; cloud-init, "NoCloud"; Ubuntu, "Autoinstall: providing configuration"; Anaconda, "inst.ks";
 # Debian installation guide, B.2.3; Talos, "Kernel arguments"; AutoYaST guide, "Invoking the installation"; Combustion's
-# README. docs/templates.md has this table, too.
+# README. docs/templates.md also contains this table.
 _ARGUMENTS: Final = {
     UserDataFormat.IGNITION: ("ignition.config.url={url}",),
     UserDataFormat.CLOUD_INIT: ("ds=nocloud;s={url}",),
@@ -51,23 +51,23 @@ _ARGUMENTS: Final = {
 }
 
 
-# The arguments that let Ignition run. Sources: `dracut/30ignition/ignition-generator` of coreos/ignition and of
+# The kernel arguments that make Ignition run. Sources: `dracut/30ignition/ignition-generator` of coreos/ignition and of
 # flatcar/bootengine.
 _FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_boot")
 _FALSE: Final = frozenset({"", "0", "no", "off"})
 
 
 def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
-    """Return whether no kernel argument lets Ignition run. The last argument of a name counts."""
+    """Return whether no kernel argument makes Ignition run. The last argument with a name counts."""
     if parse_family(format) is not UserDataFormat.IGNITION:
         return False
     given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
     return all(given.get(name, "") in _FALSE for name in _FIRST_BOOT)
 
 
-# The label of the volume that systems look for, and their folder on the volume, by format. Sources: cloud-init,
+# The label of the volume on which systems look for user data, and the folder, by format. Sources: cloud-init,
 # "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
-# Combustion and of ignition-dracut in openSUSE. There is no volume for Preseed and Generic.
+# Combustion and of ignition-dracut in openSUSE. Preseed and Generic cannot be read from a volume.
 _VOLUMES: Final = {
     UserDataFormat.CLOUD_INIT: ("cidata", ""),
     UserDataFormat.AUTOINSTALL: ("cidata", ""),
@@ -89,23 +89,21 @@ def user_data_arguments(user_data: UserDataFiles) -> tuple[str, ...]:
 
 
 def find_volume(format: str) -> tuple[str, str] | None:
-    """Return the label of the volume on which systems look for a format, and the folder, or None if there is no
-    volume.
-    """
+    """Return the volume label and the folder where systems look for a format, or None if they read no volume."""
     return _VOLUMES.get(parse_family(format))
 
 
 def format_meta_data(instance: Mapping[str, str]) -> str:
-    """Return the meta-data file of NoCloud, which identifies the system."""
+    """Format the NoCloud meta-data file, which identifies the system."""
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
 
 
 def bundle_files(
     format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
 ) -> UserDataFiles:
-    """Return rendered text as files for publication.
+    """Return rendered user data as the files that gitboot publishes.
 
-    NoCloud also needs a meta-data file, and accepts the additional files in ``beside``.
+    For NoCloud, these include a meta-data file and the additional files ``beside``.
     """
     name = _FILE_NAME[parse_family(format)]
     if name != "user-data":
@@ -117,7 +115,7 @@ def bundle_files(
 
 
 def is_understood(format: str, supported: str) -> bool:
-    """Return whether an image that supports the format ``supported`` can read user data of ``format``."""
+    """Return whether an image that supports ``supported`` can read user data in the format ``format``."""
     if supported == "None" or parse_family(format) is not parse_family(supported):
         return False
     return _parse_minor(format) <= _parse_minor(supported)
@@ -128,12 +126,12 @@ def _parse_minor(format: str) -> int:
 
 
 def check(format: str, text: str) -> None:
-    """Raise `Malformed` if rendered user data is not of this format. Its path is the line, if it is known."""
+    """Raise `Malformed` if rendered user data is invalid for its format. The error contains the line, if known."""
     if (fault := _find_fault(format, text)) is not None:
         raise Malformed(fault.code, str(fault), fault.hint, fault.at)
 
 
-@lru_cache(maxsize=64)  # servers often share user data, and each text has up to 1 MiB
+@lru_cache(maxsize=64)  # few, because each text has up to 1 MiB, and servers often share user data
 def _find_fault(format: str, text: str) -> Malformed | None:
     try:
         _CHECKS[parse_family(format)](format, text)
@@ -143,7 +141,7 @@ def _find_fault(format: str, text: str) -> Malformed | None:
 
 
 def check_beside(format: str, name: str, text: str) -> None:
-    """Raise `Malformed` if NoCloud does not accept an additional file with this name and content."""
+    """Raise `Malformed` if an additional file of NoCloud has an invalid name or invalid content."""
     if _FILE_NAME[parse_family(format)] != "user-data":
         raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
     try:
@@ -157,7 +155,10 @@ def check_beside(format: str, name: str, text: str) -> None:
 
 
 def _check_network_config(text: str) -> None:
-    """Check the version. Sources: cloud-init, "Networking config"; `cloudinit/net/network_state.py`."""
+    """Check that a network-config has a supported version.
+
+    Sources: cloud-init, "Networking config"; `cloudinit/net/network_state.py`.
+    """
     found = cloud_init.parse_yaml(text, "the rendered network-config")
     config = found.get("network", found) if isinstance(found, dict) else None
     if not isinstance(config, dict):
@@ -182,7 +183,7 @@ def _check_kickstart(format: str, text: str) -> None:
 
 
 # The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
-# about other keys.
+# about unknown keys.
 _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("interactive-sections", "packages", "snaps", "zdevs"), (list,)),
     **dict.fromkeys(("early-commands", "error-commands", "late-commands"), (list,)),
@@ -194,7 +195,7 @@ _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 _COMMANDS: Final = ("early-commands", "error-commands", "late-commands")
 _CHOICES: Final = {"shutdown": ("poweroff", "reboot"), "updates": ("all", "security")}
-# The keys of an autoinstall that cloud-init does not have. The installer stops if one of them is at the root.
+# The autoinstall keys that do not exist in cloud-init. The installer stops if one of them is at the root.
 _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
@@ -203,7 +204,7 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a text", dict: "
 
 
 def _check_autoinstall(format: str, text: str) -> None:
-    """Check the configuration of Ubuntu's installer, which is below the key `autoinstall` of a cloud-config."""
+    """Check the configuration of the Ubuntu installer, which is below the key `autoinstall` in a cloud-config."""
     configs, is_complete = cloud_init.read_user_data(text)
     for config in configs:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
@@ -257,7 +258,7 @@ def _describe(value: object) -> str:
     return quote_value(value) if isinstance(value, str | list | dict) or value is None else quote_value(str(value))
 
 
-# The types that an answer may have. Source: debconf-set-selections(1); `seen` sets a flag. Other lines are skipped.
+# The types of debconf answers. Source: debconf-set-selections(1). `seen` sets a flag. Other lines are skipped.
 _PRESEED_TYPES: Final = ("boolean", "multiselect", "note", "password", "seen", "select", "string", "text", "title")
 
 
@@ -290,7 +291,7 @@ _TALOS_TYPES: Final = ("controlplane", "init", "worker")
 
 
 def _check_talos(format: str, text: str) -> None:
-    """Check each document: the machine document has `version`, others have `apiVersion` and `kind`."""
+    """Check each document: the machine configuration needs `version`, all others need `apiVersion` and `kind`."""
     try:
         documents = [(node, _read_node(node)) for node in _compose_all(text)]
     except (yaml.YAMLError, RecursionError) as error:
@@ -349,7 +350,7 @@ def _compose_all(text: str) -> list[yaml.Node]:
 
 
 def _read_node(node: yaml.Node, levels: int = 3) -> object:
-    """Return the first levels of a document, with the text of scalars. Raises `yaml.YAMLError` for a repeated key."""
+    """Read the top levels of a document, with scalars as text. Raises `yaml.YAMLError` for a duplicate key."""
     if not isinstance(node, yaml.MappingNode):
         return node.value if isinstance(node, yaml.ScalarNode) else []
     found: dict[str, object] = {}
@@ -365,7 +366,7 @@ _YAST: Final = "http://www.suse.com/1.0/yast2ns"
 
 
 def _check_autoyast(format: str, text: str) -> None:
-    """Check that the text is well-formed XML and an AutoYaST profile. Entities are rejected, not expanded."""
+    """Check that the text is well-formed XML and an AutoYaST profile. Entity declarations are rejected."""
     roots: list[str] = []
     parser = ParserCreate(namespace_separator=" ")
     parser.StartElementHandler = lambda name, _: roots.append(name) if not roots else None

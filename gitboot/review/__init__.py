@@ -1,1 +1,1 @@
-"""Reviews: the changes between two commits, the guards that hold a commit, and the next step of a rollout."""
+"""Reviews: the changes between two commits, the guards that hold commits, and the progress of rollouts."""

@@ -1,4 +1,4 @@
-"""Change groups: servers with the same change, and the cause of the change."""
+"""Change groups: servers that change in the same way, and the causes of the change."""
 
 from __future__ import annotations
 
@@ -20,25 +20,22 @@ from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that identify the server
-RENDERED_LINES: Final = 50_000  # lines of all rendered diffs together
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # they differ between all servers
+RENDERED_LINES: Final = 50_000  # limits the lines of all rendered diffs together
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
-    """A document or file whose change causes the change of a group."""
+    """A changed document or file that causes the change of a group."""
 
     id: Id
     fate: ChangeKind
-    number: int  # number of documents; more than 1 if each server has its own Server document
+    number: int  # how many documents; more than 1 if each server's own Server document changed
     fields: tuple[FieldChange, ...]
-    place: tuple[str, int, int] | None  # in the new commit: path, line, column
+    place: tuple[str, int, int] | None  # path, line and column in the new commit
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and its place.
-
-        If there are several documents, the place is that of the first document.
-        """
+        """The words between the cause and its location, which is that of the first document if there are several."""
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
@@ -48,28 +45,31 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """The difference between a group and a larger group with the same causes and the same changed fields."""
+    """How a group differs from a larger group with the same causes and the same changed fields."""
 
     than: str  # the first server of the larger group
-    lines: tuple[str, ...]  # lines that only this group's rendered diff has; names replace the servers' own values
-    missing: tuple[str, ...]  # lines that only the larger group has
+    lines: tuple[str, ...]  # only in this group's rendered diff; names replace the servers' own values
+    missing: tuple[str, ...]  # only in the rendered diff of the larger group
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Servers with the same change and the same causes. Their rendered diffs differ only in the servers' own values."""
+    """Servers that change in the same way and for the same causes.
+
+    Their rendered diffs differ only in the servers' own values.
+    """
 
     causes: tuple[ChangeCause, ...]
-    servers: tuple[ServerChange, ...]  # by name
+    servers: tuple[ServerChange, ...]  # sorted by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]  # reinstallations of all servers
-    unknown: tuple[UnknownReason, ...]  # unknown reasons of all servers
-    # Changed fields of the first server's decision; values may differ between the servers.
+    reinstalls: tuple[Reinstall, ...]  # of all servers, without duplicates
+    unknown: tuple[UnknownReason, ...]  # why gitboot cannot tell whether the servers are provisioned
+    # The changed fields in the decision for the first server. Other servers may have other values.
     fields: tuple[FieldChange, ...]
-    # The diffs of the first server. None: not rendered, because there are too many lines.
+    # The diffs of the first server. None: not rendered, because the groups before have too many lines.
     rendered: tuple[RenderedDiff, ...] | None
-    own: tuple[str, ...] = ()  # names of each server's own values in the added and removed lines
-    outlier: Outlier | None = None  # None: no larger group has the same causes and the same changed fields
+    own: tuple[str, ...] = ()  # the names of values in the added and removed lines that differ between servers
+    outlier: Outlier | None = None  # None: there is no larger group with the same causes and changed fields
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,13 +77,13 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 Commit = tuple[Decisions, FleetRepository]
-_Key = tuple[object, Digest]  # equal in a group: (causes, risks, effects and fields; the rendered diff)
+_Key = tuple[object, Digest]  # the same for all servers of a group: ((causes, risks, effects, fields), rendered diff)
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
-    """Group the servers that change. The most dangerous groups come first, then the largest.
+    """Group the changed servers, and sort the groups by risk and then by size, the largest first.
 
-    Each server is in one group. Servers share a group only if their rendered diffs are equal:
+    Each server is in exactly one group. Servers share a group only if their rendered diffs are equal according to
     `RenderedChanges.make_key`.
     """
     rendering = RenderedChanges(old[0] if old else None, new[0])
@@ -91,7 +91,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
-        # Equal for servers with the same causes and changes, except for their own names and addresses.
+        # Without the names of Server documents, which differ for each server.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
         fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
         key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
@@ -104,7 +104,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
         return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
     found: list[Group] = []
-    largest: dict[object, Group] = {}  # by the first part of their key
+    largest: dict[object, Group] = {}  # by the first part of the key
     lines = 0
     for each in sorted(alike, key=urgency):
         render = rendering if lines < RENDERED_LINES else None
@@ -116,7 +116,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
 
 
 def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
-    """Return these documents as causes of a change for unknown machines or for all machines."""
+    """Describe documents as the causes of a change that affects unknown machines or all machines."""
     return tuple(_make_cause(key, ChangeKind.EDITED, 1, changes.documents, new) for key in ids)
 
 
@@ -160,7 +160,7 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a cause and its place. Each of the ``members`` servers has its own Server document as a cause."""
+    """Return a cause with its location. A Server document stands for the ``members`` servers of the group."""
     change = documents.get(key)
     is_own = key.kind == "Server"
     assert change is not None or is_own  # noqa: S101 - it is a cause because it changed
@@ -175,7 +175,7 @@ def _make_cause(
     return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
 
 
-# Comparison of changes
+# Compare changes
 
 
 def _field_key(field: FieldChange) -> str:
@@ -185,7 +185,7 @@ def _field_key(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # shown as changed, without values
+_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # shown without values
 
 
 def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
@@ -233,7 +233,10 @@ def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
-    """Return a decision as JSON values, maintenances by name. Words such as MAC replace the server's own values."""
+    """Return a decision as JSON values, in which words such as MAC replace the server's own values.
+
+    Maintenances are a mapping by name.
+    """
     if decision is None:
         return None
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
@@ -263,24 +266,24 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
     images = {field.path[:-1] for field in found if field.path[-1] == "image"}
     for field in found:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
-            continue  # this field follows from the image
+            continue  # the image determines this field
         if field.path == ("policy", "provision"):
-            continue  # the server's own field has the same number
+            continue  # the same number as in the Server document
         yield field
 
 
-_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # fields of a Server that only templates read
+_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # Server fields that are not part of the decision
 
 
 class _Part(Struct, frozen=True):
-    key: Id  # the document: BootPolicy/web, Maintenance/memory-test
+    key: Id  # the document, such as BootPolicy/web or Maintenance/memory-test
     profile: str
     boot: Boot | None
-    value: object  # to compare the old and the new part
+    value: object  # for the comparison of the old and the new part
 
 
 class CauseFinder:
-    """Finds the changed documents and files from which a boot is composed."""
+    """Finds the changed documents and files that cause the change of a boot."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
@@ -288,7 +291,7 @@ class CauseFinder:
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
-        """Return the changed documents and files of a server's boots, sorted. A renamed server has its new name."""
+        """Return the sorted documents and files that cause a server's change. A renamed server has its new name."""
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
         for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
@@ -304,9 +307,9 @@ class CauseFinder:
         return tuple(sorted(found or self._list_documents("Fleet")))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
-        """Return the changed documents and files of the boots of unknown machines, sorted.
+        """Return the sorted documents and files that cause a change for unknown machines.
 
-        ``boots`` are the boots of the old and of the new commit.
+        ``boots`` contains the boots in the old and in the new commit.
         """
         found = {key for key in self._list_documents("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):
@@ -319,7 +322,7 @@ class CauseFinder:
         return tuple(sorted(found))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
-        """Return the changed documents of the files that gitboot publishes for all machines."""
+        """Return the documents that cause a change in the files that gitboot publishes for all machines."""
         fields = ("outputs", "provisioning", "baseURL", "sites")
         fleet = (key for key in self._list_documents("Fleet") if self._has_field(key, *fields))
         hosts = change.new.get("hosts")
@@ -367,7 +370,7 @@ class CauseFinder:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
-        if part.key.kind == "BootPolicy":  # including the policies from which it inherits
+        if part.key.kind == "BootPolicy":  # also the policies from which it inherits
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
         yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
@@ -375,6 +378,6 @@ class CauseFinder:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):
-                if self._documents[key].fate is ChangeKind.EDITED:  # a new image without other changes changes no boot
+                if self._documents[key].fate is ChangeKind.EDITED:  # adding an image does not change a boot by itself
                     yield key
             yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

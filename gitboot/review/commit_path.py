@@ -1,4 +1,4 @@
-"""Commit path: judge each commit between the accepted commit and the newest commit."""
+"""Commit path: judge the commits between the accepted commit and the newest commit, one by one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ from gitboot.review.guards import (
 )
 
 U = TypeVar("U", bound=str)  # a UUID
-MAX_STEPS: Final = 200  # a longer path is judged as one step
-JudgeStep = Callable[[int, int], Verdict]  # judges the step from one position to another, without acknowledgements
-OnArrival = Callable[[int, int], None]  # takes the start of a step, and the position that the step reaches
+MAX_STEPS: Final = 200  # a path with more commits is judged as one step
+JudgeStep = Callable[[int, int], Verdict]  # (old position, new position) -> the verdict without acknowledgements
+OnArrival = Callable[[int, int], None]  # (start of a step, position that it reaches)
 
 
 def _ignore(old: int, new: int) -> None:
-    """Ignore a step."""
+    """Ignore a step. The default of ``on_arrival``."""
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
-    """A commit of the first-parent line after the accepted commit."""
+    """A first-parent commit after the accepted commit."""
 
     revision: str
-    valid: bool  # False: the commit is part of the step to the next valid commit
-    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
+    valid: bool  # if False, the commit becomes part of the step to the next valid commit
+    messages: tuple[Message, ...]  # of the commit itself and of all commits that it merged
 
 
 class PathStep(Struct, frozen=True, kw_only=True):
-    """A step between two positions. Position 0 is the accepted commit, and position n is the n-th commit after it."""
+    """A step between two positions on the path, with its verdict.
+
+    Position 0 is the accepted commit, and position n is the n-th commit after it.
+    """
 
     old: int
     new: int
@@ -51,14 +54,14 @@ class PathStep(Struct, frozen=True, kw_only=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """The commits that can be accepted, and the step that is held."""
+    """The steps that can be accepted, and the step that is held."""
 
-    accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each step starts at the end of the previous step
-    held_step: PathStep | None  # from the last accepted position to the newest commit; None: all steps are accepted
-    unacknowledged_steps: tuple[PathStep, ...]  # held steps between single commits, each with its own digest
+    accepted_steps: tuple[PathStep, ...]  # steps that no guard holds; each one starts where the previous one ends
+    held_step: PathStep | None  # from the last accepted position to the newest commit; None: nothing is held
+    unacknowledged_steps: tuple[PathStep, ...]  # held steps from one commit to the next, each with its own digest
     ignored_lines: tuple[IgnoredLine, ...]
-    used_line_ids: frozenset[str] = frozenset()  # the ids of the signed lines that count for the accepted steps
-    waits: bool = False  # whether the next step waits, although no guard holds it
+    used_line_ids: frozenset[str] = frozenset()  # the ids of signed lines that counted for accepted steps
+    waits: bool = False  # whether the next step must wait although no guard holds it
 
     @property
     def reached(self) -> int:
@@ -76,19 +79,19 @@ def find_commit_path(
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
-    gitboot judges the step to a commit from the last commit that can be accepted, so that no acknowledgement is
-    necessary for a change that a later commit reverted. gitboot also judges the step from an earlier commit if a line
-    acknowledges that step, as in a branch whose commits were rebased one by one.
+    gitboot judges the step to each commit from the last commit that can be accepted. A change that a later commit
+    reverts therefore needs no acknowledgement. gitboot also judges the step from an earlier commit if a line may
+    acknowledge that step, as in a branch whose commits were rebased one by one.
 
-    A line acknowledges one step: a step that ends at the line's commit or earlier, or otherwise a step that ends later.
-    A line that counts by its signature counts only for the first commit with that signed content.
+    Each line acknowledges at most one step: preferably one that ends at or before the line's commit, and otherwise one
+    that ends later. A line that counts by its signature counts only for the first commit with that signed content.
 
-    If a step waits although no guard holds it, the path ends before that step, so a wait does not change the steps.
+    If a step must wait although no guard holds it, the path ends before that step. A wait thus never changes the steps.
 
-    - ``approvals`` are acknowledgements that are not lines in messages.
-    - ``need`` is the only way to acknowledge reinstallations.
-    - ``counted_before`` has the signed lines that counted for earlier commits.
-    - ``on_arrival`` is called for each position as soon as its step is found.
+    - ``approvals`` are acknowledgements from other sources than commit messages.
+    - ``need`` states how reinstallations must be acknowledged.
+    - ``counted_before`` contains the signed lines that counted for earlier commits.
+    - ``on_arrival`` is called for each position as soon as a step reaches the position.
     """
     if len(commits) > MAX_STEPS:
         messages = tuple(message for leg in commits for message in leg.messages)
@@ -104,15 +107,15 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, and the position of the first commit with its content, signed by any key."""
+    """An acknowledgement, with the position of the first commit that has the same content, signed by any key."""
 
     at: int
     ack: AckLine
-    is_repeated: bool = False  # whether the acknowledgement's own commit comes after that position
+    is_repeated: bool = False  # whether its own commit comes after that position
 
     @property
     def key(self) -> _AckPosition | str:
-        """The value that counts only once on a path."""
+        """The value by which the acknowledgement counts only once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -123,7 +126,7 @@ class _PartialPath(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Search:
-    """The positions that can be accepted so far."""
+    """The search for a commit path, with the positions that can be accepted so far."""
 
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
@@ -134,9 +137,9 @@ class _Search:
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
     matched_lines: set[_AckPosition | str] = field(
         default_factory=set
-    )  # with the digest of a step that ends at their commit or before
-    effective_lines: set[_AckPosition] = field(default_factory=set)  # with the digest of any step
-    waits: bool = False  # whether a step waits that no guard holds
+    )  # lines with the digest of a step that ends at or before their commit
+    effective_lines: set[_AckPosition] = field(default_factory=set)  # lines with the digest of any step
+    waits: bool = False  # whether a step must wait although no guard holds it
     lines: tuple[_AckPosition, ...] = field(init=False)
     malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
@@ -156,9 +159,7 @@ class _Search:
         self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
     def arrive(self, new: int) -> None:
-        """Try to reach a position from the latest position, and then from each position where an acknowledgement may
-        apply.
-        """
+        """Try to reach a position from the latest one, and then from each one where an acknowledgement may apply."""
         latest, *others = sorted(self.paths, reverse=True)
         acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
         for old in (latest, *acknowledged):
@@ -185,7 +186,7 @@ class _Search:
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
-            given[line.ack.guard] = line  # the last assignment wins: the line of the next commit
+            given[line.ack.guard] = line  # the last assignment wins, which is the line of the next commit
         by = {
             guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
             for guard, each in given.items()
@@ -226,7 +227,7 @@ class _Search:
         )
 
     def _find_held_steps(self, position: int, newest: int) -> Iterator[PathStep]:
-        """Yield the steps between single commits after a position that a person has to acknowledge."""
+        """Yield the steps from one commit to the next, after a position, that a person must acknowledge."""
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
             hop, _ = self._acknowledge(
@@ -236,15 +237,15 @@ class _Search:
                 yield hop
 
 
-_Used = _AckPosition | str | tuple[str, str]  # each counts once on a path
-_Given = _AckPosition | tuple[str, str]  # a line, or an approval without a line
+_Used = _AckPosition | str | tuple[str, str]  # each one counts only once on a path
+_Given = _AckPosition | tuple[str, str]  # a line in a message, or an approval
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """Return the provision number of each unknown UUID in the first commit that has the UUID.
+    """Return the provision numbers of UUIDs that are not known, from the first commit that contains each UUID.
 
-    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit, in
-    order.
+    ``commits`` yields, in order, the (UUID, provision number) pairs in each valid first-parent commit since the
+    accepted commit.
     """
     found = dict[U, int]()
     for servers in commits:
@@ -255,15 +256,15 @@ def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[
 
 
 class CommitBetween(NamedTuple):
-    """A commit of the first-parent line from BASE to HEAD."""
+    """A commit on the first-parent path from BASE to HEAD."""
 
     revision: str
-    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
+    messages: tuple[Message, ...]  # of the commit itself and of all commits that it merged
     side: Callable[[], Side]
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
-    """A commit that a person has to acknowledge, and the lines that acknowledge the commit."""
+    """A commit that a person must acknowledge, and the lines that do so."""
 
     commit: str
     lines: tuple[str, ...]
@@ -280,7 +281,7 @@ def judge_by_steps(
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
     """Judge several commits one by one, as an instance does.
 
-    Return the verdict on all commits together, the held commits, and the lines that acknowledge nothing.
+    Return the verdict on all commits together, the held commits, and the lines that have no effect.
     """
 
     @cache
@@ -304,9 +305,9 @@ def judge_by_steps(
     if found.held_step is None:
         trips = tuple(
             trip for hop in found.accepted_steps for trip in hop.verdict.trips
-        )  # all of them are acknowledged
+        )  # every one of them is acknowledged
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
-    # The commits may be harmless together although one of them is not harmless. An instance may see that commit alone.
+    # Together, the commits may be harmless although one of them is not. An instance may see only that commit.
     holding = verdict if verdict.held else found.held_step.verdict
     steps = (
         HeldStep(commit=line[hop.new - 1].revision, lines=format_ack_lines(hop.verdict, need))
@@ -316,7 +317,7 @@ def judge_by_steps(
 
 
 def tighten_limits(limits: Limits, *sides: Side) -> Limits:
-    """Return the limits, lowered to the guards that the Fleets of these commits set."""
+    """Return the limits, lowered by the guards in the Fleets of the given commits."""
     for side in sides:
         if side.repository is not None:
             limits = limits.tighten(side.repository.fleet.spec.guards)

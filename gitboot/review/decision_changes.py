@@ -68,20 +68,18 @@ from gitboot.review.risks import Effect, Risk, find_effects, find_risks
 
 
 class ServerChange(Struct, frozen=True, kw_only=True):
-    """A server that was added or removed, or whose decision changed."""
+    """A server that was added, removed or changed."""
 
     old: Decision | None
     new: Decision | None
     risks: frozenset[Risk]
-    reinstalls: tuple[Reinstall, ...]  # reasons why the server can newly get an install boot
+    reinstalls: tuple[Reinstall, ...]  # why the new commit can reinstall the server
     effects: tuple[Effect, ...]
-    unknown: tuple[UnknownReason, ...] = ()  # reasons why gitboot cannot tell whether it is provisioned
+    unknown: tuple[UnknownReason, ...] = ()  # why gitboot cannot tell whether it is provisioned
 
     @property
     def name(self) -> str:
-        """The name of the server in the new commit. If the new commit removes the server, the name in the old
-        commit.
-        """
+        """The name in the new commit, or the name in the old commit if the server was removed."""
         decision = self.new or self.old
         assert decision is not None  # noqa: S101 - one of the two is there
         return decision.server
@@ -92,7 +90,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def retired(self) -> bool:
-        """Whether the server becomes Retired. The document of such a server stays."""
+        """Whether the server becomes Retired, which means that its document stays in the fleet."""
         both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
         return both == [False, True]
 
@@ -108,7 +106,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
 
 class BmcChange(Struct, frozen=True, kw_only=True):
-    """A server with a new BMC, or with another address or trust of its BMC, so that credentials go to a new place."""
+    """A server whose BMC credentials would go to a new recipient: a new BMC, another address or another trust."""
 
     server: str
     is_new_server: bool  # whether the commit adds the server
@@ -118,39 +116,39 @@ class BmcChange(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """All changes of a commit. Each list is sorted by name."""
+    """All changes between two commits. Each list is sorted by name."""
 
-    first: bool  # there is no commit before
+    first: bool  # whether there is no old commit
     servers: tuple[ServerChange, ...]
     unchanged: int
-    before: int  # how many servers the old commit has
+    before: int  # how many servers the old commit contains
     after: int
-    unknown: SharedChange | None  # the change of the boots of unknown machines; None: no change
-    shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: no change
+    unknown: SharedChange | None  # the change in the boots of unknown machines; None: no change
+    shared: SharedChange | None  # such as outputs, evidence and base URL; None: no change
     images: tuple[ImageChange, ...]
-    areas: tuple[Area, ...]  # the whole fleet first
+    areas: tuple[Area, ...]  # the first one is the whole fleet
     documents: Mapping[Id, DocumentChange]
-    bmcs: tuple[BmcChange, ...]  # servers with a new BMC, or with another address or trust
-    other_pairs: tuple[Pair, ...]  # changes outside decisions that the digest has to cover, too
-    access: tuple[AccessChange, ...]  # settings of the clients that may fetch
-    disk_claims: tuple[str, ...]  # names of images that claim for the first time to write no disk
-    unknown_claims: tuple[str, ...]  # new servers whose boot claims to write no disk and is new in the fleet
-    lost_identities: tuple[LostIdentity, ...]  # identities that machines no longer have, sorted
-    gained_identities: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
-    digest: Digest = field(init=False)  # the digest of all changes, to which an acknowledgement is bound
+    bmcs: tuple[BmcChange, ...]  # servers whose BMC is new or has another address or trust
+    other_pairs: tuple[Pair, ...]  # changes outside of decisions that the digest must also cover
+    access: tuple[AccessChange, ...]  # changed settings that control which clients may fetch
+    disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk
+    unknown_claims: tuple[str, ...]  # new servers with a boot, new in the fleet, that claims to write no disk
+    lost_identities: tuple[LostIdentity, ...]  # sorted identities that machines no longer have
+    gained_identities: tuple[GainedIdentity, ...]  # sorted identities that newly lead to install boots
+    digest: Digest = field(init=False)  # of all changes; an acknowledgement names this digest
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
-        pairs += (("image", *image.pair) for image in looked_at)  # possibly without a changed decision
+        pairs += (("image", *image.pair) for image in looked_at)  # also if no decision changed
         pairs += (
             ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
             for each in self.access
         )
         pairs += self.other_pairs
-        # The decisions do not show every identity that a server takes over from another.
+        # Decisions do not contain every identity that one server can take over from another.
         pairs += (
             (each.why, compute_digest([each.old, each.new]), compute_digest([change.name, each.new]))
             for change in self.servers
@@ -161,17 +159,17 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no decision changes, so gitboot publishes the same files."""
+        """Whether gitboot would publish the same files, because no decision changed."""
         return not (self.servers or self.unknown or self.shared or self.access)
 
     @property
     def moved_bmcs(self) -> tuple[str, ...]:
-        """The servers of both commits whose BMC has another address or trust."""
+        """The servers in both commits whose BMC has another address or another trust."""
         return tuple(each.server for each in self.bmcs if not each.is_new_server)
 
     @property
     def extent(self) -> Extent:
-        """The numbers that guards count."""
+        """The numbers by which guards judge the commit."""
         return Extent(
             digest=self.digest,
             first=self.first,
@@ -199,11 +197,11 @@ class Changes:
 
     @property
     def with_reinstalls(self) -> tuple[ServerChange, ...]:
-        """The servers that can newly get an install boot, as far as two commits show."""
+        """The servers that the new commit can reinstall, as far as the two commits show."""
         return tuple(change for change in self.servers if change.reinstalls)
 
     def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
-        """Return the servers whose change has a risk."""
+        """Return the server changes with the given risk."""
         return tuple(change for change in self.servers if risk in change.risks)
 
     def with_fate(self, fate: ChangeKind) -> tuple[ServerChange, ...]:
@@ -220,7 +218,7 @@ def compare_decisions(
 ) -> Changes:
     """Return the changes between two commits. Without an old commit, everything is new.
 
-    ``touched`` names the servers and documents that can differ, or None for all. ``get_offered_claims`` returns the
+    ``touched`` limits the comparison to servers and documents that can differ. ``get_offered_claims`` returns the
     result of `list_claims` for all old decisions. If it is None, the claims are computed when needed.
     """
     shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
@@ -300,7 +298,7 @@ def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
 
 
 def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
-    """Return the site of each server whose site has its own instance, by the server's name."""
+    """Return the sites of servers by server name, for servers whose site has its own instance."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
         return {}
     selection = build_site_index(repository)
@@ -320,7 +318,7 @@ def _compare_server(
     both = (old, new) if old is not None and new is not None else None
     same = both is not None and both[0].digest == both[1].digest
     all_files = shared_change is not None and changes_all_files(shared_change)
-    if same and not all_files and not others:  # the documents differ only outside the decision, such as in addresses
+    if same and not all_files and not others:  # only fields outside of the decision differ, such as addresses
         return None
     asked = find_reinstalls(*both) if both is not None and not same else ()
     asked += others
@@ -372,9 +370,9 @@ def _count_areas(
     new: FleetRepository,
     sizes: Mapping[Label, int],
 ) -> tuple[Area, ...]:
-    """Return the whole fleet, then each site and each role.
+    """Count the changes in the whole fleet, and then in each site and each role.
 
-    A server that moves between two sites or roles counts in both.
+    A server that moves between sites or roles counts in both.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
@@ -391,7 +389,7 @@ def _count_areas(
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
-        if was is not None and is_now in changed:  # a server that moves without a change must not lower a percentage
+        if was is not None and is_now in changed:  # a server that only moves must not lower the percentage
             count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
@@ -409,18 +407,18 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """A change after which gitboot cannot determine whether a server is provisioned."""
+    """Why gitboot cannot determine whether a server is provisioned."""
 
-    CAME = "came"  # the server is new, and its provision number may be from an installation elsewhere
-    REPLACES = "replaces"  # it replaces a board without a document; only the ledger may have its record
-    BOARD = "board"  # it has another UUID, and its document does not name the UUID that it replaces
-    NOT_RAISED = "not raised"  # it replaces a board, and its provision number was not raised
-    MOVED = "moved"  # it moves to another instance, which has no record of it
+    CAME = "came"  # the server is new, and may have been installed elsewhere
+    REPLACES = "replaces"  # it replaces a board that no document describes; only the ledger may know it
+    BOARD = "board"  # its UUID changed, and its document does not name the old UUID
+    NOT_RAISED = "not raised"  # it replaces a board, but its provision number was not raised
+    MOVED = "moved"  # it moves to an instance that has no record of it
     OVERWRITTEN = "overwritten"  # a maintenance writes its disks
 
 
 class UnknownReason(NamedTuple):
-    """A reason why gitboot cannot determine whether a server is provisioned."""
+    """Why gitboot cannot determine whether a server is provisioned, with a detail."""
 
     cause: UnknownCause
     detail: str  # the provision number, the old UUID, the new site, or the maintenance
@@ -429,10 +427,10 @@ class UnknownReason(NamedTuple):
 def find_unknown_reasons(
     old: Decision | None, new: Decision | None, new_site: str | None = None
 ) -> tuple[UnknownReason, ...]:
-    """Return the reasons in two decisions why gitboot cannot determine whether a server is provisioned.
+    """Compare two decisions, and return why gitboot cannot determine whether the server is provisioned.
 
-    A server with a raised provision number is pending in each case. ``new_site`` is set if the server moves to this
-    site from another site, and both sites have their own instances.
+    A server with a raised provision number is always pending. ``new_site`` is the server's new site if the server moves
+    between sites with their own instances.
     """
     if new is None:
         return ()
@@ -446,7 +444,7 @@ def find_unknown_reasons(
     elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
         found.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
-        return tuple(found)  # gitboot serves no install boot, or the policy does not use records
+        return tuple(found)  # gitboot serves no install boot, or the policy ignores records
     before = {each.name: each for each in old.maintenances} if old is not None else {}
     for each in new.maintenances:
         if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
@@ -454,14 +452,14 @@ def find_unknown_reasons(
     return tuple(found)
 
 
-MatchingPair = tuple[str | None, str | None]  # a server's old and new name; None: that commit does not have the server
+MatchingPair = tuple[str | None, str | None]  # old and new name of a server; None: not in that commit
 
 
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
     """Match the servers of two commits. Return each server once, sorted by its new name, or by its old name if removed.
 
-    Servers match by UUID, then by the UUID that a document replaces. The remaining servers match by the identities that
-    survive a new motherboard: name, MAC address, serial number, BMC.
+    Servers match by UUID, or by the UUID that a document replaces. The remaining servers match by identities that
+    outlive a motherboard: name, MAC address, serial number and BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
@@ -491,7 +489,7 @@ class EffectKind(StrEnum):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A field of a decision with its JSON name, such as policy.boot.image or maintenances.repair.window.end."""
+    """A changed field of a decision, named as in JSON, such as policy.boot.image or maintenances.repair.window.end."""
 
     field: str
     old: Any  # None: absent
@@ -499,15 +497,15 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class ServerEffect(Struct, frozen=True, kw_only=True):
-    """The changes of a commit for one server."""
+    """The changes that a commit makes for one server."""
 
-    server: str  # the name in the new commit, or the old name of a removed server
+    server: str  # the new name, or the old name of a removed server
     kind: EffectKind
     changes: tuple[Change, ...]
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
-    """Return the differences between the decisions of two commits, by UUID. A renamed server keeps its UUID."""
+    """Compare the decisions of two commits, and return the changes by UUID, which a renamed server keeps."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
@@ -522,8 +520,8 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 
 
 def _find_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """Yield the fields that differ, sorted by name. A value that only one side has is yielded as a whole."""
-    if _are_named(old) or _are_named(new):  # by name, so an added item does not shift the others
+    """Yield the fields that differ, sorted by name. A value that exists on only one side is yielded as a whole."""
+    if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
@@ -547,6 +545,6 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The short revision, or "" if it equals the name."""
+        """The abbreviated revision, or "" if it equals the name."""
         parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
         return "" if self.revision == self.named else " ".join(parts)

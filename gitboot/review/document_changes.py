@@ -1,4 +1,4 @@
-"""Document changes: compare two commits' documents and files, and the files that gitboot publishes for all machines."""
+"""Document changes: compare the documents of two commits, and the files that gitboot publishes for all machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
 class SharedChange(Struct, frozen=True, kw_only=True):
-    """A change of the files that gitboot publishes for all machines, or of the boots of unknown machines."""
+    """A change in the files that gitboot publishes for all machines, or in the boots of unknown machines."""
 
     old: Mapping[str, Any] | None  # None: there is no old commit
     new: Mapping[str, Any]
@@ -34,9 +34,9 @@ def compare_shared(
     new_repository: FleetRepository,
     touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
-    """Compare the files that gitboot publishes for all machines. Return None without a change.
+    """Compare the files that gitboot publishes for all machines. Return None if nothing changed.
 
-    ``touched`` are the servers that can differ, or None for all servers.
+    ``touched`` limits the comparison to servers that can differ. None means all servers.
     """
     return _make_change(
         _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
@@ -44,12 +44,12 @@ def compare_shared(
 
 
 def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """Compare the boots of unknown machines. Return None without a change."""
+    """Compare the boots of unknown machines. Return None if nothing changed."""
     return _make_change(_unknown_facts(old), _unknown_facts(new))
 
 
 def changes_all_files(change: SharedChange) -> bool:
-    """Return whether the change gives each server other boot files. A base URL is part of decisions instead."""
+    """Return whether the change affects the boot files of every server. Base URLs are part of decisions instead."""
     if change.old is None:
         return False
     old, new = (_select_boot_outputs(each["outputs"]) for each in (change.old, change.new))
@@ -61,14 +61,14 @@ def _select_boot_outputs(outputs: object) -> set[object]:
     return {*outputs} - _WITHOUT_BOOT_FILES
 
 
-# Adding or removing these changes no file that a machine boots. `mirror` changes URLs, which decisions have.
+# Adding or removing these outputs changes no file that machines boot. `mirror` changes URLs, which decisions contain.
 _WITHOUT_BOOT_FILES: Final = frozenset(
     {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.INVENTORY, Output.MIRROR, Output.PAGES}
 )
 
 
 def changes_ledger(change: SharedChange) -> bool:
-    """Return whether the Fleet or a site stops naming its previous ledger."""
+    """Return whether the Fleet or a site no longer names the ledger that it named before."""
     if change.old is None:
         return False
     by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
@@ -90,8 +90,8 @@ def _shared_facts(
         "baseURL": decisions.base_url,
         "outputs": sorted(decisions.outputs - {Output.PAGES}),  # machines do not read pages
         "evidence": decisions.evidence,
-        "monitors": list(map(str, spec.provisioning.monitors)),  # fetches of monitors prove no installation
-        # If clients are named, only their fetches prove an installation.
+        "monitors": list(map(str, spec.provisioning.monitors)),  # a fetch by a monitor does not prove an installation
+        # If the Fleet lists clients, only fetches by these clients prove an installation.
         **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
         "ledger": spec.provisioning.ledger,  # the ledger of the instance that serves one-time boots
         **({"ledgers": ledgers} if ledgers else {}),  # the ledgers of the instances of sites
@@ -107,9 +107,9 @@ _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.P
 
 
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
-    """Return the input of the DHCP files.
+    """Return the input from which DHCP files are rendered.
 
-    It contains only servers of both commits that differ, so a rebase changes nothing.
+    The input contains only the servers that are in both commits and differ, so a rebase does not change the digest.
     """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
@@ -143,8 +143,8 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
     name: str
     fate: ChangeKind
-    in_use: int  # servers of either commit that can boot it; unknown machines count as one
-    pair: tuple[Digest | None, Digest | None]  # digests of its spec, before and after
+    in_use: int  # how many servers in either commit can boot it; unknown machines count as one
+    pair: tuple[Digest | None, Digest | None]  # the digests of its old and new spec
 
     @property
     def mutated(self) -> bool:
@@ -152,7 +152,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
 
 def is_mutated(change: DocumentChange) -> bool:
-    """Return whether the spec of an image was edited. Labels and annotations do not count."""
+    """Return whether the spec of an image was edited, as opposed to only its labels and annotations."""
     return change.fate is ChangeKind.EDITED and any(field.path[0] == "spec" for field in change.fields)
 
 
@@ -162,7 +162,7 @@ def find_image_changes(
     repositories: tuple[FleetRepository | None, FleetRepository],
     touched: frozenset[str],
 ) -> Iterator[ImageChange]:
-    """Yield the changed BootImages, sorted by name. ``touched`` has all servers that boot a changed image."""
+    """Yield the changed BootImages, sorted by name. ``touched`` must contain all servers that boot a changed image."""
     changed = [change for key, change in documents.items() if key.kind == "BootImage"]
     if not changed:
         return
@@ -184,12 +184,12 @@ def find_image_changes(
 
 
 def list_images(decision: Decision | None) -> Iterator[str]:
-    """Return the images that a server can boot from the network."""
+    """Yield the images that a server can boot from the network."""
     return (boot.image for boot in (decision.boots if decision is not None else ()))
 
 
 class ChangeKind(StrEnum):
-    """The kind of a change."""
+    """What happened to a document or a server."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -197,19 +197,17 @@ class ChangeKind(StrEnum):
 
 
 class DocumentChange(Struct, frozen=True, kw_only=True):
-    """A changed document, or a changed file to which documents refer (kind "file")."""
+    """A changed document, or a changed file that documents name (kind "file")."""
 
     id: Id
     fate: ChangeKind
-    fields: tuple[FieldChange, ...]  # changed fields of an edited document
+    fields: tuple[FieldChange, ...]  # the changed fields if the document was edited
 
 
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
-    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison, or None for
-    all.
-    """
+    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison."""
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
@@ -246,7 +244,7 @@ Path = tuple[str | int, ...]
 
 
 class FieldChange(NamedTuple):
-    """A field before and after a change. An absent value is None."""
+    """The old and the new value of a changed field. None means that the value is absent."""
 
     path: Path
     old: Any
@@ -254,13 +252,13 @@ class FieldChange(NamedTuple):
 
     @property
     def dotted_path(self) -> str:
-        """The path as text, such as spec.holds[0].image."""
+        """The path in dotted notation, such as spec.holds[0].image."""
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
         return "".join(steps).removeprefix(".")
 
 
 def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
-    """Yield the innermost fields that differ, sorted by name. Lists of different lengths count as one field."""
+    """Yield the innermost fields that differ, sorted by name. A list whose length changed counts as one field."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -282,30 +280,30 @@ ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"
 
 
 class AccessChange(NamedTuple):
-    """A setting of the Fleet that controls which clients may fetch, before and after."""
+    """The old and the new value of a Fleet setting that controls which clients may fetch."""
 
-    field: str  # spec.provisioning.clients
+    field: str  # such as spec.provisioning.clients
     old: list[str] | bool | str
     new: list[str] | bool | str
-    widens: bool  # whether more clients may fetch, or more fetches count
+    widens: bool  # whether more clients may fetch, or more fetches count as evidence
 
 
 def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
-    """Return the settings that control which clients may fetch and that differ between two Fleets."""
+    """Return the changed settings of a Fleet that control which clients may fetch."""
     clients, new_clients = (sorted(map(str, each.provisioning.clients)) for each in (old, new))
     monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
     boots, new_boots = old.serving.one_time_boots, new.serving.one_time_boots
     settings = (
-        # An empty list of networks means every client.
+        # An empty list of networks allows every client.
         (
             "spec.provisioning.clients",
             *(clients, new_clients),
             bool(clients) and (not new_clients or not _covers(clients, new_clients)),
         ),
-        # Fetches count from a network that is removed from this list.
+        # A network that is removed from this list can provide evidence again.
         ("spec.provisioning.monitors", monitors, new_monitors, not _covers(new_monitors, monitors)),
         ("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict),
-        # Every client can fetch an install boot from a copy repeatedly.
+        # Any client can fetch an install boot from a copy, and more than once.
         (ONE_TIME_BOOTS, str(boots), str(new_boots), new_boots is OneTimeBoots.COPIES),
     )
     return tuple(AccessChange(*each) for each in settings if each[1] != each[2])

@@ -24,11 +24,11 @@ from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, find_risks
 from gitboot.text import did_you_mean
 
-MIN_SIZE_FOR_PERCENT: Final = 10  # servers; smaller groups have a limit in servers, not a percentage
+MIN_SIZE_FOR_PERCENT: Final = 10  # servers; in smaller groups, a number of servers limits changes, not a percentage
 
 
 class Guard(StrEnum):
-    """The guards that can hold a commit, in the order in which gitboot shows them."""
+    """The guards that can hold a commit, in display order."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
@@ -46,17 +46,17 @@ class Guard(StrEnum):
     MAX_RESETS = "maxResets"
 
 
-# The author of a message must not approve these. They need `gitboot approve`.
+# A commit message cannot acknowledge these guards. They need `gitboot approve`.
 ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The limits above which guards hold a commit. An instance has these defaults."""
+    """The limits above which guards hold a commit, with the defaults of an instance."""
 
     max_update_percent: int = 30
     max_delete_percent: int = 10
     max_deletes: int = 25
-    max_small_group: int = 3  # servers; replaces the percentages in groups smaller than `MIN_SIZE_FOR_PERCENT`
+    max_small_group: int = 3  # servers; used in place of percentages in groups below `MIN_SIZE_FOR_PERCENT`
     max_reinstalls: int = 0
     max_installs: int = 50
     max_resets: int = 50
@@ -69,7 +69,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_takeover: bool = False
 
     def tighten(self, guards: Guards) -> Limits:
-        """Return the lower limit of the instance and of the Fleet for each guard. A repository cannot raise limits."""
+        """Return the limits of the instance, lowered to those of the Fleet. A Fleet cannot raise a limit."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
@@ -80,25 +80,25 @@ class Trip(Struct, frozen=True, kw_only=True):
     """A limit that a commit exceeds."""
 
     guard: Guard
-    what: str  # the counted things, such as "servers removed"
+    what: str  # what the guard counts, such as "servers removed"
     number: int
     limit: int
-    of: int | None = None  # the size of the group; None: the limit is not a share of a group
+    of: int | None = None  # the size of the group; None: the limit does not refer to a group
     percent: bool = False  # whether the limit is a percentage
-    area: str = "all"  # "all", or a group such as site=fra1
+    area: str = "all"  # "all" for the whole fleet, or a group such as site=fra1
     acknowledged: bool = False
-    by: str = ""  # the person who acknowledged the limit; "": not recorded
+    by: str = ""  # who acknowledged the excess; "": not recorded
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The guards that hold a commit, and the digest to which acknowledgements are bound."""
+    """The result of judging a commit: the exceeded limits, and the digest that acknowledgements must name."""
 
     digest: Digest
     limits: Limits
     trips: tuple[Trip, ...]
-    areas: tuple[Area, ...] = ()  # the whole fleet first
-    inherited: tuple[Inheritance, ...] = ()  # identities of machines that may be installed already
-    waits: bool = False  # whether the instance reads all fetches before it accepts the step
+    areas: tuple[Area, ...] = ()  # the first one is the whole fleet
+    inherited: tuple[Inheritance, ...] = ()  # identities that servers take over from machines that may be installed
+    waits: bool = False  # whether the instance must first read all fetches
 
     @property
     def held(self) -> bool:
@@ -106,11 +106,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def holding(self) -> tuple[Guard, ...]:
-        """The guards with an exceeded limit that is not acknowledged, without duplicates."""
+        """The guards that hold the commit because an exceeded limit is not acknowledged, without duplicates."""
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> the person who acknowledged
+Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who acknowledged
 NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
@@ -126,15 +126,15 @@ def judge(
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
-    """Return the limits that a commit exceeds. An acknowledgement counts for one digest and one guard.
+    """Judge a commit by the limits. An acknowledgement applies to one digest and one guard.
 
-    - ``pending`` is the number of servers that are not installed, according to the records of the instance, or None
-      without records. For a first commit it replaces the number of servers with a first boot.
-    - ``returning`` is the number of servers that the commit adds again, that have records, and that it reinstalls.
-    - ``inheritances`` are identities through which machines that may be installed already get install boots of other
-      servers.
+    - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
+      records. In a first commit, it replaces the number of servers that want a first boot.
+    - ``returning`` is the number of servers that the commit adds and reinstalls although the ledger knows them already.
+    - ``inheritances`` are identities through which machines that may already be installed would get the install boots
+      of other servers.
     - ``rewound`` means that the commit does not descend from the accepted commit.
-    - ``takeover`` means that the commit ends the work of an instance for the fleet. If it is None, the extent decides.
+    - ``takeover`` means that an instance may no longer act for the fleet. If it is None, the extent decides.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
     inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
@@ -195,7 +195,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
             extent.access,
             limits.max_access_changes,
         ),
-        # After this commit, each server may boot such an image.
+        # Later, any server may boot such an image.
         (Guard.MAX_REINSTALLS, may_boot, extent.after if extent.disk_claims else 0, limits.max_reinstalls),
         (Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images),
         (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
@@ -221,11 +221,11 @@ def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
             )
 
 
-# Acknowledgements: `Gitboot-Ack: DIGEST GUARD…`, a line of a commit's message
+# Acknowledgements: lines of the form `Gitboot-Ack: DIGEST GUARD…` in a commit message
 
 
 class IgnoredLine(Struct, frozen=True, kw_only=True):
-    """An acknowledgement line that gitboot ignores, and the reason."""
+    """An acknowledgement line that gitboot ignores, and why."""
 
     commit: str
     line: str
@@ -235,35 +235,33 @@ class IgnoredLine(Struct, frozen=True, kw_only=True):
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-SHOWN_DIGITS: Final = 16  # digits of a digest in a command; `gitboot approve` accepts 8
+SHOWN_DIGITS: Final = 16  # digits of a digest in commands; `gitboot approve` needs at least 8
 
 
 def format_ack_line(digest: Digest, *guards: Guard) -> str:
-    """Return the line that acknowledges guards."""
+    """Return the commit message line that acknowledges the given guards."""
     return " ".join(["Gitboot-Ack:", digest, *guards])
 
 
 def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the line that acknowledges the guards that hold the commit, or () if a line can acknowledge none of
-    them.
-    """
+    """Return the line that acknowledges the guards that hold a commit, or () if no line can acknowledge them."""
     guards = list_ack_guards(verdict, need)
     return (format_ack_line(verdict.digest, *guards),) if guards else ()
 
 
 def list_ack_guards(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[Guard, ...]:
-    """Return the guards that hold the commit and that a line in a commit message can acknowledge."""
+    """Return those of the guards that hold a commit that a line in a commit message can acknowledge."""
     without = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if need is ReinstallsNeed.APPROVE else ())}
     return tuple(guard for guard in verdict.holding if guard not in without)
 
 
 def format_approval(digest: Digest) -> str:
-    """Return the command that approves a held commit. Its placeholders are no valid values."""
+    """Return the command that approves a held commit, with placeholders that a person must replace."""
     return f"gitboot approve {digest[:SHOWN_DIGITS]} --all-guards --reason '…' --state DIRECTORY"
 
 
 class AckLine(Struct, frozen=True, kw_only=True):
-    """The acknowledgement of one guard, in a well-formed line of a commit message."""
+    """An acknowledgement of one guard by a well-formed line in a commit message."""
 
     STALE: ClassVar[str] = (
         "it acknowledges other changes. The commits changed since then, or another version of gitboot computed the "
@@ -278,25 +276,25 @@ class AckLine(Struct, frozen=True, kw_only=True):
     text: str
     digest: str
     guard: str
-    by: str  # the author of the message
-    content: str = ""  # SHA-256 of the content that the commit's signature covers, if the line counts by that signature
+    by: str  # the author of the commit message
+    content: str = ""  # SHA-256 of the signed content, if the line counts because of the commit's signature
 
     @property
     def id(self) -> str:
-        """The key under which the line counts once, if the line counts by a signature."""
+        """The key by which a line counts only once, if it counts because of a signature."""
         return f"{self.content} {self.digest} {self.guard}"
 
 
 def parse_ack_lines(
     messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
 ) -> Iterator[AckLine | IgnoredLine]:
-    """Yield the acknowledgements in commit messages: one for each guard that a line names.
+    """Yield the acknowledgements in commit messages, one for each guard that a line names.
 
-    A line may be anywhere in a message and may be indented, as after a squash. gitboot ignores a malformed line, and an
-    acknowledgement of reinstallations that does not meet ``need``. A line with an unknown word acknowledges nothing.
+    A line may be anywhere in a message, and may be indented, as after a squash. gitboot ignores malformed lines, lines
+    with an unknown word, and acknowledgements of reinstallations that do not meet ``need``.
 
-    ``counted_before`` has the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines
-    that counted. A line that counts by a signature counts once.
+    A line that counts because of a signature counts only once. ``counted_before`` therefore contains the signed content
+    of the commits that led to an accepted commit, and the `AckLine.id` of each line that counted.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -345,7 +343,7 @@ def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None)
 
 
 def has_ack_line(message: Message) -> bool:
-    """Return whether a message has an acknowledgement line, well-formed or not."""
+    """Return whether a message contains an acknowledgement line, whether well-formed or not."""
     return _LINE.search(message.text) is not None
 
 
@@ -355,7 +353,7 @@ def find_acknowledgements(
     need: ReinstallsNeed | None = None,
     counted_before: Container[str] = frozenset(),
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
-    """Return the acknowledgements of the changes with this digest, and the lines that gitboot ignores."""
+    """Return the acknowledgements that name this digest, and the lines that gitboot ignores."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in parse_ack_lines(messages, need, counted_before):
@@ -366,39 +364,39 @@ def find_acknowledgements(
                 unheeded.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
             case IgnoredLine():
                 unheeded.append(line)
-    return given, tuple(dict.fromkeys(unheeded))  # a line that names several guards is ignored once
+    return given, tuple(dict.fromkeys(unheeded))  # report a line with several guards only once
 
 
-Pair = tuple[str, Digest | None, Digest | None]  # (kind, digest before, digest after)
+Pair = tuple[str, Digest | None, Digest | None]  # (kind, old digest, new digest)
 
 
 def digest_pairs(pairs: Iterable[Pair]) -> Digest:
-    """Return the digest of all changes."""
+    """Return one digest for all changes, which acknowledgements name."""
     return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
 
 
 def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
-    """Return a digest of the address, the credentials and the trust of a server's BMC."""
+    """Return a digest of the address, credentials and trust of a server's BMC."""
     return compute_digest([server, structs.asdict(access) if access is not None else None])
 
 
 def list_labels(server: Server) -> Iterator[Label]:
-    """Yield the groups of a server."""
+    """Yield the labels by which a server belongs to groups."""
     labels = server.metadata.labels
     yield from ((key, labels[key]) for key in GROUPING if key in labels)
 
 
 def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
-    """Return the whole fleet, then the groups in their order. ``counts`` has the fields of an `Area` that are not 0."""
+    """Return the whole fleet, and then its groups in order. ``counts`` contains the nonzero fields of each `Area`."""
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
     numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
 def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
-    """Return the extent of a first commit. `compare_decisions` has the same result and needs more memory.
+    """Return the extent of a first commit. `compare_decisions` returns the same extent but needs more memory.
 
-    ``servers`` are the decisions of all servers, which are read once.
+    ``servers`` yields the decisions for all servers, and is consumed only once.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
     found = Counter[Risk]()
@@ -431,27 +429,27 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
     )
 
 
-GROUPING: Final = ("site", "role")  # labels; the servers with the same value are a group
+GROUPING: Final = ("site", "role")  # label keys; the servers with the same value form a group
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that can differ between two commits. All other servers and documents are equal."""
+    """The servers and documents that may differ between two commits. All others are the same in both commits."""
 
-    servers: frozenset[str]  # servers of either commit
-    documents: frozenset[Id]  # documents and files, which have the kind "file"
-    sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
+    servers: frozenset[str]  # servers in either commit
+    documents: frozenset[Id]  # documents, and files with the kind "file"
+    sizes: Mapping[Label, int]  # the size of each group in the old commit
 
 
-Label = tuple[str, str]  # site, fra1
+Label = tuple[str, str]  # (key, value), such as ("site", "fra1")
 
 
 class Area(Struct, frozen=True, kw_only=True):
-    """The number of changes in a group of servers."""
+    """The numbers of changes in a group of servers, or in the whole fleet."""
 
     label: Label | None  # None: the whole fleet
-    size: int  # servers of the old commit, and changed servers that moved here
-    changed: int  # changed servers without harmless changes
-    less: int  # servers with a harmless change, which guards ignore
+    size: int  # servers in the old commit, and changed servers that moved into the group
+    changed: int  # changed servers, except harmless changes
+    less: int  # servers with harmless changes, which guards ignore
     removed: int  # removed or retired servers
     added: int
     reinstalled: int
@@ -463,36 +461,36 @@ class Area(Struct, frozen=True, kw_only=True):
 class Extent(Struct, frozen=True, kw_only=True):
     """The numbers by which guards judge a commit."""
 
-    digest: Digest  # the digest of all changes, to which an acknowledgement is bound
-    first: bool  # there is no commit before
-    before: int  # how many servers the old commit has
+    digest: Digest  # of all changes; an acknowledgement names this digest
+    first: bool  # whether there is no old commit
+    before: int  # how many servers the old commit contains
     after: int
     installs: int  # new servers that want a first boot
-    reinstalls: int  # servers that can newly get an install boot
-    resets: int  # servers that a maintenance can newly reset while they run
-    unknown: bool  # whether unknown machines boot something else
-    mutated_images: int  # edited images in use
+    reinstalls: int  # servers that the commit can reinstall
+    resets: int  # running servers that a maintenance can reset because of the commit
+    unknown: bool  # whether the boots of unknown machines change
+    mutated_images: int  # images that were edited although they are in use
     disk_claims: int  # images that claim for the first time to write no disk
-    access: int  # settings that let more clients fetch
-    takeover: bool  # whether the commit lets another instance act for the fleet
-    areas: tuple[Area, ...]  # the whole fleet first
-    unknown_claims: tuple[str, ...] = ()  # new servers whose boot claims to write no disk and is new in the fleet
-    by_policy: tuple[str, ...] = ()  # servers of `reinstalls` whose records may show that they are installed already
-    lost_identities: tuple[LostIdentity, ...] = ()  # identities that machines no longer have, sorted
-    gained_identities: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
-    reinstalled_servers: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
+    access: int  # changed settings that let more clients fetch
+    takeover: bool  # whether another instance may act for the fleet
+    areas: tuple[Area, ...]  # the first one is the whole fleet
+    unknown_claims: tuple[str, ...] = ()  # new servers with a boot, new in the fleet, that claims to write no disk
+    by_policy: tuple[str, ...] = ()  # those of `reinstalls` that may be installed already, according to records
+    lost_identities: tuple[LostIdentity, ...] = ()  # sorted identities that machines no longer have
+    gained_identities: tuple[GainedIdentity, ...] = ()  # sorted identities that newly lead to install boots
+    reinstalled_servers: tuple[str, ...] = ()  # those that `reinstalls` counts, if identities were gained
 
     def without_reinstalls(self, servers: Collection[str]) -> Extent:
-        """Return the extent without the reinstallations of some servers."""
+        """Return the extent without the reinstallations of the given servers."""
         if not servers:
             return self
         left = tuple(each for each in self.reinstalled_servers if each not in servers)
         return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=left)
 
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
-        """Return the extent with a digest that covers the inherited identities, if there are any.
+        """Return the extent with a digest that also covers inherited identities.
 
-        An acknowledgement of only the changes therefore does not let other machines be installed.
+        An acknowledgement of the changes alone therefore cannot permit the installation of other machines.
         """
         if not inheritances:
             return self
@@ -500,9 +498,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
     def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """Return the extent of a commit that does not descend from the accepted commit, with a digest of both
-        revisions.
+        """Return the extent of a rewind, with a digest that also covers both revisions.
 
-        A rewind may change no decision, so the digest of the changes does not identify the rewind.
+        The digest of the changes alone does not identify a rewind, because a rewind may change no decision.
         """
         return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

@@ -1,4 +1,4 @@
-"""Harmless changes: changes that guards ignore, because a server gets no new boot."""
+"""Harmless changes: find changes that guards ignore, because a server is offered no new boot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision,
 
 
 class EveryBoot(Struct, frozen=True):
-    """A boot at each start of the machine, independent of the record."""
+    """The machine boots this way at every start, regardless of its record."""
 
 
 class UntilProvisioned(Struct, frozen=True):
-    """A boot until a provision key is provisioned."""
+    """The machine boots this way until a provision key is provisioned."""
 
     number: int
-    image: str | None  # part of the key with OnImageChange; None with Once
+    image: str | None  # the image in the key with OnImageChange; None with Once
     attempts: int = 1
-    boots: int = 1  # of each attempt
+    boots: int = 1  # how many boots each attempt needs
 
 
 class UntilRun(Struct, frozen=True):
-    """A boot until a run of a maintenance is consumed."""
+    """The machine boots this way until a run of a maintenance is consumed."""
 
     maintenance: str
     run: int
@@ -41,16 +41,15 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether each record that allows a boot under ``other`` also allows the boot under ``one``."""
+    """Return whether ``one`` permits a boot for every record for which ``other`` permits the boot."""
     match one, other:
         case (EveryBoot(), _):
             return True
-        case (UntilProvisioned(), UntilProvisioned()):  # an attempt counts for both conditions
+        case (UntilProvisioned(), UntilProvisioned()):  # attempts count for both conditions
             as_often = other.attempts <= one.attempts and other.boots <= one.boots
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
-            # A machine that consumed the run in one window also consumed it in the other window, even if the window was
-            # moved.
+            # A run that was consumed in one window is also consumed in the other one, even if the window was moved.
             if other.start is None or one.end is None or other.start < one.end:
                 return True
             return one.start is not None and other.start <= one.start
@@ -58,15 +57,15 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """The boot that a decision demands in a span of time."""
+    """The boot that a decision demands during a span of time."""
 
-    boot: Boot | None  # None: the local disk, or no plan
+    boot: Boot | None  # None: the local disk or no plan
     when: BootCondition = EveryBoot()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
-    maintenance: str | None = None  # None: the policy demands it
+    maintenance: str | None = None  # None: the policy demands the boot
 
     @property
     def writes_disk(self) -> bool:
@@ -81,20 +80,20 @@ NO_DEMAND: Final = Demand(boot=None)
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """The demands between two times at which windows start or end."""
+    """The demands during the time from one start or end of a window to the next."""
 
     demand: Demand
-    lower_demands: tuple[Demand, ...]  # of the policy, and of maintenances with a lower priority
+    lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with lower priorities
 
 
 def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
-    """Yield the span that begins at each of these instants, which must contain the start and end of each window."""
+    """Yield the span that begins at each instant. The instants must include the start and the end of each window."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in instants)
         return
     policy = _policy_demand(decision.policy)
     always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EveryBoot)
-    instead = policy if always else Demand(boot=None, disk=policy.disk)  # replaces a stopped boot
+    instead = policy if always else Demand(boot=None, disk=policy.disk)  # the demand in place of a stopped boot
     for at in instants:
         active = [each for each in decision.maintenances if each.is_active(at)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
@@ -105,7 +104,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
-    """Return the times at which windows of these decisions start or end, sorted. The minimum time comes first."""
+    """Return the sorted times at which windows in the decisions start or end, after the minimum time."""
     found = {datetime.min.replace(tzinfo=UTC)}
     for decision in decisions:
         for maintenance in decision.maintenances:
@@ -152,7 +151,7 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
 
 
 def is_harmless(old: Decision, new: Decision) -> bool:
-    """Return whether the new decision offers only boots that the old decision also offered.
+    """Return whether a new decision offers only boots that the old decision also offered.
 
     Guards ignore such a change.
     """
@@ -169,11 +168,11 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether a demand offers no more than the first of these spans. The other spans follow the first span."""
+    """Return whether a demand offers no more than the first of the spans. The other spans follow it in time."""
     here, key = spans[0], demand.when
     if _is_within(demand, here.demand):
         return True
-    # For an install boot, the policy itself must demand this provision key in one of these spans.
+    # For an install boot, the policy itself must demand this provision key in one of the spans.
     is_asked_later = isinstance(key, UntilProvisioned) and any(
         isinstance(span.demand.when, UntilProvisioned) and covers(span.demand.when, key) for span in spans
     )
@@ -193,7 +192,7 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
-        return False  # without the wait, the boot happens earlier; with the wait, the disk replaces a harmless boot
+        return False  # without the wait, the boot comes earlier; with it, the disk replaces a harmless boot
     if not demand.writes_disk and not covers(demand.when, other.when):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)

@@ -1,4 +1,4 @@
-"""Reinstalls: install boots that a commit newly allows, and changes of identities."""
+"""Reinstalls: find the install boots that a commit newly permits, and the identities that machines gain or lose."""
 
 from __future__ import annotations
 
@@ -43,46 +43,46 @@ from gitboot.review.harmless_changes import (
 
 
 class ReinstallReason(StrEnum):
-    """The reason why a server can newly get an install boot."""
+    """Why a commit can reinstall a server."""
 
     PROVISION = "provision"  # raised
     ATTEMPTS = "attempts"  # raised
-    BOOTS = "boots"  # raised: how many times the image's installer boots
+    BOOTS = "boots"  # raised: the number of boots that the image's installer needs
     IMAGE = "image"  # changed under OnImageChange or Always
     POLICY = "policy"  # the server had no policy, or was parked
-    RECORD = "record"  # the same with provision 0: only the record shows whether the server is installed again
+    RECORD = "record"  # as POLICY, but with provision 0: only the record shows whether it is reinstalled
     NETWORK_BOOT = "networkBoot"
     WAIT = "waitFor"  # no longer PowerOff, so a running server may be installed
-    OVERRIDE = "override"  # no longer None; previously the firmware's boot order decided
+    OVERRIDE = "override"  # no longer None; until now, the boot order of the firmware decided
     MAC = "MAC"  # the MAC address of another server, whose machine now gets the boots of this server
     SERIAL = "serial"  # the serial number of another server
     ADDRESS = "address"  # the IP address of another server, from which firmware fetches
     UUID = "UUID"  # the UUID of another server, in either byte order, or as its BMC shows it
     NAME = "name"  # the document name or the xname of another server
-    NID = "nid"  # the number that OpenCHAMI gives another server
-    WRITES_DISK = "writesDisk"  # the boot before wrote no disk
+    NID = "nid"  # the node number that another server has in OpenCHAMI
+    WRITES_DISK = "writesDisk"  # the previous boot wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
-    UNCOVERED = "uncovered"  # the maintenance with precedence is gone
+    UNCOVERED = "uncovered"  # a maintenance with a higher priority was removed
     STOPPED = "stopped"  # install boots are no longer stopped
     CLAIM = "claim"  # an image that claims for the first time to write no disk
-    # An image with such a claim and with arguments, scripts or templates that are new for it.
+    # An image with such a claim, and with arguments, scripts or templates with which it has not been used before.
     CLAIM_OF_BOOT = "claim of boot"
 
 
 class Reinstall(NamedTuple):
-    """A way in which a server can newly get an install boot."""
+    """A way in which a commit can reinstall a server."""
 
     why: ReinstallReason
-    old: str | None  # the value that differs: the number, the image, the policy …
+    old: str | None  # the value that differs, such as the number, the image or the policy
     new: str | None
     maintenance: str | None = None  # None: under the policy
 
 
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
-    """Return the ways in which the new decision allows an install boot that the old decision did not allow.
+    """Return the ways in which a new decision permits an install boot that the old decision did not permit.
 
-    The result does not depend on records, so the server may be installed already. A one-time boot for a provision key
-    is the same boot under each policy and with each image.
+    Records are not considered, so the server may already be installed. One-time boots with the same provision key count
+    as the same boot, even if the policy or the image differs.
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
@@ -101,7 +101,7 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
 
 
 def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
-    """Return whether the first of these spans demands this install boot, or any of them demands its provision key."""
+    """Return whether the first span demands this install boot, or any of the spans demands its provision key."""
 
     def asks_as_much(was: Demand) -> bool:
         as_soon = demand.waits or not was.waits
@@ -186,10 +186,10 @@ def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str)
 
 
 def wants_install(decision: Decision) -> bool:
-    """Return whether a new server gets an install boot from its policy or from a maintenance."""
+    """Return whether a new server would get an install boot from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        if policy.network_boot in _BY_KEY and policy.provision > 0:  # gitboot adopts a server with 0
+        if policy.network_boot in _BY_KEY and policy.provision > 0:  # gitboot adopts a server with provision 0
             return True
         if policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk:
             return True
@@ -200,17 +200,17 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether the record of a server can show that the server is installed already.
+    """Return whether a record could show that the server is already installed, so that it is not reinstalled.
 
-    A record contains the installations of a policy on this machine. A record does not contain the boots of other
-    machines, or whether an image really writes no disk.
+    A record shows which installations of its policy a machine has had. It shows neither the boots of other machines nor
+    whether an image really writes no disk.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
 
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # records seldom show these as installed
+)  # with these, a record rarely shows that the server is already installed
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
@@ -226,15 +226,15 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
 
 
 class GainedIdentity(NamedTuple):
-    """An identity through which a machine can newly get an install boot of a server."""
+    """An identity through which a commit newly lets a machine get the install boots of a server."""
 
     kind: str
     value: str
     server: str
     uuid: SystemUuid  # the UUID of the server
     replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
-    is_counted: bool  # whether the comparison counts it, because another server had it in the older commit
-    is_new: bool  # whether the server did not have it in the older commit
+    is_counted: bool  # whether the comparison counts it as taken over from a server in the older commit
+    is_new: bool  # whether the server did not have the identity in the older commit
 
     @property
     def mark(self) -> IdentityKey:
@@ -242,13 +242,13 @@ class GainedIdentity(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-    """An identity through which a machine that may be installed already gets an install boot of another server."""
+    """An identity through which a machine that may already be installed gets the install boots of another server."""
 
     server: str
     kind: str
     value: str
     uuid: SystemUuid  # the UUID of the machine
-    machine: str  # its last name, or its UUID
+    machine: str  # the last known name of the machine, or its UUID
 
     def __str__(self) -> str:
         return f"{self.server} gets {self.value}, the {_IDENTITY_NAMES[ReinstallReason(self.kind)]} of {self.machine}"
@@ -265,7 +265,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """A server as described in one commit."""
+    """A server as one commit describes it."""
 
     decision: Decision
     machine: Machine
@@ -274,7 +274,7 @@ class DescribedServer(NamedTuple):
     outputs: Collection[Output]
 
     def list_identities(self) -> Iterator[IdentityKey]:
-        """Yield every identity of the machine, including interfaces from which the machine may not boot."""
+        """Yield all identities of the machine, including those of interfaces from which it may not boot."""
         yield from _list_machine_identities(self.machine)
         yield from self._list_network_identities()
 
@@ -308,9 +308,9 @@ def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
 
 
 def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
-    """Return the identities through which a machine can get an install boot, each once, in a fixed order.
+    """Return the identities through which a machine can get an install boot, in a fixed order without duplicates.
 
-    An IP address counts only if firmware fetches a file of the boot.
+    An IP address counts only if firmware fetches a file for the boot.
     """
     if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
         return {}
@@ -328,9 +328,9 @@ def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey,
 def find_identity_reinstalls(
     marks: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], was: str | None
 ) -> tuple[Reinstall, ...]:
-    """Return the reinstallations that happen because a server takes over identities of other servers.
+    """Return the reinstallations that are possible because a server takes over the identities of other servers.
 
-    ``owners`` maps identities to the servers of the older commit. ``was`` is the name of this server in that commit.
+    ``owners`` maps identities to server names in the older commit. ``was`` is this server's own name in that commit.
     """
     return tuple(
         Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
@@ -340,9 +340,9 @@ def find_identity_reinstalls(
 def find_gained_identities(
     old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
 ) -> Iterator[GainedIdentity]:
-    """Yield the identities through which a machine can newly get an install boot of a server.
+    """Yield the identities through which a commit newly lets a machine get the install boots of a server.
 
-    ``others`` are the reinstallations that the comparison of the two commits counts already.
+    ``others`` are the reinstallations that the comparison of the two commits already counts.
     """
     before, counted = list_install_identities(old), {(each.why, each.new) for each in others}
     had = set(old.list_identities()) if old is not None else set()
@@ -361,7 +361,7 @@ def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> I
 
 
 def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
-    """Yield the identities that a machine no longer has. A `Machine` has no addresses, names and node numbers."""
+    """Yield the identities that a machine no longer has, except addresses, names and node numbers."""
     kept = set(_list_machine_identities(new)) if new is not None else set()
     yield from (LostIdentity(*mark, old.uuid) for mark in _list_machine_identities(old) if mark not in kept)
 
@@ -371,7 +371,7 @@ def update_lost_identities(
 ) -> frozenset[LostIdentity]:
     """Return the lost identities after a commit was accepted.
 
-    If an accepted commit gives a server install boots through an identity, the guard has permitted that. From then on,
+    If the accepted commit gives a server install boots through an identity, a guard has permitted that. From then on,
     the identity belongs only to the machine of that server.
     """
     now = before.union(newly_lost)
@@ -379,7 +379,7 @@ def update_lost_identities(
     return frozenset(each for each in now if owners.get(each.key, each.uuid) == each.uuid) if owners else now
 
 
-# Arguments that only control the kernel's console output.
+# Kernel arguments that affect only the console output.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html
 _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
 
@@ -389,7 +389,7 @@ def _digest_image(image: BootImage) -> Digest:
 
 
 class DiskClaims:
-    """The boots of a commit that claim to write no disk, compared with an earlier commit."""
+    """Finds the boots in a commit whose claim to write no disk is new compared to an earlier commit."""
 
     def __init__(
         self,
@@ -398,13 +398,13 @@ class DiskClaims:
         old: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
-        """Create the claims. ``get_offered_claims`` returns the result of `list_claims` for all earlier decisions.
+        """``get_offered_claims`` returns the result of `list_claims` for all decisions of the earlier commit.
 
-        It is called only if needed, and is None if there is no earlier commit.
+        It is called only when needed. It is None if there is no earlier commit.
         """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
-        self.images = frozenset[str]()  # names of images whose content had no such claim before
+        self.images = frozenset[str]()  # the images whose content did not make such a claim before
         if old is None:
             return
         fleet = old.fleet.spec
@@ -413,12 +413,12 @@ class DiskClaims:
             key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
         )
         claiming = [name for name in changed if not new.images[name].spec.writes_disk]
-        if claiming and old.servers:  # otherwise, as in a first commit, no machine has data to lose
-            known = set(map(_digest_image, old.images.values()))  # the claim is part of the content
+        if claiming and old.servers:  # without servers, as in a first commit, no data can be lost
+            known = set(map(_digest_image, old.images.values()))  # the digest also covers the claim
             self.images = frozenset(name for name in claiming if _digest_image(new.images[name]) not in known)
 
     def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
-        """Return the boots of a server that count as installations because their claims are new.
+        """Return the boots of a server that count as reinstallations because their claims are new.
 
         ``old`` is None for a new server.
         """
@@ -431,7 +431,7 @@ class DiskClaims:
         return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
-        """Return whether a new server gets a boot with a claim that is new in the fleet."""
+        """Return whether a new server has a boot whose claim is new in the fleet."""
         return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
         )
@@ -455,12 +455,12 @@ def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
-    """Return the digests of the boots of a decision that claim to write no disk."""
+    """Return the digests of all boots in a decision that claim to write no disk."""
     return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
 def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
-    """Yield the boots of a decision that claim to write no disk, each with its maintenance, or None for the policy."""
+    """Yield each boot that claims to write no disk, with its maintenance or None for the policy."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
     policy = decision.policy
@@ -473,9 +473,9 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments and scripts that a machine starts.
+    """Return a digest of the files, arguments and scripts with which a machine starts.
 
-    URLs and arguments for the console output do not change the digest.
+    URLs and arguments for the console output do not affect the digest.
     """
 
     def remove_urls(text: str) -> str:
@@ -494,7 +494,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of the files, arguments and scripts that a machine starts, and of its user data templates."""
+    """Return a digest of the files, arguments and scripts with which a machine starts, and of its templates."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -503,9 +503,9 @@ _RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
 
 
 def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
-    """Return the names of the maintenances that can newly reset the machine.
+    """Return the names of the maintenances that can reset the machine only because of the new commit.
 
-    The result does not depend on records. A maintenance whose window was only extended or moved earlier is not new.
+    Records are not considered. A maintenance whose window was only extended or moved earlier does not count.
     """
 
     def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
@@ -528,10 +528,10 @@ def find_returning_servers(
     seen_machines: Collection[SystemUuid],
     unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return the names of added servers that the guard maxReinstalls counts, because the ledger saw their machines.
+    """Return the added servers that the guard maxReinstalls must count, because the ledger has seen their machines.
 
-    A comparison of two commits cannot show this, because such a server looks new. A server in ``unknown_claims`` boots
-    an image whose claim to write no disk is not acknowledged.
+    In a comparison of two commits, such a server looks new. The servers in ``unknown_claims`` boot an image whose claim
+    to write no disk is not acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:
@@ -555,11 +555,11 @@ def find_returning_servers(
     )
 
 
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `find_window_edges`
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `find_window_edges` returns
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
-    """Return the install boots of an accepted decision that a newer decision does not offer, the earliest first.
+    """Return the install boots of an accepted decision that a newer decision does not offer, in the order of time.
 
     ``newer`` is the decision of the commit ``by`` for the same machine, or None if that commit does not contain the
     machine.
@@ -582,7 +582,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
 
 
 def _install_facts(ask: Demand) -> tuple[object, ...] | None:
-    """Return the content, the key and the wait of an install boot, or None. Equal offers have equal results."""
+    """Return the values by which two install boots are compared, or None if the demand is no install boot."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
@@ -591,7 +591,7 @@ def _install_facts(ask: Demand) -> tuple[object, ...] | None:
 
 
 def _condition_key(when: BootCondition) -> tuple[object, ...]:
-    """Return the provision key or the run of a boot, without the number of attempts."""
+    """Return the provision key or the run of a boot condition, without the number of attempts."""
     match when:
         case UntilProvisioned():
             return "provision", when.number, when.image

@@ -1,4 +1,4 @@
-"""Rendered diffs: unified diffs of boot files."""
+"""Rendered diffs: unified diffs of the boot files that two commits produce."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
 from gitboot.text import format_count, format_rest
 
-_CONTEXT_LINES: Final = 2  # lines around each difference
-_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; a last line contains the number of omitted lines
-Texts = dict[str, str]  # by file name: boot.ipxe, user-data
-Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
+_CONTEXT_LINES: Final = 2  # unchanged lines around each difference
+_MAX_DIFF_LINES: Final = 4_000  # lines in one diff; an additional line shows how many were omitted
+Texts = dict[str, str]  # by file name, such as boot.ipxe or user-data
+Boots = dict[str, Texts]  # by boot, such as BootPolicy or Maintenance/memory-test
 
 
 class RenderedDiff(Struct, frozen=True, kw_only=True):
     """The diff of a file that a machine fetches."""
 
-    boot: str  # BootPolicy, Maintenance/memory-test, "unknown servers"
-    file: str  # boot.ipxe, config.ign
-    lines: tuple[str, ...]  # of a unified diff, without line ends
+    boot: str  # such as BootPolicy, Maintenance/memory-test or "unknown servers"
+    file: str  # such as boot.ipxe or config.ign
+    lines: tuple[str, ...]  # the lines of a unified diff, without line ends
 
 
 class RenderedChanges:
-    """The rendered boot files of the servers of two commits, and their diffs."""
+    """Renders and compares the boot files of servers in two commits."""
 
     def __init__(self, old: Decisions | None, new: Decisions) -> None:
         self._old, self._new = old, new
-        self._keys: dict[Digest, Digest] = {}  # by the digest of both texts, which are equal for most servers
+        self._keys: dict[Digest, Digest] = {}  # by the digest of both texts, which most servers share
 
     def make_key(self, change: ServerChange) -> Digest:
-        """Return a digest of the diffs of all files of a server, with names in place of the server's own values.
+        """Return a digest of the diffs of a server's files, in which names replace the server's own values.
 
-        Two servers have the same digest if and only if their diffs have the same lines at the same positions. The
-        comparison includes lines that look like secrets.
+        Two servers have the same digest if and only if their diffs contain the same lines at the same positions. Lines
+        that look like secrets are included.
         """
         if change.new is None:
-            return compute_digest(None)  # all files are removed
+            return compute_digest(None)  # the server has no files any more
         before, after = self._render_boots(change, lay_out_user_data)
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         texts = []
@@ -71,19 +71,19 @@ class RenderedChanges:
         return known
 
     def render_diffs(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
-        """Return the diffs of a server's files, boot by boot, without values that look like secrets."""
+        """Return the diffs of a server's files for each boot, without values that look like secrets."""
         return tuple(
             _diff_boots(*self._render_boots(change, hide_secrets), *self._render_boots(change, lay_out_user_data))
         )
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
-        """Return the added and removed lines of a server's diffs, with names in place of the server's own values."""
+        """Return the added and removed lines in a server's diffs, in which names replace the server's own values."""
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of a server's own values in the added and removed lines of its diffs."""
+        """Return the names of those own values of a server that occur in added and removed lines of its diffs."""
         return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
@@ -92,9 +92,9 @@ class RenderedChanges:
 
 
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
-    """Return the position and the lines of each difference. An absent text differs from an empty one."""
+    """Return the position and the lines of each difference. An absent text differs from an empty text."""
     was, is_now = (_split(text) for text in (old, new))
-    same = 0  # equal lines at the beginning; the diff of the rest is faster
+    same = 0  # skip equal lines at the beginning, so that the diff is faster
     while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
         same += 1
     return [[old is None, new is None], same, list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))]
@@ -140,13 +140,13 @@ def _diff_common(
 
 
 def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
-    """Yield the diffs of files with hidden secrets. The ``whole`` files have the secrets."""
+    """Yield the diffs of files whose secrets are hidden. The ``whole`` files contain the secrets."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
         for file in sorted(before.keys() | after.keys()):
             shown = before.get(file), after.get(file)
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
-            # Changed lines that are hidden because they look like a secret.
+            # The number of changed lines that are hidden because they look like a secret.
             was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
             hidden = ((was - now) + (now - was)).total()
             if lines := _diff_texts(*shown, file, hidden):
@@ -218,16 +218,16 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
-        if secrets := plan.boot.user_data.secrets:  # the secrets are encrypted
+        if secrets := plan.boot.user_data.secrets:  # these secrets are encrypted
             texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
-    # The GRUB script may differ although the other scripts do not.
+    # The GRUB script can differ even if the other scripts are equal.
     if plan.boot is not None and "grub" in plan.boot.entries:
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
 
 
 def _extract_script(files: dict[str, File], name: str) -> str:
-    """Return a boot script without the digest of its plan, which changes with each input."""
+    """Return a boot script without the digest of its plan, which changes with every input."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
     lines = found.content.decode().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
@@ -243,17 +243,17 @@ def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> D
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
-_NAME: Final = "name"  # the only value that can be part of another word
-_DIGEST: Final = "digest"  # of the user data, whose text is in the diff
+_NAME: Final = "name"  # the only value that may occur within a longer word
+_DIGEST: Final = "digest"  # the digest of the user data, whose text is in the diff anyway
 
 
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
-    """Return the text with ⟨NAME⟩ in place of each value. ``own`` maps values to names. A bracket ⟨ becomes ⟨⟨⟩.
+    """Return the text with ⟨NAME⟩ in place of each value in ``own``, which maps values to names. Escape ⟨ as ⟨⟨⟩.
 
-    If values overlap, the value that begins first is replaced. If several values begin there, the longest is replaced.
+    If values overlap, replace the value that begins first. If several values begin there, replace the longest of them.
     """
     found = []
-    # Search for each value. Compiling a pattern for each server would take twice as long as the rest of this module.
+    # Search for each value. To compile a pattern for each server would take twice as long as the rest of this module.
     for value, name in (*own.items(), (_OPEN, _OPEN)):
         start = text.find(value)
         while start >= 0:
@@ -271,15 +271,15 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
 
 
 def _extends_word(beside: str, name: str) -> bool:
-    """Return whether the character beside a value makes the value part of a longer word.
+    """Return whether the character next to a value makes the value part of a longer word.
 
-    It is "" at the end of the text.
+    ``beside`` is "" at the start and at the end of the text.
     """
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
 
 def list_masked_names(text: str) -> list[str]:
-    """Return the names of the values that were replaced in a text: name, UUID, MAC, address, base URL, token."""
+    """Return the names that replaced values in a text, such as name, UUID, MAC, address, base URL and token."""
     found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
     return [name for name in found if name != _DIGEST]
 
@@ -287,7 +287,7 @@ def list_masked_names(text: str) -> list[str]:
 def find_own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two mappings of a server's own values to their names, for the texts of the old and of the new commit."""
+    """Return two mappings from a server's own values to their names, for the texts in the old and the new commit."""
     sides = [
         dict(_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
@@ -300,23 +300,21 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong to this server or its site, with their names. Of equal values, only the last
-    counts.
-    """
+    """Yield the values that belong to this server or its site, with their names. Of equal values, the last one wins."""
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(network.addresses if network else ()):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"
         yield mac.replace("-", ":"), f"MAC {number}:"
-    if decision.base_url != decisions.base_url:  # otherwise the base URL is the same for all servers
+    if decision.base_url != decisions.base_url:  # if they are equal, all servers share the base URL
         yield decision.base_url, "base URL"
     yield decision.uuid, "UUID"
     yield decision.server, _NAME
 
 
 def _derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
-    """Yield the digests that contain a server's own values, with their names."""
+    """Yield the digests that depend on a server's own values, with their names."""
     for boot in decision.boots if decision is not None else ():
         assert decision is not None  # noqa: S101 - the decision has a boot
         yield report_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
@@ -328,12 +326,12 @@ _ARGUMENT: Final = "kernel argument "
 
 
 def lay_out_user_data(boot: Boot) -> Boot:
-    """Return the boot with its JSON user data split into lines."""
+    """Return the boot with JSON user data formatted on several lines."""
     return _change_files(boot, lambda text: _lay_out_json(text, str))
 
 
 def hide_secrets(boot: Boot) -> Boot:
-    """Return the boot with its JSON user data split into lines, and HIDDEN in place of possible secrets."""
+    """Return the boot with JSON user data formatted on several lines, and possible secrets replaced by HIDDEN."""
     boot = _change_files(boot, lambda text: _hide_secret_lines(_lay_out_json(text, _hide_secret_lines)))
     boot = replace(boot, entries={name: _hide_secret_lines(text) for name, text in boot.entries.items()})
     hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
@@ -363,10 +361,10 @@ def hide_decision_secrets(decision: Decision) -> Decision:
 
 
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
-    """Return JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
+    """Format JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays unchanged.
 
     Files in data URLs are decoded. ``show`` is applied to these files and to all other texts in the JSON. If ``show``
-    changes nothing, different inputs have different results, apart from white space in the JSON.
+    changes nothing, different inputs give different results, except if only the white space in the JSON differs.
     """
     try:
         value = _parse_json(text)
@@ -377,11 +375,11 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
 
 
 _DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
+_DATA_URL: Final = "data:;base64,"  # as written by the template filter data_url
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError also for a duplicate key, because JSON parsers treat duplicates differently."""
+    """Parse JSON. Raises ValueError even for a duplicate key, because parsers disagree about duplicates."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
@@ -394,7 +392,8 @@ def _parse_json(text: str) -> Any:
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     """Return a JSON value with ``show`` applied to its texts, and with an object in place of each data URL.
 
-    The object has the decoded content, which can also have data URLs. Text that contains such an object is not decoded.
+    The object contains the decoded content, which may itself contain data URLs. Text that already contains such an
+    object is not decoded.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}
@@ -417,11 +416,11 @@ def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     return {_DECODED: show(text)}
 
 
-_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped line end within a string, except the last one
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped line end inside a string, except at its end
 
 
 def _hide_secret_lines(text: str) -> str:
-    """Replace the lines of each secret by one line that names the kind of secret."""
+    """Replace the lines of each secret with one line that names the kind of secret."""
     lines = text.split("\n")
     shown: list[str] = []
     done = 0

@@ -1,4 +1,4 @@
-"""Review: the verdict, changes, groups, problems and next steps of a commit."""
+"""Review: everything that gitboot shows about a commit: verdict, changes, groups, problems and next steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gitboot.text import format_count, format_names
 
 
 class ReviewOutcome(StrEnum):
-    """The outcome of a review."""
+    """The overall result of a review."""
 
     UNCHANGED = "unchanged"
     FINE = "fine"
@@ -49,16 +49,16 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """The changes with a dangerous risk, and the reasons."""
+    """What a dangerous change affects, and why."""
 
     risk: Risk
     names: tuple[str, ...]
     reasons: tuple[str, ...]
-    number: str  # the count of servers with a colon; "" if the names are not servers
+    number: str  # the number of servers, with a colon; "" if the names are not those of servers
 
 
 class CommonChange(Struct, frozen=True, kw_only=True):
-    """A change for unknown machines or for all machines, with its causes."""
+    """A change that affects unknown machines or all machines, with its causes."""
 
     title: str
     causes: tuple[ChangeCause, ...]
@@ -67,29 +67,29 @@ class CommonChange(Struct, frozen=True, kw_only=True):
 
 
 class ImageClaim(Struct, frozen=True, kw_only=True):
-    """An image that claims for the first time to write no disk, and the author of the claim."""
+    """An image that claims for the first time to write no disk, with the author of the claim."""
 
     image: str
-    place: tuple[str, int, int]  # path, line, column of writesDisk in the new commit
-    writer: str | None  # commit and author of the line; None: not committed
+    place: tuple[str, int, int]  # path, line and column of writesDisk in the new commit
+    writer: str | None  # the commit and the author of the line; None: not committed
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """Everything that a reviewer sees, before formatting."""
+    """Everything that a reviewer sees, before it is formatted."""
 
     base: Side
     head: Side
-    command: str  # shows this review again
-    changes: Changes | None = None  # None: HEAD is invalid
+    command: str  # the command that shows this review again
+    changes: Changes | None = None  # None if HEAD is invalid
     verdict: Verdict | None = None
     ignored_lines: tuple[IgnoredLine, ...] = ()
-    steps: tuple[HeldStep, ...] = ()  # the held steps of several commits, each with its own digest
+    steps: tuple[HeldStep, ...] = ()  # the held commits, if there are several commits, each with its own digest
     groups: tuple[Group, ...] = ()
-    unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
-    shared: CommonChange | None = None  # the files for all machines; None: no change
-    claims: tuple[ImageClaim, ...] = ()  # by image
-    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
-    signers: tuple[tuple[str, Signer], ...] = ()  # commits and the trusted keys that signed them, with --verify
+    unknown: CommonChange | None = None  # in the boots of unknown machines; None: no change
+    shared: CommonChange | None = None  # in the files for all machines; None: no change
+    claims: tuple[ImageClaim, ...] = ()  # sorted by image
+    need: ReinstallsNeed | None = None  # how reinstallations must be acknowledged
+    signers: tuple[tuple[str, Signer], ...] = ()  # with --verify: commits and the trusted keys that signed them
 
     @property
     def outcome(self) -> ReviewOutcome:
@@ -102,13 +102,13 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def areas(self) -> list[tuple[str, ...]]:
-        """The table of the groups of servers, with a header. Empty if nothing changes, or if HEAD is invalid."""
+        """A table with a header and a row for each group of servers. Empty if nothing changed or HEAD is invalid."""
         if self.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not self.changes or not self.verdict:
             return []
         return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
-        """Yield the problems with their headings."""
+        """Yield headings, each with its problems."""
         if self.head.problems:
             yield "Problems", self.head.problems
         if self.base.problems and self.base.decisions is None:
@@ -116,7 +116,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The outcome in a short phrase."""
+        """The outcome as a short phrase."""
         match self.outcome:
             case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
@@ -131,7 +131,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_records(self) -> str | None:
-        """A note that the records of an instance may lead to another decision, or None if records do not matter."""
+        """A note that an instance may judge differently because of its records, or None if records do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
         changes = self.changes.with_reinstalls
@@ -143,7 +143,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_identities(self) -> str | None:
-        """A note about identities that no server of BASE has, or None."""
+        """A note about identities that are new in HEAD and may belong to installed machines, or None."""
         if self.changes is None or not any(
             each.is_new and not each.is_counted for each in self.changes.gained_identities
         ):
@@ -155,7 +155,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """The changed documents that change no decision. The groups show the other changed documents."""
+        """The changed documents that affect no decision. All other changed documents appear in groups."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
@@ -169,7 +169,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def _describe_unknown_boot(self) -> str:
-        """A description of the boot of unknown machines in HEAD."""
+        """A description of how unknown machines boot in HEAD."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
             return "no boot script (404)" if decisions is not None and decisions.unknown_not_found else "the local disk"
@@ -214,24 +214,24 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def ack_lines(self) -> tuple[str, ...]:
-        """The line that acknowledges the commit, or () if a line cannot do that."""
+        """The commit message line that acknowledges the commit, or () if no line can do so."""
         return format_ack_lines(self.verdict, self.need) if self.verdict is not None else ()
 
     @property
     def by_line(self) -> tuple[Guard, ...]:
-        """The guards that hold the commit and that `ack_lines` acknowledges."""
+        """Those of the guards that hold the commit that `ack_lines` acknowledges."""
         return list_ack_guards(self.verdict, self.need) if self.verdict is not None else ()
 
     @property
     def shown_digest(self) -> str | None:
-        """The digest of the changes, if something changes and no acknowledgement line shows the digest."""
+        """The digest of the changes, or None if nothing changed or an acknowledgement line shows the digest."""
         if self.verdict is None or self.outcome is ReviewOutcome.UNCHANGED or self.ack_lines:
             return None
         return self.verdict.digest
 
     @property
     def approval_note(self) -> str:
-        """The introduction of `approval`, which names the guards that a line cannot acknowledge."""
+        """The sentence that introduces `approval` and names the guards that no line can acknowledge."""
         holding = self.verdict.holding if self.verdict is not None else ()
         others = [guard for guard in holding if guard not in self.by_line]
         if not others:
@@ -243,7 +243,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def approval(self) -> str | None:
-        """The command that approves the commit on the host of an instance."""
+        """The command to run on the host of an instance to approve the commit, or None if it is not held."""
         if self.verdict is None or not self.verdict.held:
             return None
         return format_approval(self.verdict.digest)
@@ -262,12 +262,13 @@ def review_commits(
     known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
 ) -> Review:
-    """Compare and judge two revisions. The guards of both Fleets count, so a commit cannot loosen its own limits.
+    """Compare two revisions, and judge the changes. The guards of both Fleets apply, so a commit cannot loosen them.
 
-    - ``known_changes`` are the changes, if they are known already.
-    - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
-    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
-      or None if the line is not committed.
+    - ``known_changes`` are the changes, if the caller has already computed them.
+    - ``counted_before`` contains the digests of the signed content of those commits before BASE that contain
+      acknowledgements.
+    - ``writer`` takes a path and a 1-based line in the new commit. It returns the commit and the author of the line, or
+      None if the line is not committed.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)

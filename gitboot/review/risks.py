@@ -1,4 +1,4 @@
-"""Risks: the possible consequences of a server's change, and the time at which the change takes effect."""
+"""Risks: the possible consequences of a server's change, and when the change takes effect."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, w
 
 
 class Risk(StrEnum):
-    """A possible consequence of a change, the worst first."""
+    """A possible consequence of a change. The members are in order, with the worst first."""
 
-    REINSTALL = "reinstall"  # the server can newly get an install boot
+    REINSTALL = "reinstall"  # the commit can reinstall the server
     UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
-    ACCESS = "who may fetch"  # which clients may fetch boots, which secrets a server may fetch, and from which host
+    ACCESS = "who may fetch"  # which clients may fetch boots, or which secrets a server may fetch from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or no longer selected by a policy
     BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot determine whether the server is provisioned
     INSTALL = "install"  # a new server that wants a first boot
-    RESET = "reset"  # a maintenance can newly reset the running machine
+    RESET = "reset"  # a maintenance can now reset the running machine
     KERNEL_ARGUMENTS = "kernel arguments"
     IMAGE = "image"
     USER_DATA = "user data"
@@ -33,11 +33,11 @@ class Risk(StrEnum):
     BOOT = "boot settings"  # method, profile, networkBoot, power, URLs, boot scripts from templates
     MAINTENANCE = "maintenance"  # maintenances, windows, priorities, runs
     IDENTITY = "identity"  # name, UUID, MAC addresses, serial number, architecture, firmware
-    OUTPUTS = "outputs"  # the kinds of files that gitboot publishes for all servers
+    OUTPUTS = "outputs"  # which kinds of files gitboot publishes for all servers
     ADDED = "added"  # a new server
-    BMC = "BMC"  # the BMC that gets overrides; no file changes
+    BMC = "BMC"  # another BMC gets the overrides, but no file changes
     OVERRIDE_ONLY = "override only"  # only the boot override changes
-    HARMLESS = "harmless"  # no new boot is offered, so guards ignore the change
+    HARMLESS = "harmless"  # the server is offered no new boot, so guards ignore the change
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
@@ -45,7 +45,7 @@ GetFacts = Callable[[Any], object]
 
 
 def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
-    """Return one fact of each file of a boot: "url" or "sha256"."""
+    """Return the field ``fact``, which is "url" or "sha256", of each file in a boot."""
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
         for name, found in to_json_value(boot.files).items()
@@ -53,13 +53,13 @@ def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
 
 
 def list_own_arguments(boot: Boot) -> tuple[str, ...]:
-    """Return the kernel arguments without the URL of the user data, which changes with the content of the user data."""
+    """Return the kernel arguments without the URL of the user data, which depends on the content of the user data."""
     if boot.user_data is None:
         return boot.kernel_arguments
     return tuple(argument.replace(boot.user_data.url, "") for argument in boot.kernel_arguments)
 
 
-# The facts that each risk compares. Together they cover everything in the digest of a decision.
+# The facts that determine each risk. Together, they cover everything that the digest of a decision covers.
 _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
     (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
@@ -68,7 +68,7 @@ _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
         lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
     ),
     (Risk.BOOT, lambda its: its.local_disk),
-    (Risk.ACCESS, lambda its: its.endpoint),  # machines send the endpoint the tokens for their secrets
+    (Risk.ACCESS, lambda its: its.endpoint),  # machines send this endpoint the tokens for their secrets
     (Risk.ACCESS, lambda its: its.copies.one_time_boots),
     (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
@@ -101,7 +101,7 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
 def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Reinstall, ...]) -> frozenset[Risk]:
     """Return the possible consequences of a server's change.
 
-    ``reinstalls`` are the ways in which the server can newly get an install boot.
+    ``reinstalls`` are the ways in which the commit can reinstall the server.
     """
     if new is None:
         return frozenset({Risk.WITHDRAWN})
@@ -114,7 +114,7 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     if old.provision != new.provision and not any(each.why is ReinstallReason.PROVISION for each in reinstalls):
         found.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
-        found.discard(Risk.WITHDRAWN)  # the server is active again
+        found.discard(Risk.WITHDRAWN)  # the server became active again
     if old.policy is None or new.policy is None:
         if old.policy != new.policy:
             found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
@@ -147,26 +147,26 @@ def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     found = set(_find_differing(_BOOT_RISKS, old, new))
     if Risk.IMAGE not in found and _list_file_facts(old, "url") != _list_file_facts(
         new, "url"
-    ):  # the URLs of another image always differ
+    ):  # another image always has other URLs
         found.add(Risk.BOOT)
     yield from found
 
 
 class EffectTime(StrEnum):
-    """The time from which a change takes effect."""
+    """When a change takes effect."""
 
-    NOW = "now"  # when gitboot publishes the commit
+    NOW = "now"  # as soon as gitboot publishes the commit
     NEXT_BOOT = "at the next boot"
-    NEXT_INSTALL = "at the next installation"  # until then, a provisioned server boots its disk
-    WINDOW = "in a window"  # [start, end)
+    NEXT_INSTALL = "at the next installation"  # a provisioned server boots its disk until then
+    WINDOW = "in a window"  # during the window [start, end)
     DORMANT = "not while networkBoot is Never"
 
 
 class Effect(NamedTuple):
-    """The time from which a part of a change takes effect."""
+    """When a part of a change takes effect."""
 
     when: EffectTime
-    start: datetime | None = None  # the start of a window; None: no bound
+    start: datetime | None = None  # the start of the window; None: no bound
     end: datetime | None = None
     maintenance: str | None = None
 
@@ -174,7 +174,7 @@ class Effect(NamedTuple):
 def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
-    """Return the times from which a server's change takes effect, the soonest first, each once."""
+    """Return when a server's change takes effect, sorted by time and without duplicates."""
     found: set[Effect] = set()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
         found.add(Effect(EffectTime.NOW))
@@ -194,7 +194,7 @@ def find_effects(
     )
 
 
-# The fields of a decision that every boot of a server depends on.
+# The fields of a decision on which every boot of the server depends.
 _get_common_fields: Final = attrgetter(
     *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
 )

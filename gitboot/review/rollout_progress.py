@@ -1,4 +1,4 @@
-"""Rollout progress: the images of servers, and the next step of a rollout."""
+"""Rollout progress: which images servers boot, and whether a rollout may take its next step."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from gitboot.text import format_count, format_names
 
 
 class ImageUse(Struct, frozen=True, kw_only=True):
-    """The number of servers that boot an image."""
+    """How many servers boot an image."""
 
     name: str
     version: str
-    streams: tuple[str, ...]  # streams with this image as current image, in a rollout or in a hold
-    decided: int  # servers that boot it by policy
-    maintenances: int  # servers that boot it in a current or later window
-    provisioned: int | None  # servers with this image according to their records; None: there are no records
+    streams: tuple[str, ...]  # the streams that name the image as current, in a rollout or in a hold
+    decided: int  # how many servers boot it by policy
+    maintenances: int  # how many servers boot it in a current or future window
+    provisioned: int | None  # how many servers have it according to records; None: no records
 
 
 class Joining(Struct, frozen=True, kw_only=True):
-    """The servers that join a rollout at a percentage."""
+    """The servers that join a rollout when it reaches a percentage."""
 
     percent: int
     servers: tuple[str, ...]
 
 
 class StreamUse(Struct, frozen=True, kw_only=True):
-    """The images of the servers of a stream."""
+    """Which images the servers of a stream boot."""
 
     name: str
     current: str
     rollout: str | None
     percent: int | None
-    images: Mapping[str, int]  # the number of its servers, by image
-    joining: tuple[Joining, ...]  # by percentage: servers that the rollout has not reached
+    images: Mapping[str, int]  # the number of servers in the stream by image
+    joining: tuple[Joining, ...]  # the servers that the rollout has not reached, by percentage
 
 
 class OptOutUse(Struct, frozen=True, kw_only=True):
     """A pin or a hold, and the servers to which it applies."""
 
-    what: str  # "the pin of web01", "a hold of flatcar-stable"
+    what: str  # such as "the pin of web01" or "a hold of flatcar-stable"
     image: str
     reason: str
     until: datetime | None
@@ -75,18 +75,18 @@ class OutdatedServer(Struct, frozen=True, kw_only=True):
 
 
 class ImageReport(Struct, frozen=True, kw_only=True):
-    """The image report of a fleet at a time."""
+    """Which images a fleet uses at a time, and which servers are behind."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
-    behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue opt-outs come first
+    behind: tuple[OptOutUse, ...]  # sorted by deadline, so that overdue ones come first
     too_old: tuple[OutdatedServer, ...]
 
 
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """Return the image report of a fleet at a time. Without records, provisioned servers are not counted."""
+    """Report which images a fleet uses at a time. Without records, provisioned servers are not counted."""
     found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:
@@ -111,7 +111,7 @@ def report_images(
 
 
 class StreamFollower(Struct, frozen=True, kw_only=True):
-    """A server whose policy boots from the network, its image, and the document that names the image."""
+    """A server whose policy boots from the network, with its image and the document that names the image."""
 
     server: Server
     stream: str | None
@@ -199,19 +199,19 @@ def _list_opt_out_uses(
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
-MAX_REPORT_AGE: Final = timedelta(hours=1)  # maximum age of the status of an instance
-# The evidence in a record that an installation ended. "Adopted" is missing, because no machine showed it.
+MAX_REPORT_AGE: Final = timedelta(hours=1)  # the status of an instance must not be older than this
+# Evidence in a record that an installation was completed. "Adopted" is not evidence from a machine.
 _COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
-# The evidence that an installation began: a file was fetched, or a boot override was consumed.
+# Evidence that an installation started: a file was fetched, or a boot override was consumed.
 _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
-    """The records of an instance, and a reason not to rely on these records."""
+    """The records of an instance, and, if they are unreliable, the reason."""
 
-    commit: Revision  # the applied commit
-    at: datetime | None  # the time of its last status
-    wait_reason: str | None  # why the instance does not rely on its records, or offers no boots
+    commit: Revision  # the commit that the instance applied
+    at: datetime | None  # when the instance last wrote its status
+    wait_reason: str | None  # why the instance distrusts its records or offers no boots; None: it does neither
     records: Mapping[SystemUuid, Record]
 
 
@@ -220,36 +220,36 @@ class StepOutcome(StrEnum):
 
     NEXT = "Next"  # the rollout may take its next step
     COMPLETE = "Complete"  # there is no next step
-    WAITS = "Waits"  # the rollout has to wait, and continues by itself
-    STOPPED = "Stopped"  # a person has to act
+    WAITS = "Waits"  # the rollout must wait, but will continue by itself
+    STOPPED = "Stopped"  # a person must act
 
 
 class RolloutProgress(Struct, frozen=True, kw_only=True):
-    """The progress of a rollout, and the machines that prove the progress."""
+    """The progress of a rollout, and the servers in each state."""
 
     stream: str
     outcome: StepOutcome
     why: str
-    image: str | None = None  # the image of the rollout
+    image: str | None = None  # the image that is rolled out
     percent: int | None = None  # the current percentage in Git
     next: int | None = None  # the percentage of the next step
-    reached: int = 0  # servers that boot the image because of the rollout
-    proven: int = 0  # of these, servers that are provisioned with the image
-    begun: tuple[str, ...] = ()  # servers with a fetch or a consumed override, and no completion
+    reached: int = 0  # how many servers boot the image because of the rollout
+    proven: int = 0  # how many of them are provisioned with the image
+    begun: tuple[str, ...] = ()  # servers with a fetch or a consumed override, but without a completion
     failed: tuple[str, ...] = ()  # servers whose installer reported a failure
-    unknown: tuple[str, ...] = ()  # servers with an unknown disk
-    unproven: tuple[str, ...] = ()  # all other servers
+    unknown: tuple[str, ...] = ()  # servers whose disk content is unknown
+    unproven: tuple[str, ...] = ()  # all other servers that the rollout reached
 
 
 class AppliedRollout(Struct, frozen=True, kw_only=True):
-    """A rollout in the commit that an instance applied."""
+    """The rollout of a stream in the commit that an instance applied, and the servers that the rollout reached."""
 
     rollout: Rollout | None
-    machines: tuple[Decision, ...]  # servers that boot the image because of the rollout; sorted by name
+    machines: tuple[Decision, ...]  # the servers that boot its image because of the rollout, sorted by name
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
-    """Return the rollout of a stream in a commit, and the servers that boot its image."""
+    """Return the rollout of a stream in a commit, and the servers that boot its image because of the rollout."""
     found = repository.streams.get(stream)
     by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
     machines = (
@@ -289,10 +289,10 @@ def advance(
 ) -> RolloutProgress:
     """Decide whether a rollout in Git may take its next step now.
 
-    ``after`` is the percentage of the reached servers that must prove that they have the image. With
-    ``accept_fetched``, servers count too if their record shows only the beginning of an installation.
+    ``after`` is the percentage of the reached servers that must be proven to have the image. With ``accept_fetched``, a
+    server also counts if its record shows only that an installation started.
     """
-    known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
+    known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # names of servers, sorted
     for decision in applied.machines:
         known[_image_state(rollout.image, decision, proof.records.get(decision.uuid))] += (decision.server,)
     following = min((step for step in steps if step > rollout.percent), default=None)

@@ -1,1 +1,1 @@
-"""Formats of a review: JSON, Markdown, and the sentences that all formats share."""
+"""Formats for reviews: JSON, Markdown, and the phrases that all formats share."""

@@ -1,4 +1,4 @@
-"""JSON of a review, and the JSON schemas of documents and reviews."""
+"""JSON output of a review, and the JSON schemas of documents and reviews."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ Described = TypeVar("Described")
 
 
 def _copy_fields(kind: type[Described], value: object, **others: Any) -> Described:
-    """Return a value of ``kind``. Fields that ``others`` lacks are copied from ``value``."""
+    """Build a ``kind`` from ``others``, and copy all missing fields from ``value``."""
     names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
     return kind(**{name: getattr(value, name) for name in names}, **others)
 
@@ -421,7 +421,7 @@ def _problem_facts(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
 
 @cache
 def build_schemas() -> Mapping[str, str]:
-    """Return the schemas of all kinds of documents and of `gitboot diff -o json`, as texts by file name."""
+    """Return the JSON schemas of all kinds and of `gitboot diff -o json`, as texts by file name."""
     made = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
     made["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
@@ -432,7 +432,7 @@ def build_schemas() -> Mapping[str, str]:
 
 
 def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON schema with titles for the structure and for its fields, except fields that are structures."""
+    """Add titles to a JSON schema and to its fields, except fields that are structures themselves."""
     properties = {
         field: each
         if any("$ref" in branch for branch in (each, *each.get("anyOf", ())))
@@ -443,7 +443,7 @@ def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schemas to ``DIR``, or with ``--check DIR`` print those that differ."""
+    """Write the schemas to ``DIR``, or with ``--check DIR`` print the names of those that differ."""
     directory = Path(arguments[-1])
     if "--check" in arguments:
         there = {path.name: path.read_text() for path in directory.glob("*.json")}

@@ -1,4 +1,4 @@
-"""Markdown comment and annotations for pull requests."""
+"""Markdown comments and annotations for pull requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_rest, printable
 
 LIMIT: Final = 60_000  # bytes; GitHub accepts 65,536 characters
-_SECTION: Final = 6_000  # bytes of a list that could be of any length
-_DIFF: Final = 60  # lines of one rendered diff
-_LONGEST: Final = 300  # characters of one line
+_SECTION: Final = 6_000  # bytes; limits each list that could have any length
+_DIFF: Final = 60  # lines; limits each rendered diff
+_LONGEST: Final = 300  # characters; limits each line
 
 
 def format_marker(folder: str) -> str:
-    """Return the first line of a comment, by which gitboot finds and replaces its comment for this fleet."""
-    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these would end an HTML comment
+    """Return the first line of a comment, by which gitboot finds the comment for this fleet to replace it."""
+    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these characters would end the HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
@@ -38,7 +38,7 @@ def format_commit_marker(commit: str) -> str:
 
 
 def render_failed_review(folder: str, commit: str, log: str) -> str:
-    """Return the comment of a commit without a review. ``log`` is the URL of the CI job's log."""
+    """Return the comment for a commit whose review failed. ``log`` is the URL of the CI job's log."""
     return "\n".join(
         (
             format_marker(folder),
@@ -52,10 +52,10 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
 
 
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
-    """Return the comment. The most important parts come first. Groups are omitted if the comment would be too long.
+    """Format a review as a comment, with the most important parts first.
 
-    ``folder`` is the folder of the fleet. ``commit`` is the reviewed commit, for `gitboot comment`, or None for a work
-    tree.
+    Groups are omitted if the comment would be too long. ``folder`` is the folder of the fleet. ``commit`` is the
+    reviewed commit, for `gitboot comment`, or None for a work tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -114,7 +114,7 @@ def _render_guards(review: Review) -> Iterator[str]:
     yield "\n### Guards\n"
     lines = []
     for trip in review.verdict.trips:
-        # The sentence may contain a label's value, which must not become Markdown.
+        # The sentence may contain the value of a label, which must not be interpreted as Markdown.
         words = (
             phrases.format_trip(trip)
             if _is_plain(phrases.format_trip(trip))
@@ -137,7 +137,7 @@ def _render_guards(review: Review) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text has no meaning in Markdown, in HTML or for forges."""
+    """Return whether the text contains nothing that Markdown, HTML or a forge would interpret."""
     return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
 
 
@@ -209,7 +209,7 @@ def _render_cause(cause: ChangeCause) -> str:
 
 
 def _fold(summary: str, text: str) -> tuple[str, str]:
-    # Markdown is not active inside HTML, so this needs <code>. Forges find no mentions or references (#1, !1) there.
+    # Markdown does not apply inside HTML, so use <code>, in which forges ignore mentions and references (#1, !1).
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
     return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
@@ -297,7 +297,7 @@ def _format_code_block(lines: list[str]) -> str:
 
 
 def format_code(text: str, *, in_table: bool = False) -> str:
-    """Return a code span that the text cannot end."""
+    """Return the text as a Markdown code span, which the text itself cannot end."""
     text = printable(text)
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
     fence = _make_fence(text, 1)
@@ -321,7 +321,7 @@ def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[
         yield line
 
 
-# The risk that a guard counts. The other guards count all changes.
+# The risk that each guard counts. All other guards count all changes.
 _RISK_BY_GUARD = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
@@ -335,7 +335,7 @@ _RISK_BY_GUARD = {
 
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
-    """Return a problem for each exceeded limit, dangerous group and ignored line, and the problems of HEAD."""
+    """Return the problems of HEAD, and a problem for each exceeded limit, dangerous group and ignored line."""
     unheeded = (
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
@@ -376,7 +376,7 @@ def _danger_problems(review: Review) -> Iterator[Problem]:
         yield _make_annotation(review, [_locate_in_fleet(review, *change.field.split("."))], Code.DANGEROUS, message)
 
 
-Place = tuple[str, int, int]  # path, line, column
+Place = tuple[str, int, int]  # (path, line, column)
 
 
 def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
@@ -386,7 +386,7 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these places, or at the Fleet. Without a hint, the hint of the code is used."""
+    """Return a warning at the first of these locations, or at the Fleet. The default hint is that of the code."""
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,

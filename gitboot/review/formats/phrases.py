@@ -1,4 +1,4 @@
-"""Sentences of a review, which all formats share."""
+"""Phrases in reviews that all formats share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gitboot.review.risks import Effect, EffectTime, Risk
 from gitboot.text import format_count, format_names, format_rest
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
-_LONGEST: Final = 160  # characters of one value
+_LONGEST: Final = 160  # characters; limits each value
 
 
 def format_share(number: int, of: int) -> str:
-    """Return a count and its percentage. A count above 0 is never shown as 0 %."""
+    """Format a count with its percentage. A count above 0 is never shown as 0 %."""
     if not number or not of:
         return f"{number:,}"
     percent = number * 100 / of
@@ -36,7 +36,7 @@ def format_share(number: int, of: int) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value on one line."""
+    """Format a value on one line."""
     if value is None:
         return "(absent)"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -44,7 +44,7 @@ def format_value(value: Any) -> str:
 
 
 def format_change(field: FieldChange) -> str:
-    """Return the old and the new value of a field, or the added and removed items of a list."""
+    """Format the old and the new value of a field, or the added and removed items of a list."""
     if isinstance(field.old, list) and isinstance(field.new, list):
         signs = [f"-{format_value(each)}" for each in field.old if each not in field.new]
         signs += [f"+{format_value(each)}" for each in field.new if each not in field.old]
@@ -55,7 +55,7 @@ def format_change(field: FieldChange) -> str:
 
 
 def describe_rendered(group: Group) -> str:
-    """Name the server of the rendered diff, and the values that differ for the other servers of the group."""
+    """Name the server of a rendered diff, and the values that differ for the other servers in the group."""
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
     own = f"same diff with their own {' and '.join(group.own)}" if group.own else "same diff"
@@ -63,7 +63,7 @@ def describe_rendered(group: Group) -> str:
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
-    """List the lines that differ from a larger group with the same causes."""
+    """List the diff lines that distinguish a group from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
     shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines at other positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
@@ -73,7 +73,7 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
-    """Yield the consequences of a group's change, each with its first reasons and the number of the others."""
+    """Yield each consequence of a group's change with its first reasons and the number of further reasons."""
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
     for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
@@ -81,11 +81,11 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
             yield what, left
 
 
-_MAX_REASONS: Final = 10  # for each consequence, because each server of a group may have its own reason
+_MAX_REASONS: Final = 10  # per consequence; each server in a group may have its own reason
 
 
 def format_access(bmc: BmcAccess | None) -> str | None:
-    """Describe the credentials, the address and the trust of a BMC."""
+    """Describe the credentials, address and trust of a BMC."""
     if bmc is None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
@@ -95,7 +95,7 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
-    """Return a line for each server whose BMC credentials newly go to another place."""
+    """Return a line for each server whose BMC credentials would go to a new recipient."""
     lines = []
     for each in changes:
         old, new = format_access(each.old), format_access(each.new)
@@ -105,7 +105,7 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
-    """Return the reason why a server can newly get an install boot."""
+    """Describe why a commit can reinstall a server."""
     maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
         return f"{maintenance} is new: {reinstall.new}"
@@ -143,7 +143,7 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
-    """Yield the maintenances that can newly reset the machine, and the permitted number of machines at a time."""
+    """Yield the maintenances that can now reset the machine, and how many machines may be down at a time."""
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
@@ -154,13 +154,13 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
 
 
 def list_unknown_reasons(group: Group) -> list[str]:
-    """Return the reasons why gitboot cannot tell whether the servers of a group are provisioned."""
+    """List why gitboot cannot tell whether the servers in a group are provisioned."""
     by_record = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
     return [*by_record, *map(format_unknown_reason, group.unknown)]
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
-    """Return the reason why it is unknown whether a server is provisioned, and the next step."""
+    """Describe why gitboot cannot tell whether a server is provisioned, and the next step."""
     return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
 
 
@@ -184,7 +184,7 @@ _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
 
 
 def format_effect(effect: Effect) -> str:
-    """Return the time from which a change takes effect."""
+    """Describe when a change takes effect."""
     if effect.when is not EffectTime.WINDOW:
         return effect.when
     if effect.start is None and effect.end is None:
@@ -194,7 +194,7 @@ def format_effect(effect: Effect) -> str:
 
 
 def format_trip(trip: Trip) -> str:
-    """Return the number that a guard counted, and its limit."""
+    """Describe the number that a guard counted, and the limit."""
     if (words := _TRIP_TEXTS.get(trip.guard)) is not None:
         return words.format(limit=trip.limit)
     number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
@@ -211,7 +211,7 @@ _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
 
 
 def format_counts(changes: Changes) -> str:
-    """Return the numbers of changed servers, images and overrides on one line."""
+    """Summarize the numbers of changed servers, images and overrides on one line."""
     renamed = sum(each.renamed for each in changes.servers)
     changed = len(changes.with_fate(ChangeKind.EDITED))
     parts = [
@@ -231,7 +231,7 @@ def format_counts(changes: Changes) -> str:
 
 
 def format_access_change(change: AccessChange) -> str:
-    """Return the old and the new value of a setting that controls which clients may fetch."""
+    """Describe the old and the new value of a setting that controls which clients may fetch."""
 
     def clients(setting: list[str] | bool | str) -> str:
         if isinstance(setting, bool):
@@ -254,9 +254,9 @@ _RISK_OF_COPIES: Final = (
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
-    """Return the place and the author of the claim that an image writes no disk.
+    """Describe the location and the author of the claim that an image writes no disk.
 
-    ``writer`` is None if it is not committed.
+    ``writer`` is None if the claim is not committed.
     """
     path, line, _ = place
     author = f"written by {writer}" if writer is not None else "not committed yet"
@@ -267,7 +267,7 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
 
 
 def format_title(group: Group) -> str:
-    """Return cause and effect in one sentence, such as "ImageStream/flatcar-stable changes 312 servers"."""
+    """Describe cause and effect in one sentence, such as "ImageStream/flatcar-stable changes 312 servers"."""
     fate, number = group.servers[0].fate, len(group.servers)
     if fate is not ChangeKind.EDITED:
         return f"{format_count(number, 'server')} {'is' if number == 1 else 'are'} {fate}"
@@ -277,7 +277,7 @@ def format_title(group: Group) -> str:
 
 
 def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
-    """Return cause and effect in one sentence for unknown machines or all machines."""
+    """Describe cause and effect in one sentence, for unknown machines or for all machines."""
     names = format_names([str(each) for each in causes], 3)
     return (
         f"{names} {'changes' if len(causes) == 1 else 'change'} {subject}"
@@ -287,10 +287,10 @@ def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
 
 
 def format_cause(cause: ChangeCause) -> str:
-    """Return the changed fields of a document. Short values are shown if they cannot be secrets."""
+    """Describe the changed fields of a document. Values are shown only if they are short and cannot be secrets."""
     if cause.fate is not ChangeKind.EDITED or not cause.fields:
         return "renamed" if cause.fate is ChangeKind.EDITED and cause.id.kind == "Server" else cause.fate
-    # Only names, numbers and times are shown, because free text may contain secrets.
+    # Show only names, numbers and times, because free text may contain secrets.
     shown = [
         format_change(field)
         if _SHORT.search(field.dotted_path) and not _FREE_TEXT.search(field.dotted_path)
@@ -308,7 +308,7 @@ _FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b
 
 
 def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
-    """Return the number of affected servers for each time, the soonest first."""
+    """Return the number of affected servers for each time at which changes take effect, the soonest first."""
     found: Counter[Effect] = Counter()
     for group in groups:
         for effect in group.effects:
@@ -322,9 +322,9 @@ def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
 
 
 def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[str, ...]]:
-    """Yield a header, then the numbers of the whole fleet and of each group with changes.
+    """Yield a header, and then the numbers for the whole fleet and for each group with changes.
 
-    An exclamation mark marks an exceeded limit.
+    An exclamation mark indicates an exceeded limit.
     """
     yield (
         "GROUP",
