@@ -98,9 +98,7 @@ class OwnedBranch:
             return str(ours.create_commit(None, author_signature, committer, message, index.write_tree(ours), parents))
 
     def push(self, expected: str | None, commit: str) -> None:
-        """Move the branch from ``expected`` to a commit. Raises `SourceError` if the remote branch has moved
-        already.
-        """
+        """Move the branch from ``expected`` to a commit. Raises `SourceError` if the branch has already moved."""
         self._carry_out("push", expected_commit=expected, pushed_commit=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:

@@ -460,7 +460,7 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return an idle process, or a new one, and whether it is new."""
+        """Return an idle process, or else a new process, and whether the process is new."""
         with self._lock:
             if self._is_closed:
                 raise SourceError("this instance is stopping, so gitboot does not fetch")

@@ -206,7 +206,7 @@ def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revisi
     reader = CommitReader(git)
     newer = reader.peel(commit)
     content = read_file(git, newer, path) or b""
-    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> in the newest
+    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line -> line in the newest version
     for older in [*islice(reader.first_parents(commit), 1, None), None]:
         before = (read_file(git, older, path) if older is not None else None) or b""
         if before == content and older is not None:

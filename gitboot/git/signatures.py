@@ -50,10 +50,10 @@ class SignatureChecker:
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems of first-parent commits, which are sorted from the oldest to the newest.
+        """Return the signature problems, by commit. ``revisions`` are first-parent commits, oldest first.
 
-        ``since`` is the accepted commit. If it is None because no commit was accepted yet, the history of the newest
-        commit is not checked.
+        ``since`` is the accepted commit. If no commit was accepted yet (None), the history of the newest commit is not
+        checked.
         """
         match self._verify:
             case Verify.HEAD:
@@ -68,8 +68,9 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags. Return None without a trusted
-        signer.
+        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags.
+
+        Return None if there is no trusted signature.
         """
         found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
         return found if isinstance(found, Signer) else None

@@ -308,7 +308,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
                 continue
-            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # os.scandir's surrogates differ
+            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # non-UTF-8 bytes differ
             if readable != path:
                 yield readable, Irregular.FILE_NAME
             elif is_folder and not ignore_rules.is_tracked(path) and not (root / path / ".git").exists():
