@@ -40,9 +40,8 @@ except ImportError:
 
 
 _CONNECT_S: Final = 5
-_ROWS_PER_FETCH: Final = (
-    100  # rows that fit into a socket buffer, so that a paused reader does not keep the transaction open
-)
+# These rows fit into a socket buffer, so that a paused reader does not keep the transaction open.
+_ROWS_PER_FETCH: Final = 100
 _LOST_AFTER_MS: Final = 10_000  # close a connection if sent data is not acknowledged for this long
 _MIN_SERVER_VERSION: Final = 130000
 # The timeouts limit how long a client that pauses within a transaction blocks others. A commit waits for the disk.
@@ -176,8 +175,8 @@ class PostgresDatabase(Database):
     def commit(self) -> None:
         """Commit the transaction.
 
-        If it took long, first renew the lease, which no other thread could renew in the meantime. A commit without a
-        response may still be durable: see `may_have_lost`.
+        If the transaction took long, first renew the lease, because no other thread could renew it in the meantime. A
+        commit without a response may still be durable: see `may_have_lost`.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
