@@ -64,7 +64,7 @@ class DecisionHistory:
         before: list[InvalidCommit] = []  # invalid commits newer than `newer` that were not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # In every other commit, the fleet is byte for byte the same as in the parent.
+        # In every other commit, the fleet is identical to the fleet in the parent.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
