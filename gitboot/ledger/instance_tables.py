@@ -104,7 +104,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     stoppage: StopOrder | None = None
     orders: Orders | None = None  # the orders in the newest Fleet, if its commit is not accepted
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
-    # The servers whose boot an accepted commit removed before their record showed a fetch of it, with the number of that
+    # The servers whose boot an accepted commit removed before their record showed a fetch of it, and the number of that
     # decision. Evidence for an older offer that arrives later does not count as an installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
     # Servers whose one-time boot was in OUTPUT before an upgrade and is not served now. None: not determined yet.
