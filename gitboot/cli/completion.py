@@ -26,9 +26,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
-    """Return a completer that lists the sorted names that begin with the incomplete word, or no names after an
-    error.
-    """
+    """Return a completer that lists the names that begin with the incomplete word, or no names after an error."""
 
     @wraps(find)
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

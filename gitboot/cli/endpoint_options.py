@@ -123,9 +123,7 @@ def check_access_settings(access: AccessSettings) -> None:
 
 
 def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """Return the access settings in the form that an endpoint uses. ``operators`` is the socket for operators,
-    if any.
-    """
+    """Convert the access settings to the form that an endpoint uses. ``operators`` is the socket for operators."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 

@@ -51,10 +51,10 @@ _settings = _EvaluationSettings()
 
 
 def evaluator_command(command: Command) -> Command:
-    """Make a command evaluate commits in a child process with limits, and add the options for these limits and
-    --no-cache.
+    """Make a command evaluate commits in a child process with limits.
 
-    The parent process opens the cache, because a commit must not be able to damage it.
+    Adds --no-cache and the options for the limits to the command. The parent process opens the cache, because a commit
+    must not be able to damage it.
     """
 
     @wraps(command)

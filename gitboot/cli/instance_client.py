@@ -382,8 +382,7 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 
 
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
-    """Return the existing folders from which an instance's endpoints read stops: the one next to its tree, and its
-    spools.
+    """Return the existing folders in which an instance's endpoints look for a stop: beside its tree, and its spools.
 
     If the ledger cannot be read, only the default spool is known.
     """
@@ -404,9 +403,7 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 
 
 def resolve_active_state(state: Path) -> Path:
-    """Return the state directory of this host's active instance if ``state`` belongs to its standby, otherwise
-    ``state``.
-    """
+    """Return ``state``, or the active instance's state directory if ``state`` belongs to its standby on this host."""
     if (active := find_acting_directory(state)) != state:
         notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
         click.echo(f"gitboot: {notice}", err=True)

@@ -83,9 +83,7 @@ def list_keys(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def build_config_option(command_name: str | None) -> Callable[[Command], Command]:
-    """Return a --config option that reads the configuration file of ``command_name``, or of the command that has the
-    option.
-    """
+    """Return a --config option. With ``command_name``, the file may also contain the keys of that command."""
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -478,9 +476,7 @@ evaluation_options = combine_options(
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Return the path of a file in the user's cache directory (XDG Base Directory Specification), or None without a
-    home directory.
-    """
+    """Return a path in the user's XDG cache directory, or None without a home directory."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None

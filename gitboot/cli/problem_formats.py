@@ -113,8 +113,9 @@ MAX_ANNOTATIONS: Final = 10  # annotations per level that GitHub shows for a ste
 
 
 def format_github(problems: Sequence[Problem]) -> str:
-    """Format problems as GitHub Actions commands, one per line. A notice counts the problems that GitHub would not
-    show.
+    """Format problems as GitHub Actions commands, one per line.
+
+    A notice counts the problems that GitHub would not show.
     """
     ordered = sort_by_severity(problems)
     lines: list[str] = []
@@ -172,9 +173,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
 def _relative_to_current_directory(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
-    """Return a format function whose paths are relative to the current directory, as code hosts and CI systems
-    require.
-    """
+    """Return a format whose paths are relative to the current directory, as code hosts and CI systems require."""
 
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")

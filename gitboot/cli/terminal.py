@@ -96,11 +96,10 @@ def format_table(
 
 
 def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
-    """Return column widths that fit into ``room``, narrowing the widest column first and the first column, with the
-    names, last.
+    """Return column widths that fit into ``room``.
 
-    A width falls below ``least`` only if even these minimum widths do not fit. Words in headers and times are then
-    folded too.
+    The widest column is narrowed first. The first column, which contains the names, is narrowed last. A width falls
+    below ``least`` only if even these minimum widths do not fit. Words in headers and times are then folded too.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):

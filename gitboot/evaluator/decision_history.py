@@ -136,9 +136,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit with the next valid commit as its base, so that gitboot decides unchanged servers only
-        once.
-        """
+        """Evaluate a commit with the next valid commit as its base, so that unchanged servers are decided once."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):

@@ -63,8 +63,7 @@ LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsi
 
 
 def parse_line(line: bytes) -> LineContent:
-    """Return the fetch that a log line records, the unknown machine that sent the request, or the reason to ignore the
-    line.
+    """Return the fetch in a log line, the unknown machine that sent the request, or why the line is ignored.
 
     The Last-Modified date shows which version of a file was sent. If the log does not contain these dates, the token in
     the path identifies the version.
@@ -440,8 +439,9 @@ class LogFile:
             raise UsageError(f"{self._path} cannot be read to its end: {error}") from error
 
     def _open_changed_files(self) -> int | None:
-        """Open the files that changed since the last call. Return the time before which all modified files are open or
-        read.
+        """Open the files that changed since the last call.
+
+        Return a time. All files that were last modified before that time are open or were read.
         """
         found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)

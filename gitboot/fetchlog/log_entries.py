@@ -106,9 +106,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
 
 
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
-    """Return the addresses to add to trusted-proxies: the loopback addresses if there are any, otherwise all addresses
-    in ``proxies``.
-    """
+    """Return the addresses to add to trusted-proxies: the loopback addresses if there are any, otherwise all."""
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
@@ -335,8 +333,9 @@ _TOOLS: Final = re.compile(
 
 
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether gitboot itself sent the request as a check. A check carries two marks, because a cache may drop
-    one of them.
+    """Return whether gitboot itself sent the request as a check.
+
+    A check carries two marks, because a cache may drop one of them.
     """
     return CHECK in query or agent.startswith("gitboot")
 
@@ -355,8 +354,9 @@ def is_tool(agent: str) -> bool:
 
 
 def may_be_system(agent: str) -> bool:
-    """Return whether a system may have sent the request: the User-Agent is a known system's, or is unknown but not a
-    tool's.
+    """Return whether a system may have sent the request.
+
+    The User-Agent belongs to a known system, or it is unknown but does not belong to a tool.
     """
     return is_system(agent) or (agent != "" and not is_tool(agent))
 
@@ -394,9 +394,7 @@ def client_network(client: str | None) -> str:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """Return the values in a query by key, including empty values. If a key occurs several times, the last value
-    counts.
-    """
+    """Return the values in a query by key, including empty values. The last value of a repeated key counts."""
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:

@@ -83,7 +83,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     def is_unexpected(self) -> bool:
         """Whether there are more addresses than an operator confirmed, or more than ten additional fetches.
 
-        A single address needs no confirmation.
+        The first address needs no confirmation.
         """
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
@@ -181,8 +181,7 @@ class _FileContent(Struct):
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
-    """Return the first fetch of a boot, based on the observations of its server and offer, or None if it was not
-    served.
+    """Return the first fetch of a boot in the observations of its server and offer, or None if not served.
 
     After an installer has reported with the token ``report``, all boots of its attempt count as served.
     """

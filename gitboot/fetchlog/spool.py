@@ -35,9 +35,7 @@ _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """Return the identity by which an output tree refers to the endpoint with this spool. Create the identity if it is
-    missing.
-    """
+    """Return the identity by which an output tree refers to the endpoint with this spool. Create it if missing."""
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
@@ -101,9 +99,7 @@ class SpoolFile:
         self._size += len(lines)
 
     def _is_unchanged(self, fd: int) -> bool:
-        """Return whether the file still exists at the expected size. Otherwise, readers could miss lines appended to
-        it.
-        """
+        """Return whether the file still exists at the expected size. If not, readers could miss appended lines."""
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
 
@@ -157,9 +153,7 @@ class Spool:
         return entry.written
 
     def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
-        """Call a function in the writer thread after all earlier lines are written. Return a future with its result or
-        error.
-        """
+        """Call a function in the writer thread once all earlier lines are written. Return a future for its result."""
         done: Future[_T] = Future()
 
         def run() -> None:
@@ -398,8 +392,9 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
-    """Return the complete lines of a writer's file after ``begin``, up to the size of a batch. The batch is empty at
-    the end of the file.
+    """Return the complete lines of a writer's file after ``begin``, up to the size of a batch.
+
+    The batch is empty at the end of the file.
     """
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:

@@ -422,9 +422,7 @@ class UnknownMachineRecorder:
         return self._folder is not None
 
     def write_file(self) -> None:
-        """Write the table for the instance if the instance has read the previous file. Keep the table if the disk is
-        full.
-        """
+        """Write the table if the instance has read the previous file. Keep the table if the disk is full."""
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
                 return

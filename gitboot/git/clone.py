@@ -180,8 +180,7 @@ class Source:
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
     def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
-        """Return the last first-parent commits up to ``revision``, the newest first, with the files that each commit
-        changed.
+        """Return the last first-parent commits up to ``revision``, newest first, with the files that each one changed.
 
         ``known`` contains earlier results, which are reused.
         """
@@ -189,8 +188,7 @@ class Source:
             return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the content digests of the acknowledging commits that are reachable from ``tips`` but not from
-        ``hidden``.
+        """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``hidden``.
 
         Commits that the clone does not contain are ignored.
         """
@@ -202,9 +200,7 @@ class Source:
         return _load_snapshot(self.clone, revision, previous)
 
     def read_tag_on(self, revision: Revision) -> bytes | None:
-        """Return the annotated tag that the instance follows, as Git stores it, or None if the tag is not on this
-        commit.
-        """
+        """Return the raw annotated tag that the instance follows, or None if it is not on this commit."""
         with self.clone.open() as ours:
             reference = ours.references.get(build_tag_reference(self._remote))
             if reference is None or peel_reference(ours, reference).revision != revision:

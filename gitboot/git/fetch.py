@@ -129,9 +129,7 @@ class Upstream:
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Fetch all branches and tags to get one commit into the clone, because few servers allow fetching a commit by
-        its ID.
-        """
+        """Fetch all branches and tags to get one commit, because few servers allow fetching a commit by its ID."""
         if commit in ours.odb:
             return
         if theirs is not None:

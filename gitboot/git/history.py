@@ -67,9 +67,7 @@ class History:
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """Return the history of ``rev`` for the fleet at ``path``. ``rev`` is as in `open_snapshot`, but None means
-    HEAD.
-    """
+    """Return the history of ``rev``, by default HEAD, for the fleet at ``path``. See `open_snapshot` for ``rev``."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
@@ -184,8 +182,9 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """Return the blame for the fleet at ``path``, or None without a Git repository. The arguments are those of
-    `open_snapshot`.
+    """Return the blame for the fleet at ``path``, or None without a Git repository.
+
+    The arguments are those of `open_snapshot`.
     """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
@@ -346,9 +345,7 @@ def list_first_parents_since(
 def list_messages(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
 ) -> Iterator[Message]:
-    """Yield the messages of the commits that are reachable from ``new`` or ``others`` but not from ``old``, the newest
-    first.
-    """
+    """Yield the messages of commits reachable from ``new`` or ``others`` but not from ``old``, newest first."""
     yield from map(read_message, commits_between(repository, [old], new, *others))
 
 
@@ -370,9 +367,7 @@ _ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
 def list_acknowledging_content(
     repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
-    """Return the content digests of the acknowledging commits that are reachable from ``tips`` but not from
-    ``excluded``.
-    """
+    """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``excluded``."""
     found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
@@ -399,12 +394,11 @@ class CommitRange(Struct, frozen=True, kw_only=True):
 
 
 def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:
-    """Return the commit range ``text`` in the repository that contains ``path``. With ``merge``, first merge HEAD into
-    BASE.
+    """Return the commit range ``text`` in the repository that contains ``path``.
 
-    With ``accepted``, HEAD or the merge result is compared with this commit instead of BASE. The repository does not
-    change, even with a merge. Raises `UsageError` if there is no such range, and `InvalidRepository` for a merge
-    conflict.
+    With ``merge``, HEAD is first merged into BASE. With ``accepted``, HEAD or the merge result is compared with this
+    commit instead of BASE. The repository does not change, even with a merge. Raises `UsageError` if there is no such
+    range, and `InvalidRepository` for a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)

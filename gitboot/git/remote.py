@@ -89,9 +89,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The path of a repository on this machine, or of a folder in its work tree. None for a repository on another
-        machine.
-        """
+        """The path of a repository on this machine, or of a folder in its work tree. None for other repositories."""
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
@@ -106,9 +104,7 @@ _SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?
 
 
 def parse_git_url(url: str) -> SplitResult:
-    """Split a URL. As in git-fetch(1), user@host:path means ssh, and any other text without a scheme is a local
-    path.
-    """
+    """Split a URL. As in git-fetch(1), user@host:path means ssh, and other texts without a scheme are paths."""
     if "://" in url:
         return urlsplit(url)
     if match := _SCP.fullmatch(url):
@@ -171,8 +167,9 @@ def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
 
 
 class RemoteConnection:
-    """A connection to one remote for fetches into one repository. Creating a connection configures libgit2 for the
-    remote.
+    """A connection for fetches from one remote into one repository.
+
+    Creating a connection configures libgit2 for the remote.
     """
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
@@ -416,9 +413,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def is_range(text: str) -> bool:
-    """Return whether a reference is a version range: it contains characters that are not allowed in branch and tag
-    names.
-    """
+    """Return whether a reference is a version range, which contains characters not allowed in branch and tag names."""
     return re.search(r"[<>=^~*|\s]", text) is not None
 
 
@@ -492,8 +487,9 @@ class HostKeys(NamedTuple):
     authorities: tuple[str, ...]  # keys that sign host certificates, which libssh2 does not support
 
     def explain_missing_key(self, host: str, port: int) -> str:
-        """Return why a known_hosts file has no trusted key for a host, and what to do. The file is the subject of the
-        text.
+        """Return why a known_hosts file has no trusted key for a host, and what to do.
+
+        The text completes a sentence that begins with the file name.
         """
         remedy = "get the current key from the operator of the host"
         if self.revoked:

@@ -323,9 +323,7 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit with an ID. Raises `KeyError` for a missing object, and `pygit2.GitError` for an object of
-        another type.
-        """
+        """Return the commit with an ID. Raises `KeyError` if it is missing, and `pygit2.GitError` for other objects."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
         if kind != ObjectType.COMMIT:

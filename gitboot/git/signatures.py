@@ -312,9 +312,7 @@ class AmbiguousSignature(Exception):
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """Split a signed commit into its content without the ``gpgsig`` header and the signature. Return None for other
-    commits.
-    """
+    """Split a signed commit into its content and its signature. Return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("it has a signature for another kind of repository")
@@ -368,8 +366,7 @@ class Keyring:
             return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
     def _extract_signature_packets(self, signature: bytes, scratch: Path) -> bytes:
-        """Return the packets of a signature without ASCII armour. Raises `UntrustedSignature` for other kinds of
-        packets.
+        """Return a signature's packets without ASCII armour. Raises `UntrustedSignature` for other kinds of packets.
 
         gpg would decompress a compressed packet in a signature, and 810 bytes can expand to a gigabyte.
         """

@@ -341,8 +341,9 @@ class LeaseConnection:
         self._connection: LimitedConnection | None = None
 
     def renew(self, lease: HeldLease) -> None:
-        """Renew the lease. If the server does not respond, the lease is not extended. Raises `LeaseLost` if another
-        instance holds the lease.
+        """Renew the lease, or leave it unchanged if the server does not respond.
+
+        Raises `LeaseLost` if another instance holds the lease.
         """
         used_before = self._connection is not None
         try:
@@ -497,9 +498,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this method for each
-        operation.
-        """
+        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this for each operation."""
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)

@@ -290,10 +290,10 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 
 
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads. Return the number of
-    rows by table.
+    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads.
 
-    The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored in ``new``.
+    Return the number of rows by table. The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored
+    in ``new``.
     """
     counted = {}
     with ours.reading(), new.reading():

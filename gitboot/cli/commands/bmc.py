@@ -626,9 +626,7 @@ def _change_power(
     yes: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Read the BMCs, show and confirm the changes, record the request, then read each BMC again and change its
-    power.
-    """
+    """Read the BMCs, confirm the changes, record the request, then read each BMC again and change its power."""
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)

@@ -131,9 +131,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that last changed a field, or None if the field is not in a file or there is no Git
-    repository.
-    """
+    """Return the commit that last changed a field, or None without a source location or a Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 

@@ -190,9 +190,7 @@ _FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless the pa
 
 
 def requirement() -> str | None:
-    """Return the requirement from which gitboot was installed (PEP 610), or None if its source exists only on this
-    host.
-    """
+    """Return the requirement that gitboot was installed from (PEP 610), or None for a source on this host only."""
     try:
         found = distribution("gitboot")
     except PackageNotFoundError:

@@ -215,9 +215,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
-    """Convert JSON to YAML. If the YAML would contain unprintable characters, return the JSON, which is also valid
-    YAML.
-    """
+    """Convert JSON to YAML, or return the JSON, which is valid YAML, if the result would be unprintable."""
     import yaml
 
     text = json_text()

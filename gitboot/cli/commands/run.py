@@ -524,9 +524,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
 
 
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
-    """Reconcile as the active instance until a signal arrives. Return whether another instance took over before
-    that.
-    """
+    """Reconcile as the active instance until a signal arrives. Return whether another instance took over."""
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.loop import WakeSignal, watch_folders
 

@@ -113,9 +113,7 @@ def find_status_code(status: Mapping[str, Any]) -> Exit:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return ``status``, updated from the output tree if the status there is newer, because STATE may be on a full
-    disk.
-    """
+    """Return ``status`` with newer values from the output tree, if any, because STATE may be on a full disk."""
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
