@@ -149,9 +149,8 @@ def open_cache(state: Path | None) -> DiskCache:
     if state is not None:
         from gitboot.controller.instance import state_directory
 
-        return state_directory.open_cache(
-            state, lambda _: None, writes=False
-        )  # the instance itself reports an error of its cache
+        # The instance itself reports errors of its cache.
+        return state_directory.open_cache(state, lambda _: None, writes=False)
     path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None

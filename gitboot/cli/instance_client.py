@@ -61,9 +61,8 @@ _REQUIRED_CONDITIONS: Final = (
     "LedgerWritable",
     "RecordsVerified",
 )
-_SERVER_REASON: Final = (
-    "UnverifiedServers"  # a reason of RecordsVerified that concerns only some servers, each of which has its own state
-)
+# A reason of RecordsVerified that concerns only some servers, each of which has its own state.
+_SERVER_REASON: Final = "UnverifiedServers"
 
 
 class InstanceReader(Protocol):

@@ -182,9 +182,8 @@ def print_event(event: Event) -> None:
     with _lock:
         is_progress = event.type == "Progress" and _is_terminal()
         after = _BACK if is_progress else "\n"  # the next line replaces this one
-        sys.stderr.write(
-            f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}"
-        )  # written in one call, because other threads also write
+        # Written in one call, because other threads also write.
+        sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
         sys.stderr.flush()
 
 

@@ -146,9 +146,7 @@ class DecisionHistory:
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
     ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the tree is valid
-    ResultKind.HISTORY_CHANGED: build_decoder(
-        dict[SystemUuid, str]
-    ),  # by two trees: the names of the servers that differ
+    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),  # by two trees: names of servers that differ
     ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # by two trees and a server
 }
 

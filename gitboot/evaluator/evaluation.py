@@ -204,9 +204,8 @@ class Evaluator:
         self.workers = workers or Workers()  # used if many results are missing
         self._on_begin = on_begin  # called with a commit's number of files before gitboot reads them
         self._recent: tuple[Evaluation, ...] = ()  # the last evaluated commit, after its base
-        self._stored: dict[ResultKind, set[bytes]] = {
-            kind: set() for kind in EVALUATION_KINDS
-        }  # keys that the cache contains
+        # The keys that the cache contains.
+        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATION_KINDS}
         self._complete: Evaluation | None = None  # a commit whose results are all in the cache
         self._claims: dict[Key, frozenset[Digest]] = {}
 

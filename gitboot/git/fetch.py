@@ -60,9 +60,8 @@ _ALL: Final = "refs/gitboot/all/"
 _FULL_COPY: Final = "repository.whole"  # in the state directory, during a fetch of the whole history
 EMPTY: Final = "repository.empty."  # in the state directory, an empty repository for listing the refs of a remote
 _PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
-_FETCHED: Final = (
-    "refs/gitboot/fetched"  # the last fetch from a network remote: a commit, a tag, or a branch of gitboot's
-)
+# The last fetch from a network remote: a commit, a tag, or a branch that gitboot owns.
+_FETCHED: Final = "refs/gitboot/fetched"
 
 
 class FetchedCommit(NamedTuple):
@@ -238,9 +237,8 @@ class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     remote: Remote
     folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
-    expected_commit: str | None = (
-        None  # the accepted commit; for a push, the current commit of the branch, if there is one
-    )
+    # The accepted commit. For a push, the current commit of the branch, if it exists.
+    expected_commit: str | None = None
     pushed_commit: str = ""  # the commit to push
     memory: int | None = None  # bytes; None: no limit
 

@@ -388,9 +388,8 @@ class CommitRange(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
     repository: StoredRepository
     base_acknowledgements: frozenset[str] = frozenset()  # content digests of acknowledging commits before BASE
-    commits: tuple[
-        RangeCommit, ...
-    ] = ()  # from BASE to HEAD, the oldest first; empty if BASE is not on HEAD's first-parent line
+    # From BASE to HEAD, the oldest first; empty if BASE is not a first-parent ancestor of HEAD.
+    commits: tuple[RangeCommit, ...] = ()
 
 
 def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:

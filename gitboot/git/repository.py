@@ -136,10 +136,8 @@ def _check_not_committed(files: Path) -> None:
         return
     for folder in files.parents:
         if (folder / ".git").exists():
-            with (
-                suppress(pygit2.GitError),
-                open_repository(folder) as around,
-            ):  # a .git that is not a repository tracks no files
+            # A .git that is not a repository tracks no files.
+            with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
                         f"{files} is a Git repository that is committed into the repository {folder}, which gitboot "
@@ -433,9 +431,8 @@ def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
 
 def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
     """Store the fleet's folder for all commits that are fetched from now on."""
-    if (
-        _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references
-    ):  # an earlier version did not store this folder
+    # An earlier version did not store the folder of the accepted commit.
+    if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:
         store_accepted_folder(ours, read_fleet_folder(ours))
     ours.config[_FOLDER] = folder
 
@@ -519,9 +516,8 @@ class StepReporter:
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
-        self._work_reported_s: float | None = (
-            None  # the time of the last report about work; None: the last report was about another step
-        )
+        # The time of the last report about work. None: the last report was about another step.
+        self._work_reported_s: float | None = None
 
     def begin_answer(self, within_s: float) -> None:
         self._work_reported_s = None

@@ -41,9 +41,8 @@ from gitboot.git.repository import (
 )
 from gitboot.problems import Code, Problem
 
-MAX_FILES: Final = (
-    1_500_000  # limits nested repetition: ten folders in each folder, ten levels deep, are 10,000,000,000 files
-)
+# Limits nested repetition: ten folders in each folder, ten levels deep, contain 10,000,000,000 files.
+MAX_FILES: Final = 1_500_000
 MAX_PATH: Final = 4096  # characters
 MAX_NAMES: Final = 100  # number of invalid names to report per folder
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char

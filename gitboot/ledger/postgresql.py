@@ -209,10 +209,8 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
-            with (
-                suppress(psycopg.Error),
-                self._connection.answering_within(ANSWER_S),
-            ):  # if this fails, the lease expires by itself
+            # If this fails, the lease expires by itself.
+            with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 

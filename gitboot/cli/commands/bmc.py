@@ -836,9 +836,8 @@ def scan_places(
 
         def connect(address: str) -> BmcConnection:
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            driver = kept.connect(
-                SystemUuid(address), address, access, is_in_ledger=True
-            )  # the operator named the address on the command line
+            # The operator named the address on the command line.
+            driver = kept.connect(SystemUuid(address), address, access, is_in_ledger=True)
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 

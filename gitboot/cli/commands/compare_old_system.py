@@ -277,9 +277,8 @@ def _fetch_old_script(
         mac = asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else ""
         url, variables = script_url, asker.list_variables(mac)
         for _ in range(_MAX_REDIRECTS):
-            if not (
-                script := _fetch_text(client, url, timeout_s) or ""
-            ).strip():  # Cobbler's response to an unknown machine
+            # Cobbler sends an empty response to an unknown machine.
+            if not (script := _fetch_text(client, url, timeout_s) or "").strip():
                 break
             boot = parse_boot_script(script, url, variables)
             if boot.fails:

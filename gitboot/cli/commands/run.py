@@ -694,9 +694,8 @@ def serve_endpoints(
             found = structs.replace(workers.count_processes(), unread=files.find_failures())
             if certificate is None:
                 return found
-            certificate.reload_if_changed(
-                datetime.now(UTC)
-            )  # each process checks the certificate itself and reports its own result
+            # Each process checks the certificate itself and reports its own result.
+            certificate.reload_if_changed(datetime.now(UTC))
             return structs.replace(found, certificate=certificate.failure)
 
         yield read_endpoints
