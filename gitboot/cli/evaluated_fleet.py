@@ -74,7 +74,7 @@ class FleetEvaluator:
     def __init__(self, now: datetime) -> None:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
-        self._last_valid: Revision | None = None  # the last valid revision
+        self._last_valid: Revision | None = None
         self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
@@ -249,7 +249,7 @@ def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[Sy
         known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
-            # A server that is missing in the file is unknown, as in `gitboot run`.
+            # Whether a server that is missing from the file was installed is unknown, as in `gitboot run`.
             known_records = read_records(Path(records))
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None

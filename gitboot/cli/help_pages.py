@@ -25,7 +25,7 @@ SHARED_SECTIONS: Final[Sections] = {
     ),
     "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
 }
-# In the notation of click; such a large limit is not useful to show.
+# A range in click's notation whose limit is too large to be useful in a help page.
 _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
 _MIN_SHARED: Final = 3  # a section with fewer options does not need a heading
 

@@ -33,9 +33,9 @@ from gitboot.errors import (
 from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
-# By heading of `gitboot --help`. ADR 0065 lists the user and the occasion of each command. The module of a command has
-# the command's name, with underscores for dashes, unless `_HOMES` has another module. The module is imported when the
-# command runs.
+# The commands under each heading of `gitboot --help`. ADR 0065 lists who uses each command, and when. The module of a
+# command has the command's name, with underscores for dashes, unless `_HOMES` names another module. The module is
+# imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
         "new": "Write the document of a new server.",

@@ -329,7 +329,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
 
 _LONGEST_LINE_BYTES: Final = 256 * 1024  # a longer line is read in pieces, which count as separate lines
 _HASH_BYTES: Final = 1024
-_MAX_POSITIONS: Final = 64  # of rotated files
+_MAX_POSITIONS: Final = 64  # maximum number of files whose positions are stored
 _SAVE_EVERY: Final = 1000  # lines
 _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 

@@ -256,11 +256,11 @@ def _find_role(observation: Observation) -> Role | None:
 
 
 class FetchLogUnavailable(Exception):
-    """A fetch log does not respond in time, or cannot be read."""
+    """Raised if a fetch log does not respond in time or cannot be read."""
 
 
 class BatchRejected(Exception):
-    """The instance rejected a batch. The message states the reason."""
+    """Raised if the instance rejects a batch. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:

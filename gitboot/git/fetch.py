@@ -284,7 +284,7 @@ class Fetching(ABC):
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
 
-        Return the commit and the remote's HEAD. HEAD is None if the reference is a commit id.
+        Return the commit and the remote's HEAD. HEAD is None if the reference is a commit ID.
         """
         found = self.carry_out(FetchOrder(work="anew" if anew else "fetch", remote=remote, folder=state))
         return Revision(found.revision), found.head
@@ -405,8 +405,8 @@ class FetchProcess(Fetching):
     limit while data arrives at the minimum rate. After such an error, gitboot kills the process, and the next fetch
     starts another process.
 
-    Each thread that fetches at the same time has its own process. A process starts with the first task, and ends with
-    its thread or with `close`.
+    Threads that fetch at the same time use separate processes. A process starts with its first task, and ends with its
+    thread or with `close`.
     """
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:

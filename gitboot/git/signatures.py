@@ -84,7 +84,7 @@ class SignatureChecker:
         with self._repository.open() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = list_first_parents_since(git, old, pygit2.Oid(hex=newest))
-            # If the line starts at the end of a shallow clone, it may not contain the accepted commit.
+            # The first-parent history of a shallow clone may end before it reaches the accepted commit.
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:

@@ -125,9 +125,9 @@ def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator
 def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
-    """Yield each path that differs between two trees, as (path, mode, id). The mode of a removed path is None.
+    """Yield each path that differs between two trees, as (path, mode, ID). The mode of a removed path is None.
 
-    A replaced path is yielded twice, first for the old object. Folders with equal ids are not read.
+    A replaced path is yielded twice, first for the old object. Folders with equal IDs are not read.
     """
     pending = [("", old, new)] if old != new else []  # otherwise the folder is unchanged
     visited = 0

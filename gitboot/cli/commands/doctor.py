@@ -53,7 +53,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     type=click.Path(path_type=Path, file_okay=False),
     help="The output tree of the instance. Default: none.",

@@ -122,7 +122,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     "--rev",
     "reference",
     envvar="GITBOOT_REV",
-    allow_from_autoenv=False,  # GITBOOT_REFERENCE, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_REFERENCE from the parameter's name
     metavar="REVISION",
     help="The branch, tag, commit or version range to follow. HEAD follows the commit that is checked out. "
     "Default: the branch that the ledger names; at the first start, the default branch of the remote "
@@ -132,7 +132,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
@@ -159,7 +159,7 @@ def command(
     reject_old_variables()
     if parent is not None:
         end_with_parent(parent)
-        # A terminal sends SIGINT to all processes, but the parent decides when to end.
+        # A terminal sends SIGINT to all of its processes, but the parent decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not output.is_dir():
         raise UsageError(f"{output} is not a directory; pass the output tree with --out")
