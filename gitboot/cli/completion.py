@@ -26,7 +26,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
-    """Return a completer for names that begin with the incomplete word, sorted. After an error, it has no names."""
+    """Return a completer that lists the names that begin with the incomplete word, or no names after an error."""
 
     @wraps(find)
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -62,7 +62,7 @@ def _read_ledger_names(state: Path) -> Iterator[str]:
 
 
 def read_document_names(folder: Path, kind: str) -> Iterator[str]:
-    """Yield the names of documents of a kind in the files of a folder, without parsing YAML.
+    """Yield the names of the documents of one kind in the files of a folder, without parsing YAML.
 
     Stops after `_MAX_SECONDS`.
     """
@@ -87,7 +87,7 @@ def _find_names(text: str, kind: str) -> Iterator[str]:
         else:
             lines = [line for line in metadata["block"].splitlines() if line.strip()]
             depth = len(lines[0]) - len(lines[0].lstrip())
-            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # without the labels
+            fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # skips the labels
         yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
 
 
@@ -113,6 +113,6 @@ def _find_held_digest(context: click.Context) -> Iterator[str]:
 
 complete_servers: Final = _build_completer(_find_servers)
 complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
-complete_subjects: Final = _build_completer(_find_subjects)  # of `gitboot explain`
-complete_recorded: Final = _build_completer(_find_recorded)  # of `gitboot records set`
+complete_subjects: Final = _build_completer(_find_subjects)  # for `gitboot explain`
+complete_recorded: Final = _build_completer(_find_recorded)  # for `gitboot records set`
 complete_held_digest: Final = _build_completer(_find_held_digest)

@@ -35,15 +35,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class AccessSettings(Struct, frozen=True, kw_only=True):
-    """Settings that decide which clients may read from an endpoint."""
+    """Settings that control which clients may read from an endpoint."""
 
     operators: tuple[str, ...]  # networks; (): only this machine
     operators_hosts: tuple[str, ...]
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: the address for machines
-    operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: the connection is not encrypted
+    operators_tls: tuple[Path, Path] | None  # certificate and key; None: the connection is not encrypted
     trusted_proxies: tuple[str, ...]  # networks
-    idle_connections: int  # the number of idle connections from one address
+    idle_connections: int  # the maximum number of idle connections from one address
 
 
 # The options that control which clients may send which requests to an endpoint.
@@ -107,12 +107,12 @@ access_options = combine_options(
 
 
 def take_access_settings(options: dict[str, Any]) -> AccessSettings:
-    """Remove the access options from ``options``, and return these options as settings."""
+    """Remove the access options from ``options``, and return them as settings."""
     return AccessSettings(**{name: options.pop(name) for name in AccessSettings.__struct_fields__})
 
 
 def check_access_settings(access: AccessSettings) -> None:
-    """Check that the settings fit together and that their files are usable. Raises `UsageError`."""
+    """Check that the settings do not contradict each other and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
         raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
     clients = build_clients(access, None)
@@ -123,9 +123,7 @@ def check_access_settings(access: AccessSettings) -> None:
 
 
 def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """Return the access settings in the form that an endpoint takes. ``operators`` is the operators' socket, or
-    None.
-    """
+    """Convert the access settings to the form that an endpoint uses. ``operators`` is the socket for operators."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
@@ -155,7 +153,7 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
 
 
 def build_certificate(access: AccessSettings) -> Certificate | None:
-    """Return the certificate of the socket for operators, or None if that socket uses no encryption."""
+    """Return the certificate for the operators' socket, or None if that socket does not use encryption."""
     from gitboot.endpoint.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
@@ -170,7 +168,7 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
 
 
 def format_access_arguments(access: AccessSettings) -> list[str]:
-    """Return the settings as arguments for a worker process. The worker inherits the sockets."""
+    """Return the access settings as command line arguments for a worker process, which inherits the sockets."""
     settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
     arguments = ["--settings", json.dumps(settings)]
     for network in access.operators:
@@ -185,7 +183,7 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
 def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
     """Return the age keys in a file, or None without a file. Raises `UsageError` for a file without keys.
 
-    ``skip_check`` allows a file without keys.
+    ``skip_check`` allows a file that contains no keys.
     """
     if file is None:
         return None
@@ -198,7 +196,7 @@ def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys 
 
 
 def open_operators_socket(access: AccessSettings) -> socket.socket | None:
-    """Listen for operators at a separate address, or return None if the settings have no such address."""
+    """Listen for operators on a separate address. Return None if the settings contain no such address."""
     from gitboot.endpoint.server import build_url, open_listening_socket
 
     if access.operators_listen is None:
@@ -218,7 +216,7 @@ def create_spool(spool: Path) -> None:
 _clock: Final = partial(datetime.now, UTC)
 
 
-# --ledger and --ledger-password, for a command that serves on a host without the instance.
+# --ledger and --ledger-password, for commands that serve boots on a host without the instance.
 shared_ledger_options = combine_options(
     click.option(
         "--ledger",
@@ -237,8 +235,9 @@ shared_ledger_options = combine_options(
 
 
 def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
-    """Return the database in these options, or None without --ledger. Raises `UsageError` if the options do not fit
-    together.
+    """Return the address of the shared database, or None without --ledger.
+
+    Raises `UsageError` if the options contradict each other.
     """
     if ledger is None:
         if password is not None:
@@ -250,7 +249,7 @@ def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path |
 
 
 def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
-    """Return the database as arguments for a worker process."""
+    """Return the address of the shared database as command line arguments for a worker process."""
     if shared is None:
         return []
     password = ["--ledger-password", str(shared.password)] if shared.password is not None else []
@@ -261,7 +260,7 @@ def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
 def open_recording(
     spool: Path | None, shared: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
-    """Open the recorder of fetches until the block ends. Yields None without a spool."""
+    """Open the recorder of fetches for the duration of the block. Yields None without a spool."""
     from gitboot.endpoint.app import DEADLINE_S
     from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.fetchlog.spool import Spool
@@ -281,7 +280,7 @@ def open_recording(
 
 @contextmanager
 def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
-    """Send the fetches in the spool to the shared ledger until the block ends. Yields None without a shared ledger."""
+    """Send the fetches in the spool to the shared ledger for the duration of the block. Yields None without one."""
     if spool is None or shared is None:
         yield None
         return
@@ -293,7 +292,7 @@ def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterato
 
 
 def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
-    """Return an event type and a message if the shared ledger cannot take fetches now, otherwise None."""
+    """Return an event type and a message if the shared ledger cannot accept fetches now, otherwise None."""
     if shared is None:
         return None
     from gitboot.ledger.leader_lease import Holder

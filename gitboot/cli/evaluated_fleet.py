@@ -1,4 +1,4 @@
-"""Evaluated fleets: one revision, or both sides of a range of commits, within limits."""
+"""Evaluated fleets: one revision, or both sides of a commit range, within resource limits."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
 _ENCODING_BATCH: Final = 1000  # results that gitboot encodes together
-MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet; gitboot evaluates a smaller fleet faster than it looks up results
+MIN_FILES_FOR_CACHE: Final = 500  # a fleet with fewer files is evaluated faster than its results are looked up
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
-    """Return the fleet at a path, without its decisions. Raises `InvalidRepository`."""
+    """Load the fleet at a path without evaluating decisions. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         snapshot = open_snapshot(path, rev)
         set_limits(len(snapshot.blobs))
@@ -63,25 +63,25 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
-    """Evaluate the fleet at a path for a given time. Raises `InvalidRepository`."""
+    """Evaluate the fleet at a path for the given time. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
-    """An evaluator for snapshots of one fleet at one time. Parts that are equal in two snapshots are evaluated once."""
+    """Evaluates snapshots of one fleet for the same time. Parts that two snapshots share are evaluated once."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
-        self._last_valid: Revision | None = None  # the last valid revision
+        self._last_valid: Revision | None = None
         self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot, and compare it with the previous valid snapshot. Raises `InvalidRepository`.
 
-        ``set_limits`` gets the number of files. With ``is_base``, the checks for new commits are skipped, because an
-        earlier version of gitboot may have accepted the snapshot.
+        ``set_limits`` is called with the number of files. With ``is_base``, checks that apply only to new commits are
+        skipped, because an earlier version of gitboot may have accepted the snapshot.
         """
         set_limits(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -102,7 +102,7 @@ class FleetEvaluator:
 
 
 class HistoryEvaluator:
-    """An evaluator for commits of a history."""
+    """Evaluates commits in the history of a fleet."""
 
     def __init__(self, history: History, set_limits: Callable[[int], None]) -> None:
         self._cache = get_results_cache()
@@ -114,7 +114,7 @@ class HistoryEvaluator:
         """Evaluate a commit, and compare it with ``base``. Raises `InvalidRepository`."""
         pair = self._evaluator.evaluate(revision, base)
         if base is None and len(pair.head.loaded.snapshot.blobs) >= MIN_FILES_FOR_CACHE:
-            _store_results(self._evaluator, self._cache)  # the next command probably reads this commit too
+            _store_results(self._evaluator, self._cache)  # the next command probably reads the same commit
         return pair
 
 
@@ -125,13 +125,13 @@ def _store_results(evaluator: Evaluator, cache: Cache | None) -> None:
 
 
 class PlannedFleet(Struct, frozen=True, kw_only=True):
-    """A fleet at one time, with the provisioning records of its servers."""
+    """A fleet at one point in time, with the provisioning records of its servers."""
 
     repository: FleetRepository
     decisions: Decisions
     at: datetime
     records: Mapping[SystemUuid, Record]
-    knows_records: bool = False  # whether a server without a record is not installed
+    knows_records: bool = False  # whether a server without a record is known not to be installed
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
 
     def find_decision(self, server: str) -> Decision:
@@ -146,7 +146,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         return decision, make_plan(decision, self.at, self.records.get(decision.uuid))
 
     def render_states(self) -> dict[str, RenderedState]:
-        """Return each server as it is published, including its next transitions."""
+        """Return the published state of each server, including its next transitions."""
         about = describe_servers(self.repository, self.decisions)
         return {
             name: build_server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
@@ -154,7 +154,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         }
 
     def render_pages(self, states: Mapping[str, RenderedState]) -> FileUpdates:
-        """Return the files of the page, or no files if the outputs of the Fleet do not include pages."""
+        """Return the files of the status page, or no files if the Fleet's outputs do not include pages."""
         if Output.PAGES not in self.decisions.outputs:
             return FileUpdates(is_whole=True)
         shown = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
@@ -162,7 +162,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
-    """Return the facts about each server that the page and exports show, but that no decision depends on."""
+    """Return facts about each server that appear on the page and in exports, but do not affect any decision."""
     descriptions = {}
     machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
@@ -186,8 +186,8 @@ def plan_fleet(
 ) -> PlannedFleet:
     """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`.
 
-    ``state`` is the state directory of an instance. Its ledger replaces missing ``records``. If the command line names
-    neither a fleet nor a revision, its accepted commit replaces the fleet.
+    ``state`` is the state directory of an instance. If ``records`` is None, the records come from the instance's
+    ledger. If the command line names neither a fleet nor a revision, the fleet is the instance's accepted commit.
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
@@ -222,7 +222,7 @@ def plan_fleet(
 
 
 def print_unknown_instance(records: str | None, state: Path | None) -> None:
-    """Print what a command cannot know without an instance. With ``records`` or ``state``, print nothing."""
+    """Print what a command cannot know without an instance, unless ``records`` or ``state`` was given."""
     if records is None and state is None:
         text = "Without --state, gitboot does not know which commit an instance has accepted, or what is installed."
         click.echo(wrap_text(text), err=True)
@@ -242,14 +242,14 @@ def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | Non
 
 
 def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[SystemUuid, Record], bool]:
-    """Return the records of ``--records``, and whether the option was given."""
+    """Return the records that ``--records`` names, and whether the option was given."""
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
         new = make_first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
         known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
-            # A server that the file does not contain is unknown, as in `gitboot run`.
+            # Whether a server that is missing from the file was installed is unknown, as in `gitboot run`.
             known_records = read_records(Path(records))
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
@@ -257,9 +257,9 @@ def _read_records(records: str | None, decisions: Decisions) -> tuple[Mapping[Sy
 
 
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Print which one-time maintenances are complete, and how to repeat such a maintenance.
+    """Print which one-time maintenances are complete, and how to repeat them.
 
-    ``finished_runs`` has times by server and maintenance.
+    ``finished_runs`` maps servers to maintenances and the times when these finished.
     """
     servers: dict[tuple[str, str], list[str]] = {}
     for server, runs in finished_runs.items():
@@ -274,7 +274,7 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
 
 
 def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None = None) -> None:
-    """Print how many servers boot their local disk only because their installation is unknown.
+    """Print how many servers boot their local disk only because it is unknown whether they are installed.
 
     ``state`` is the state directory of the instance whose records the plans use.
     """
@@ -301,9 +301,7 @@ records_option = click.option(
 
 
 def parse_selector(text: str | None) -> Selector | None:
-    """Return the selector in ``-l key=value,key!=value,key,!key``, which has the syntax of kubectl. Raises
-    `UsageError`.
-    """
+    """Parse a selector such as ``key=value,key!=value,key,!key`` in the syntax of kubectl. Raises `UsageError`."""
     if text is None:
         return None
     expressions: list[dict[str, object]] = []
@@ -328,16 +326,16 @@ NO_TRUST: Final = TrustSettings()
 
 
 class ComparedRange(Struct, frozen=True, kw_only=True):
-    """Both sides of a range of commits, and the messages of the commits between these sides."""
+    """Both sides of a commit range, and the messages of the commits between them."""
 
     base: Side
     head: Side
     messages: tuple[Message, ...]
-    base_acknowledgements: frozenset[str] = frozenset()  # the same as in `gitboot.git.history.Range`
+    base_acknowledgements: frozenset[str] = frozenset()  # as in `gitboot.git.history.CommitRange`
     changes: Callable[[], Changes] | None = None  # changes from BASE to HEAD, if known
     commits: tuple[CommitBetween, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # signers of commits that must be signed
-    writer: Callable[[str, int], str | None] | None = None  # commit and author of a line of HEAD; None: not committed
+    writer: Callable[[str, int], str | None] | None = None  # returns commit and author of a line in HEAD, or None
 
 
 def compare_range(
@@ -349,10 +347,10 @@ def compare_range(
     accepted: str | None = None,
     trust: TrustSettings = NO_TRUST,
 ) -> ComparedRange:
-    """Evaluate both sides of a range at a time. An invalid side has problems instead of decisions.
+    """Evaluate both sides of a commit range for the given time. An invalid side has problems instead of decisions.
 
-    With ``accepted``, that commit is BASE. A commit without a required signature is a problem of HEAD. The result of a
-    merge has no signature yet, and does not need a signature.
+    With ``accepted``, that commit is BASE. If a commit lacks a required signature, this is a problem of HEAD. The
+    result of a merge has no signature yet, and does not need one.
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
@@ -407,9 +405,9 @@ def compare_range(
 
 
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
-    """Return the commit and the author of a line of HEAD, or None for an uncommitted line. ``number`` is 1-based.
+    """Return the commit and author of a line in HEAD, or None for an uncommitted line. ``number`` is 1-based.
 
-    The result of a merge is not a commit. If the merge does not change the file, its lines are looked up in the branch.
+    The result of a merge is not a commit. Lines of a file that the merge does not change are looked up in the branch.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:
@@ -424,7 +422,7 @@ def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: 
 def evaluate_side(
     name: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
-    """Evaluate one side of a range. The pair is None if the side is invalid."""
+    """Evaluate one side of a commit range. The pair is None if the side is invalid."""
     try:
         with limit_evaluation() as begun:
             found = evaluator.evaluate(snapshot, begun, is_base=is_base)

@@ -1,4 +1,4 @@
-"""Evaluation of commits by a command, in a child process with limits, whose parent opens the cache."""
+"""Evaluation of commits in a child process with limits, to which its parent serves the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 SetLimits = Callable[[int], None]
 
-OWN_PROCESS: Final = object()  # the context of a command in a process of its own, not in a test
+OWN_PROCESS: Final = object()  # the context object of a command that runs in its own process, not in a test
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _LIMIT_BY_EXIT_STATUS: Final = {
@@ -38,15 +38,13 @@ _LIMIT_BY_EXIT_STATUS: Final = {
     -signal.SIGABRT: "it takes more memory",  # some libraries abort if they cannot allocate memory
     -signal.SIGSEGV: "it takes more memory, as it seems,",  # some libraries do not check whether an allocation failed
 }
-_SI_KERNEL: Final = 0x80  # sigaction(2): a signal of a terminal, which the child received too
+_SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so the child received it too
 
 
 class _EvaluationSettings(Struct, frozen=True, kw_only=True):
     workers: int | None = None  # None: one worker for each processor
     cache: Cache | None = None  # None: with --no-cache
-    set_limits: SetLimits | None = (
-        None  # a function that gets the number of files and sets the limits; None: no limits (in tests)
-    )
+    set_limits: SetLimits | None = None  # called with the number of files to set the limits; None: no limits (in tests)
 
 
 _settings = _EvaluationSettings()
@@ -55,8 +53,8 @@ _settings = _EvaluationSettings()
 def evaluator_command(command: Command) -> Command:
     """Make a command evaluate commits in a child process with limits.
 
-    The parent process opens the cache, because a commit must not be able to damage the cache. Adds the options for the
-    limits, and --no-cache.
+    Adds --no-cache and the options for the limits to the command. The parent process opens the cache, because a commit
+    must not be able to damage it.
     """
 
     @wraps(command)
@@ -91,12 +89,12 @@ def evaluator_command(command: Command) -> Command:
 
 
 def get_results_cache() -> Cache | None:
-    """Return the cache of results for the current command, or None with --no-cache."""
+    """Return the results cache for the current command, or None with --no-cache."""
     return _settings.cache
 
 
 def count_evaluation_workers() -> Workers:
-    """Return how many processes evaluate a commit for the current command."""
+    """Return how many processes the current command uses to evaluate a commit."""
     from gitboot.evaluator.evaluation import Workers, count_processors
 
     return Workers(number=_settings.workers or count_processors())
@@ -106,8 +104,8 @@ def count_evaluation_workers() -> Workers:
 def limit_evaluation() -> Iterator[SetLimits]:
     """Limit the resources of this process while it reads and evaluates a commit.
 
-    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the memory is too small.
-    If the CPU time is too short, the kernel ends this process.
+    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the process runs out of
+    memory. If it runs out of CPU time, the kernel kills it.
     """
     from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
@@ -119,10 +117,10 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
     set_limits(0)
     try:
-        # Most objects of a fleet stay, so the collector would examine them again and again.
+        # Most objects of a fleet stay in memory, so the garbage collector would examine them again and again.
         with pause_garbage_collection():
             yield set_limits
-    # Modules and libraries raise these errors.
+    # Modules and libraries raise these errors when memory runs out.
     except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:
         lift_memory_limit()
         from gitboot.git.repository import lacks_memory
@@ -141,19 +139,18 @@ def _limit(allowance: EvaluationLimits, files: int) -> None:
 
 
 def open_cache(state: Path | None) -> DiskCache:
-    """Return the cache of the instance with this state directory, for reading, or the cache of the user.
+    """Return the cache of the instance with this state directory (read-only), or the user's cache if ``state`` is None.
 
-    The cache of the user stays empty without a home directory, and on a network file system, where the time of SQLite
-    locks depends on the server.
+    The user's cache stays empty if there is no home directory. It also stays empty on a network file system, because
+    there the server determines how long SQLite waits for locks.
     """
     from gitboot.disk_cache import DiskCache
 
     if state is not None:
         from gitboot.controller.instance import state_directory
 
-        return state_directory.open_cache(
-            state, lambda _: None, writes=False
-        )  # the instance itself reports an error of its cache
+        # The instance itself reports errors of its cache.
+        return state_directory.open_cache(state, lambda _: None, writes=False)
     path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
@@ -161,7 +158,7 @@ def open_cache(state: Path | None) -> DiskCache:
 
 
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
-    """Continue as a child of this process. The parent serves the cache, waits, and exits with the child's status."""
+    """Fork, and continue in the child. The parent serves the cache, waits, and exits with the child's status."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache
@@ -175,7 +172,7 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
         theirs.close()
         code = _accompany(child, ours, opens)
         sys.stderr.flush()
-        os._exit(code & 0xFF)  # the normal exit would need 0.02 s to clean up all modules
+        os._exit(code & 0xFF)  # a normal exit would take 0.02 s to clean up all modules
     end_with_parent(parent)
     ours.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -183,9 +180,9 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
-    """Serve the cache to a child until the child ends.
+    """Serve the cache to a child process until it ends.
 
-    Return its exit code, or end by the same signal as the child.
+    Return the child's exit code, or end this process by the same signal.
     """
     serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
     try:
@@ -197,7 +194,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     code = _wait_for_child(child)
     if serving is not None:
         with suppress(OSError):
-            channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have arrived, and then ends
+            channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have already arrived, and then ends
         serving.join()
     if code in _LIMIT_BY_EXIT_STATUS:
         from gitboot.evaluator.protocol import build_limit_problem
@@ -214,7 +211,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
 
 
 def _wait_for_child(child: int) -> int:
-    """Wait for the end of a child, and forward the signals that only this process got. Return the child's exit code."""
+    """Wait for a child to end, and forward the signals that it did not receive itself. Return its exit code."""
     while True:
         received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:

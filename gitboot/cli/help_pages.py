@@ -1,4 +1,4 @@
-"""Help pages: sections of options, an example and the exit codes of a command."""
+"""Help pages: option sections, an example and the exit codes for each command."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-Sections = Mapping[str, Sequence[str]]  # names of parameters by heading
+Sections = Mapping[str, Sequence[str]]  # parameter names by heading
 
-# The sections of options that many commands share. All other options of a command are in its first section.
+# The sections of options that many commands share. All other options of a command go into its first section.
 SHARED_SECTIONS: Final[Sections] = {
     "Registries and TLS": ("registries", "registry_credentials", "ca_bundle", "allow_token_over_http"),
     "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need"),
@@ -25,20 +25,20 @@ SHARED_SECTIONS: Final[Sections] = {
     ),
     "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
 }
-# In the notation of click; such a large limit is not useful to show.
+# A range in click's notation whose limit is too large to be useful in a help page.
 _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
-_MIN_SHARED: Final = 3  # a section with fewer options is not worth a heading
+_MIN_SHARED: Final = 3  # a section with fewer options does not need a heading
 
 
 class _Page:
-    """The parts of a help page that commands and groups have in common."""
+    """The parts of a help page that commands and groups share."""
 
     example: str
     exit_codes: Mapping[int, str]
     sections: Sections
 
     def write_sections(self, records: Mapping[str, tuple[str, str]], formatter: click.HelpFormatter) -> None:
-        """Write the options by section. ``records`` has the name and the help of each option, by parameter name."""
+        """Write the options in sections. ``records`` maps each parameter name to the option's name and help text."""
         left = dict(records)
         sections: list[tuple[str, list[tuple[str, str]]]] = []
         for heading, names in self.sections.items():
@@ -69,9 +69,9 @@ class _Page:
 
 
 class Command(_Page, click.Command):
-    """A command whose help page has an example, sections of options, and exit codes.
+    """A command whose help page contains an example, option sections and exit codes.
 
-    ``sections`` has the names of parameters by heading. Options without a section are in the first section.
+    ``sections`` maps headings to parameter names. Options without a section are in the first section.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Command(_Page, click.Command):
 
 
 class Group(_Page, click.Group):
-    """A group of commands whose help page has an example."""
+    """A command group whose help page contains an example."""
 
     command_class = Command
     group_class = type

@@ -1,4 +1,4 @@
-"""Instance client: read an instance's status and plans from its API or state directory."""
+"""Instance client: reads an instance's status and plans from its API or state directory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, quote_words
 
-# If one of these conditions is false, the records prove nothing, or gitboot does not offer the planned boots.
+# If one of these conditions is false, the records prove nothing, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",
@@ -61,27 +61,26 @@ _REQUIRED_CONDITIONS: Final = (
     "LedgerWritable",
     "RecordsVerified",
 )
-_SERVER_REASON: Final = (
-    "UnverifiedServers"  # of RecordsVerified: it concerns some servers, and each of these servers has its own state
-)
+# A reason of RecordsVerified that concerns only some servers, each of which has its own state.
+_SERVER_REASON: Final = "UnverifiedServers"
 
 
 class InstanceReader(Protocol):
-    """A source for the status and the records of an instance."""
+    """A source for an instance's status and records."""
 
     def status(self) -> Mapping[str, Any]:
         """Return the status document of the instance."""
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        """Return the records of these machines. A machine without a record is missing in the result."""
+        """Return the records of these machines. The result does not contain machines without a record."""
 
 
 def read_proof(
     informant: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
 ) -> tuple[AppliedRollout, InstanceReport]:
-    """Return a rollout in the commit that an instance has applied, and the evidence for the machines that it reaches.
+    """Return the rollout in the commit that an instance has applied, and the evidence for the machines in this rollout.
 
-    Raises `HostUnreachable` if the instance applies another commit at the same time, and the errors of ``informant``.
+    Raises `HostUnreachable` if the instance applies another commit in the meantime, and the errors of ``informant``.
     """
 
     def commit_in(status: Mapping[str, Any]) -> Revision:
@@ -110,7 +109,7 @@ def read_proof(
 
 
 class TreeReader(Struct, frozen=True):
-    """The output tree of an instance, or its records with the status beside the records."""
+    """Reads the output tree of an instance, or a copy of its records with the status beside them."""
 
     folder: Path
 
@@ -126,11 +125,11 @@ class TreeReader(Struct, frozen=True):
 
 
 class StateReader(Struct, frozen=True):
-    """The state directory of an instance: its status and its ledger."""
+    """Reads the state directory of an instance: its status and its ledger."""
 
     folder: Path
     at: datetime
-    set_limits: Callable[[int], None]  # gets the number of files of the accepted commit
+    set_limits: Callable[[int], None]  # called with the number of files in the accepted commit
 
     def status(self) -> Mapping[str, Any]:
         return read_status(self.folder)
@@ -143,7 +142,7 @@ class StateReader(Struct, frozen=True):
 
 
 class ApiReader(Struct, frozen=True):
-    """The API of an instance."""
+    """Reads the API of an instance."""
 
     url: str
     client: HttpClient
@@ -182,7 +181,7 @@ def open_instance(
     allow_token_over_http: bool = False,
     deadline_s: float = 30,
 ) -> InstanceReader:
-    """Return a reader for the URL of an API, for an output tree, or for the ``ops/records`` of an output tree."""
+    """Return a reader for an API's URL, an output tree, or the ``ops/records`` in an output tree."""
     if "://" not in place:
         path = Path(place)
         is_records = path.parts[-2:] == Path(RECORDS).parts
@@ -205,7 +204,7 @@ _REQUEST_TIMEOUT_S: Final = 30
 
 @contextmanager
 def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
-    """Open the state of the instance with this state directory, with limits for reading its commit."""
+    """Open the instance state in this state directory, and limit the resources for reading its accepted commit."""
     with ExitStack() as stack:
         with limit_evaluation() as begun:
             look = stack.enter_context(assembly.open_offline(state, at, on_begin=begun, results=get_results_cache()))
@@ -213,7 +212,7 @@ def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
 
 
 def find_decision(look: OfflineInstance, server: str) -> Decision:
-    """Return the decision for a server. Raises `UsageError` if the accepted commit has no such server."""
+    """Return the decision for a server. Raises `UsageError` if the accepted commit does not contain the server."""
     servers = look.commit.decisions.servers
     if (found := servers.get(server)) is None:
         raise UsageError(
@@ -224,7 +223,7 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """Return the machine of a server, and machines with this name that left the fleet with an override.
+    """Return the UUIDs of a server and of machines with this name that left the fleet with an open override.
 
     Raises `UsageError` if there is no such machine.
     """
@@ -241,25 +240,25 @@ def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
 
 
 def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
-    """Return the names of servers that are in the fleet or have a record, or None for all servers.
+    """Return the given names of servers that are in the fleet or have a record, or None for all servers.
 
-    Without ``names``, all servers are selected. With a selector, return the servers that also have these labels. Raises
-    `UsageError` if no server has these labels.
+    With a selector, return only the servers that also have these labels. Raises `UsageError` if a name is unknown or no
+    server has these labels.
     """
     if selector is not None:
         return frozenset(select_servers(look, tuple(names), selector))
     named, known_names = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
     for name in sorted(named - known_names):
-        find_decision(look, name)  # raises an error if the server does not exist
+        find_decision(look, name)  # raises an error if there is no such server
     return named or None
 
 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Send a request to the instance with this state directory, and return the outcome.
 
-    If no instance is running, carry out the request in this process. ``commit`` is the accepted commit, for requests
-    that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not processed the
-    request in time, and `HeldByAnother` if another host is active.
+    If no instance is running, the request is carried out in this process. ``commit`` is the accepted commit, for
+    requests that need it. Raises `UsageError` if the request is rejected, `NotYetDone` if the instance has not
+    processed the request in time, and `HeldByAnother` if another host is active.
     """
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -293,7 +292,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
 
 
 def read_held_change(state: Path) -> Held | None:
-    """Return the change that the instance held when it last wrote its status, or None."""
+    """Return the change that the instance held according to its last status, or None."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
         if (held := attempted.get("held")) is not None:
@@ -309,15 +308,16 @@ yes_option = click.option(
 
 
 def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
-    """Return the servers with these names and labels. Raises `UsageError` if both are missing, so that no command
-    changes all servers by mistake.
+    """Return the servers with these names and labels.
+
+    Raises `UsageError` if both are missing, so that no command changes all servers by mistake.
     """
     from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     for name in servers:
-        find_decision(instance, name)  # raises an error if the server does not exist
+        find_decision(instance, name)  # raises an error if there is no such server
     labels, chosen = instance.commit.labels, parse_selector(selector)
     found = {
         name: decision
@@ -330,7 +330,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
 
 
 def confirm_or_abort(*, yes: bool) -> None:
-    """Ask for confirmation unless ``yes``. Raises `click.Abort` if the answer is no."""
+    """Ask for confirmation unless ``yes`` is set. Raises `click.Abort` if the user declines."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -342,10 +342,10 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
-    """Return the commit that an instance has accepted last. ``place`` is a URL or a directory.
+    """Return the newest commit that an instance has accepted. ``place`` is a URL or a directory.
 
-    An endpoint has a status. A mirror has only the output tree, whose manifest names the commit. Raises
-    `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
+    An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest names the commit.
+    Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
     for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
         if isinstance(document, dict):
@@ -381,9 +381,9 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 
 
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
-    """Return the existing directories from which endpoints of an instance read stops: next to its tree, and its spools.
+    """Return the existing folders in which an instance's endpoints look for a stop: beside its tree, and its spools.
 
-    If the ledger is not readable, only the default spool is known.
+    If the ledger cannot be read, only the default spool is known.
     """
     output, spool = _read_places(state)
     candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}
@@ -391,7 +391,7 @@ def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
 
 
 def find_output(state: Path) -> Path | None:
-    """Return the output tree of the instance with this state directory, if its ledger is readable."""
+    """Return the output tree of the instance with this state directory, or None if its ledger cannot be read."""
     return _read_places(state)[0]
 
 
@@ -402,7 +402,7 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 
 
 def resolve_active_state(state: Path) -> Path:
-    """Return the state directory of the active instance on this host, if ``state`` belongs to its standby."""
+    """Return ``state``, or the active instance's state directory if ``state`` belongs to its standby on this host."""
     if (active := find_acting_directory(state)) != state:
         notice = f"{state}: this instance is a standby; the command uses the active instance, --state {active}"
         click.echo(f"gitboot: {notice}", err=True)
@@ -410,7 +410,7 @@ def resolve_active_state(state: Path) -> Path:
 
 
 def apply_to_folders(paths: tuple[Path, ...], action: Callable[[Path], None]) -> Iterator[str]:
-    """Call a function with each folder. Yield a message for each folder that is not writable."""
+    """Call a function for each folder, and yield a message for each folder that is not writable."""
     for folder in paths:
         try:
             action(folder)

@@ -1,4 +1,4 @@
-"""The command line: commands by name, errors as messages and exit codes."""
+"""The command line: commands by name, and errors as messages and exit codes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from gitboot.errors import (
 from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
-# By heading of `gitboot --help`. ADR 0065 lists the user and the occasion of each command. The module of a command has
-# the command's name, with underscores for dashes, unless `_HOMES` has another module. The module is imported when the
-# command runs.
+# The commands under each heading of `gitboot --help`. ADR 0065 lists who uses each command, and when. The module of a
+# command has the command's name, with underscores for dashes, unless `_HOMES` names another module. The module is
+# imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
         "new": "Write the document of a new server.",
@@ -132,7 +132,7 @@ _REPLACED_OPTIONS: Final = {  # options of earlier versions; the name of a simil
     "--spool-tokens": ("--ledger",),
     "--ssh-key": ("--git-ssh",),
 }
-_OWN: Final = frozenset({"prepare"})  # commands that gitboot itself starts
+_OWN: Final = frozenset({"prepare"})  # commands that only gitboot itself starts
 
 
 class _Commands(click.Group):
@@ -195,7 +195,7 @@ def cli() -> None:
 
 
 def program() -> NoReturn:
-    """Run the command line as a process of its own. A child process with limits reads commits."""
+    """Run the command line as the program of this process. A child process with limits reads commits."""
     from gitboot.cli.evaluator_child import OWN_PROCESS
 
     guard_output()
@@ -207,11 +207,11 @@ def program() -> NoReturn:
             sys.exit(ended.code or Exit.PARTIAL)
         raise
     finally:
-        gc.freeze()  # the process ends now, so a search for garbage would only take time
+        gc.freeze()  # the process ends now, so garbage collection would only take time
 
 
 def _suggest_replacement(error: click.UsageError) -> click.UsageError:
-    """Return the error, with the replacement if the error is about an option of an earlier version."""
+    """Return the error, extended by the replacement if it is about an option of an earlier version."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
@@ -222,7 +222,7 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
 
 
 def main(context: object = None) -> NoReturn:
-    """Run the command line and exit. A known error becomes one message and an exit code."""
+    """Run the command line and exit. A known error is shown as one message and sets the exit code."""
     try:
         code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
@@ -247,7 +247,7 @@ def main(context: object = None) -> NoReturn:
 
 
 class Exit(IntEnum):
-    """Exit codes of commands, with their meaning for the reference page."""
+    """Exit codes of commands, with their meanings for the reference page."""
 
     meaning: str
 
@@ -314,5 +314,5 @@ def command(shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    if kind is not None:  # true for each of the choices
+    if kind is not None:  # true for each allowed choice
         click.echo(kind(cli, {}, "gitboot", "_GITBOOT_COMPLETE").source())

@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 REFERENCE: Final = "docs/reference/configuration.md"
-VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option has a variable
-_CONFIG: Final = "gitboot.config"  # key in a context for the path of the configuration file
+VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option also has a variable
+_CONFIG: Final = "gitboot.config"  # context key for the path of the configuration file
 
 
 class Setting(click.Option):
-    """A key of the configuration file, with a GITBOOT_ variable and without a command line option.
+    """A key in the configuration file that also has a GITBOOT_ variable, but no command line option.
 
-    `--help` and completion leave a setting out. The parser accepts the setting's name, so that the error for
-    `--bmc-parallel 5` can show the line to write.
+    `--help` and completion omit settings. The parser accepts a setting's name, so that the error for `--bmc-parallel 5`
+    can show which line to write.
     """
 
     def __init__(self, param_decls: Sequence[str] | None = None, **attributes: Any) -> None:
         super().__init__(param_decls, hidden=True, **attributes)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        """Return the value and its source. Raises `click.UsageError` if the command line has the setting."""
+        """Return the value and its source. Raises `click.UsageError` if the setting is on the command line."""
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
             key = format_key(self)
@@ -62,18 +62,18 @@ class Setting(click.Option):
 
 
 def format_key(parameter: click.Parameter) -> str:
-    """Return the key of a parameter in the configuration file."""
+    """Return a parameter's key in the configuration file."""
     return max(parameter.opts, key=len).removeprefix("--")
 
 
 def list_variables(parameter: click.Parameter) -> list[str]:
-    """Return the environment variables of a parameter, if the variables of its command begin with GITBOOT_."""
+    """Return a parameter's environment variables, assuming that its command uses variables that begin with GITBOOT_."""
     variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
     return [variables] if isinstance(variables, str) else list(variables)
 
 
 def list_keys(command: click.Command) -> dict[str, click.Parameter]:
-    """Return the keys that the configuration file of a command may have, with their parameters."""
+    """Return the keys that a command accepts in its configuration file, with their parameters."""
     keys: dict[str, click.Parameter] = {}
     for parameter in command.params:
         is_internal = isinstance(parameter, click.Option) and parameter.hidden and not isinstance(parameter, Setting)
@@ -83,9 +83,7 @@ def list_keys(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def build_config_option(command_name: str | None) -> Callable[[Command], Command]:
-    """Return an option --config that reads the file of the command ``command_name``, or of the command that has the
-    option.
-    """
+    """Return a --config option. With ``command_name``, the file may also contain the keys of that command."""
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -128,7 +126,7 @@ config_option = build_config_option(None)
 
 
 def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
-    """Return the type to write if a TOML value has another type than the parameter. click checks the value itself."""
+    """Return the type to write if a TOML value has the wrong type for a parameter. click checks the value itself."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
     if parameter.multiple or parameter.nargs != 1:
@@ -144,7 +142,7 @@ def _load_inherited_settings(context: click.Context, _: click.Parameter, text: s
         context.default_map = json.loads(text)
 
 
-# The hidden option by which a process passes its settings to the processes that it starts.
+# A hidden option with which a process passes its settings to its child processes.
 inherited_settings_option = click.option(
     "--settings",
     hidden=True,
@@ -157,7 +155,7 @@ inherited_settings_option = click.option(
 
 
 def name_value_source(error: click.UsageError) -> None:
-    """Add the key of the configuration file, or the variable, to the error for a wrong value."""
+    """Make the error for a wrong value name the configuration key or environment variable that contains the value."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):
@@ -173,8 +171,8 @@ rev_option = click.option(
     help="The Git revision to read, or WORKTREE for the files in the work tree, committed or not. Default: "
     "WORKTREE in a work tree, HEAD in a bare repository.",
 )
-_PATH: Final = "gitboot.path"  # key in a context for the fleet that the command's argument names
-_SUBPATH: Final = "gitboot.subpath"  # key in a context for the folder below that fleet
+_PATH: Final = "gitboot.path"  # context key for the fleet in the command's argument
+_SUBPATH: Final = "gitboot.subpath"  # context key for the folder below that fleet
 
 
 def _remember_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -201,7 +199,7 @@ def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path
 
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Return one decorator that adds these options and arguments to a command, in this order."""
+    """Return a decorator that adds these options and arguments to a command, in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -211,7 +209,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Comma
     return add
 
 
-# --path and --subpath, for commands whose argument is a part of the fleet.
+# --path and --subpath, for commands whose argument is a part of the fleet, not the fleet itself.
 path_option = combine_options(
     click.option(
         "--path",
@@ -224,14 +222,14 @@ path_option = combine_options(
         "--subpath",
         envvar="GITBOOT_SUBPATH",
         metavar="FOLDER",
-        is_eager=True,  # processed before the path, which contains it
+        is_eager=True,  # processed before the path, which depends on it
         expose_value=False,
         callback=_remember_subpath,
         help="The folder of the fleet in the repository, for example infra/boot. Default: the top folder.",
     ),
 )
 fleet_options = combine_options(path_option, rev_option)  # the fleet that a command reads
-# --subpath with the path as the command's last argument, for commands with another way to choose commits.
+# --subpath with the path as the command's last argument, for commands that choose commits in another way than --rev.
 path_argument = combine_options(
     click.argument(
         "fleet",
@@ -252,7 +250,7 @@ state_option = click.option(
     help="The state directory of the instance.",
 )
 
-# For commands that show a fleet, and can show an instance's fleet instead.
+# For commands that show a fleet but can show an instance's fleet instead.
 shown_state_option = click.option(
     "--state",
     envvar="GITBOOT_STATE",
@@ -277,7 +275,7 @@ def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Pa
     return path
 
 
-# Texts that stand for a reason in examples, without the quotes and brackets around them.
+# Texts that serve as placeholders for a reason in examples, without surrounding quotes and brackets.
 _PLACEHOLDER_REASONS: Final = frozenset(
     {
         *("comment", "explanation", "fixme", "lorem ipsum", "message", "placeholder", "reason", "reason here"),
@@ -290,7 +288,7 @@ _BRACKETS: Final = re.compile(r"<[^<>]*>|\{[^{}]*\}")
 
 
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return a reason. Raises `click.BadParameter` for an empty text and for the placeholder of an example."""
+    """Return the reason unchanged. Raises `click.BadParameter` if it is empty or the placeholder of an example."""
     if text is None:
         return None
     if not text.strip():
@@ -305,7 +303,7 @@ def check_reason(_: click.Context, parameter: click.Parameter, text: str | None)
 
 
 def is_placeholder_reason(text: str) -> bool:
-    """Return whether a reason is the placeholder of an example, such as ``…``, ``TODO`` or ``<reason>``."""
+    """Return whether a reason is a placeholder from an example, such as ``…``, ``TODO`` or ``<reason>``."""
     text = text.strip(_QUOTES)
     if _BRACKETS.fullmatch(text):
         return True
@@ -337,7 +335,7 @@ accept_filesystem_option = click.option(
     help="Keep state on this type of file system although it may lose data, for example tmpfs, overlay or "
     "nfs4. Repeat the option for several types.",
 )
-MAX_SECONDS: Final = 10_000_000  # a hundred days
+MAX_SECONDS: Final = 10_000_000  # about 115 days
 MAX_MEMORY_MIB: Final = 1_000_000_000
 _REPLACED_VARIABLES: Final = {
     "GITBOOT_FORGE_TOKEN": "GITBOOT_FORGE",
@@ -355,14 +353,14 @@ _REPLACED_VARIABLES: Final = {
 
 
 def reject_old_variables() -> None:
-    """Raise `UsageError` for an environment variable of an earlier version, which gitboot would ignore."""
+    """Raise `UsageError` if an environment variable of an earlier version is set, because gitboot would ignore it."""
     for name, successor in _REPLACED_VARIABLES.items():
         if name in os.environ:
             raise UsageError(f"the environment variable {name} is not supported any more; use {successor}")
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers. click's own range accepts NaN."""
+    """A range of finite numbers. Unlike click's range, it rejects NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
         found: float = super().convert(value, param, context)
@@ -379,7 +377,7 @@ _DURATION: Final = re.compile(
 
 
 def parse_duration(text: str) -> timedelta | None:
-    """Read a duration such as 2h, 30m, 1d12h or -15m, or return None for another text.
+    """Parse a duration such as 2h, 30m, 1d12h or -15m. Return None for any other text.
 
     Raises `OverflowError` for a duration that is too long.
     """
@@ -392,7 +390,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 class InstantType(click.ParamType[datetime]):
-    """An RFC 3339 time with a UTC offset, or a duration from now.
+    """An RFC 3339 time with a UTC offset, or a duration relative to now.
 
     A duration without a sign is in the future, or in the past if ``is_past``.
     """
@@ -429,19 +427,19 @@ at_option = click.option(
 
 
 def current_time() -> datetime:
-    """Return the current time, with fractions of a second, because events of an instance must not have a later time."""
+    """Return the current time with fractions of a second, so that it is never before the last event of an instance."""
     return datetime.now(UTC)
 
 
 def current_second() -> datetime:
-    """Return the current time in whole seconds, for output with a time."""
+    """Return the current time in whole seconds, for output that contains a time."""
     return current_time().replace(microsecond=0)
 
 
 def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Command]:
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
-        # Also for seconds, because the kernel does not count fractions of a second.
+        # An integer even for seconds, because the kernel does not count fractions of a second.
         whole_numbers = click.IntRange(min=1, max=most)
         return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
 
@@ -478,7 +476,7 @@ evaluation_options = combine_options(
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Return a file in the user's cache directory (XDG Base Directory Specification), or None without a home."""
+    """Return a path in the user's XDG cache directory, or None without a home directory."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
@@ -495,9 +493,9 @@ class OutputOption(Struct, frozen=True):
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they arrive. Escape all of them except commands for a CI system. A file gets no colours.
+        """Write lines as they arrive, and escape them unless they are commands for a CI system. A file gets no colours.
 
-        A file is replaced after the last line was written. Raises `UsageError`.
+        An existing file is replaced after the last line was written. Raises `UsageError`.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)
@@ -515,13 +513,13 @@ class OutputOption(Struct, frozen=True):
 
 
 def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:
-    """Write each output with the function for its format."""
+    """Write each output in its format, with the function that ``formats`` contains for it."""
     for output in outputs:
         output.write(formats[output.format]())
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
-    """Return the option -o FORMAT[=FILE], which is repeatable. The first of ``formats`` is the default."""
+    """Return a repeatable option -o FORMAT[=FILE]. The first of ``formats`` is the default."""
 
     def parse_outputs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
         outputs = []
@@ -530,7 +528,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
-        # Two documents in one stream cannot be read. Lines for a CI system may be beside other output.
+        # A program cannot read two documents in one stream, but lines for a CI system may be mixed with other output.
         shown = [each.format for each in outputs if each.file is None]
         alone = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
         if len(shown) > 1 and alone is not None:
@@ -554,10 +552,10 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-# Formats that a CI system interprets, and that escape their own content.
+# Formats that a CI system interprets and that escape their own content.
 _COMMAND_FORMATS: Final = frozenset({"github"})
-_DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # formats that programs read as a whole
-# For commands that send a token, under one common name.
+_DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # formats that programs read as one document
+# A shared option name for commands that send a token.
 token_over_http_option = click.option(
     "--allow-token-over-http",
     is_flag=True,
@@ -597,7 +595,7 @@ def open_registries(
     *,
     allow_token_over_http: bool,
 ) -> Registries:
-    """Return the registries of the registry options. Raises `UsageError`."""
+    """Return the registries that the registry options configure. Raises `UsageError`."""
     from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
     from gitboot.http_client import HttpClient
 
@@ -610,7 +608,7 @@ def open_registries(
 
 
 def format_path_prefix(path: Path) -> str:
-    """Return the prefix that turns a path in the fleet into a path from the current directory."""
+    """Return the prefix that turns a path within the fleet into a path relative to the current directory."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
 
 
@@ -646,7 +644,7 @@ limit_settings = _build_limit_options(Setting)
 
 
 def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
-    """Return the limits of the guards: ``values``, and the defaults for values that are None."""
+    """Return the limits of the guards: ``values``, with defaults in place of None."""
     from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}
@@ -703,7 +701,7 @@ def parse_trust_settings(
     forge_keys: tuple[str, ...],
     reinstalls_need: str | None,
 ) -> TrustSettings:
-    """Return the signature options as settings. Raises `UsageError` if the options contradict each other."""
+    """Return the signature options as trust settings. Raises `UsageError` if the options contradict each other."""
     from gitboot.controller.instance.settings import TrustSettings
     from gitboot.git.signatures import TrustedKeys
 
@@ -723,8 +721,8 @@ def parse_trust_settings(
 
 
 def read_operator_name() -> str:
-    """Return the name of the user. A user without a name, as in a container, is ``uid 65532``."""
+    """Return the name of the current user, or ``uid 65532`` for a user without a name, as in a container."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # raises an OSError since Python 3.13
+    except (KeyError, OSError):  # an OSError since Python 3.13
         return f"uid {os.getuid()}"

@@ -23,14 +23,14 @@ from gitboot.text import format_count, printable
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 _CODES: Final = {code.value: code for code in Code}
-_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a place such as fleet.yaml:12 in a message
+_LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a source location such as fleet.yaml:12 in a message
 
 
 def format_sarif(problems: Sequence[Problem]) -> str:
-    """Return problems as a SARIF log with one run, its rules and its results.
+    """Format problems as a SARIF log with a single run, its rules and its results.
 
-    Paths are relative to the root of the repository. The fingerprint of a result does not depend on its line, so it
-    stays the same if lines move.
+    Paths are relative to the root of the repository. The fingerprint of a result does not depend on its line number, so
+    it stays the same if lines move.
     """
     ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
@@ -69,9 +69,9 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result even if its line moves. ``counts`` numbers results with the same text.
+    """Return a text that identifies a result even if its line moves. ``counts`` numbers results with equal texts.
 
-    GitHub reads primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
+    GitHub reads it as primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
     """
     message = _LINES.sub(r"\1", printable(problem.message))
     name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
@@ -80,7 +80,7 @@ def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
 
 
 def format_junit(problems: Sequence[Problem]) -> str:
-    """Return problems as a JUnit report with one suite. Without problems, the suite has one test, which passes."""
+    """Format problems as a JUnit report with one suite. Without problems, the suite contains a single passing test."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     counts = {
         "tests": str(len(problems) or 1),
@@ -109,12 +109,13 @@ def format_junit(problems: Sequence[Problem]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-MAX_ANNOTATIONS: Final = 10  # annotations of each level that GitHub shows for a step; it drops the rest silently
+MAX_ANNOTATIONS: Final = 10  # annotations per level that GitHub shows for a step; it silently drops the rest
 
 
 def format_github(problems: Sequence[Problem]) -> str:
-    """Return problems as commands of GitHub Actions, one on each line. A notice counts the problems that GitHub would
-    not show.
+    """Format problems as GitHub Actions commands, one per line.
+
+    A notice counts the problems that GitHub would not show.
     """
     ordered = sort_by_severity(problems)
     lines: list[str] = []
@@ -153,7 +154,7 @@ def count_problems(problems: Sequence[Problem]) -> str:
 
 
 def format_text(problems: Sequence[Problem], prefix: str) -> str:
-    """Return each problem as ``path:line:column: CODE: message``, with the hint on the next line."""
+    """Format each problem as ``path:line:column: CODE: message``, with its hint on the next line."""
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
@@ -172,7 +173,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
 def _relative_to_current_directory(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
-    """Return a format whose paths are relative to the current directory, which code hosts and CI systems require."""
+    """Return a format whose paths are relative to the current directory, as code hosts and CI systems require."""
 
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")

@@ -43,12 +43,12 @@ _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan"
 
 
 def terminal_width() -> int:
-    """Return the columns for output: those of the terminal or of COLUMNS, but at least 40 and at most 100."""
+    """Return the output width in columns: that of the terminal or of COLUMNS, but at least 40 and at most 100."""
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
-    """Return the document that decides a plan: Maintenance/NAME, BootPolicy/NAME, or ``-``."""
+    """Return the document that determines a plan: Maintenance/NAME, BootPolicy/NAME, or ``-``."""
     kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
     return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
@@ -61,9 +61,9 @@ def format_table(
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
-    """Return left-aligned columns with two spaces between the columns. ``below`` has text for the line below each row.
+    """Return left-aligned columns separated by two spaces. ``below`` contains the text for the line below each row.
 
-    Each cell is escaped, so that it stays on its line.
+    Each cell is escaped, so that it cannot contain a line break.
 
     If the table is wider than the terminal, the columns ``shrinkable`` are cut, in this order, but not below the width
     of their headers. If the table is still too wide, the widest columns are folded into several lines. A table whose
@@ -96,11 +96,10 @@ def format_table(
 
 
 def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
-    """Return widths that fit into ``room``. Narrow the widest column first, and the first column, which has the names,
-    last.
+    """Return column widths that fit into ``room``.
 
-    No width becomes smaller than ``least`` unless even these widths do not fit. The words of headers and the instants
-    are then folded, too.
+    The widest column is narrowed first. The first column, which contains the names, is narrowed last. A width falls
+    below ``least`` only if even these minimum widths do not fit. Words in headers and times are then folded too.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):
@@ -125,7 +124,7 @@ _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
-    """Return text in lines that fit the terminal. Commands and paths are not broken."""
+    """Return text wrapped to the terminal's width. Words and paths are not broken."""
     return textwrap.fill(
         printable(text),
         terminal_width(),
@@ -172,20 +171,19 @@ def log_format_option(command: _Command) -> _Command:
     )(command)
 
 
-_MIN_MESSAGE_COLUMNS: Final = 20  # minimum columns for a message, even on a narrow terminal
+_MIN_MESSAGE_COLUMNS: Final = 20  # minimum columns for a message on a narrow terminal
 # ECMA-48. EL: clear the rest of the overwritten line. CHA: go to the first column.
 _CLEAR, _BACK = build_control_sequence("K"), build_control_sequence("G")
 _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
 
 
 def print_event(event: Event) -> None:
-    """Print an event to standard error. Safe to call from any thread."""
+    """Print an event to standard error. Any thread may call this."""
     with _lock:
         is_progress = event.type == "Progress" and _is_terminal()
         after = _BACK if is_progress else "\n"  # the next line replaces this one
-        sys.stderr.write(
-            f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}"
-        )  # written in one call, because other threads write too
+        # Written in one call, because other threads also write.
+        sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
         sys.stderr.flush()
 
 
@@ -194,7 +192,7 @@ def _is_terminal() -> bool:
 
 
 def log_to_events() -> None:
-    """Print log records of gitboot and of libraries as events, so that standard error has no other lines."""
+    """Print log records from gitboot and libraries as events, so that standard error contains nothing else."""
     logging.lastResort = _EventHandler(logging.WARNING)
 
 
@@ -213,7 +211,7 @@ def _format_event(event: Event) -> str:
         required = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
         return json.dumps({**event.facts, **required}, sort_keys=True)
     at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
-    # On a terminal, a colour marks a warning.
+    # On a terminal, colour marks a warning.
     message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")
     if is_seen:  # cut to one line, because a terminal would wrap it; `gitboot events` shows the whole message
         width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
@@ -228,7 +226,7 @@ def _format_event(event: Event) -> str:
 
 @contextmanager
 def show_progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar until the block ends. The yielded function adds to the number of finished items."""
+    """Show a progress bar until the block ends. The yielded function adds a number of finished items."""
     with show_growing_progress(description) as (of, advance):
         of(total)
         yield advance
@@ -253,7 +251,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
             *columns,
             console=Console(file=terminal),
             transient=True,
-            redirect_stdout=False,  # the standard streams escape the output of other code
+            redirect_stdout=False,  # the standard streams already escape the output of other code
             redirect_stderr=False,
         ) as shown,
     ):
@@ -262,30 +260,30 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 def _ignore_number(_: int) -> None:
-    """Accept progress reports when no terminal shows progress."""
+    """Ignore a progress report, because no terminal shows progress."""
 
 
 class StopRequest:
-    """A request to stop, which a signal handler or another thread makes."""
+    """A request to stop, made by a signal handler or another thread."""
 
     def __init__(self) -> None:
         self._requests: SignalQueue[bool] = SignalQueue()
         self.is_set = False
 
     def set(self) -> None:
-        """Request the stop. Safe to call from any thread or signal handler."""
+        """Request the stop. Any thread or signal handler may call this."""
         self.is_set = True
         self._requests.put(True)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the request for at most ``timeout_s``. Return whether there was a request."""
+        """Wait at most ``timeout_s`` for the stop request. Return whether a stop was requested."""
         if not self.is_set and self._requests.get(timeout_s):
-            self._requests.put(True)  # other threads may wait too
+            self._requests.put(True)  # other threads may also be waiting
         return self.is_set
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """Return a stop request that these signals trigger from now on."""
+    """Return a stop request that these signals trigger from now on. The default is SIGINT and SIGTERM."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -294,9 +292,7 @@ def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
 
 @contextmanager
 def stop_on_signal_within() -> Iterator[StopRequest]:
-    """Yield a stop request that SIGINT and SIGTERM trigger until the block ends. Ignore SIGHUP and SIGUSR1 until
-    then.
-    """
+    """Yield a stop request that SIGINT and SIGTERM trigger. SIGHUP and SIGUSR1 are ignored until the block ends."""
     stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}
@@ -308,14 +304,14 @@ def stop_on_signal_within() -> Iterator[StopRequest]:
 
 
 def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
-    """Call ``stop`` at SIGINT and SIGTERM. Exit if the process still runs after ``timeout_s``."""
+    """Call ``stop`` on SIGINT or SIGTERM, and exit if the process is still running after ``timeout_s``."""
 
     def end(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         stop()
 
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    # Python has no signal handler later, so the timer would kill the process.
+    # Later, Python has no signal handler, so the timer would kill the process.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)

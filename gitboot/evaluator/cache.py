@@ -32,7 +32,7 @@ RECENT: Final = 8192  # decoded values kept in memory, because an evaluation rea
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
-    """The field that `Decision` and `Host` share."""
+    """The server name in an encoded `Decision` or `Host`."""
 
     server: str
 
@@ -57,7 +57,7 @@ def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
 
 
 def decode_row(data: bytes) -> DecidedRow | None:
-    """Decode a row. Return None if the bytes are not a valid row."""
+    """Decode a row of the cache. Return None if the bytes are not a valid row."""
     return _decode_or_none(_row_decoder, data)
 
 
@@ -216,7 +216,7 @@ def serve_cache(
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
-MAX_BYTES: Final = 2**29  # results of one evaluation; later results are discarded
+MAX_BYTES: Final = 2**29  # maximum size of the results of one evaluation; further results are discarded
 
 
 class ResultsFile:

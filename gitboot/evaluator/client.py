@@ -69,8 +69,8 @@ class EvaluatorClient:
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         """Return the result of evaluating ``revision``, with its changes since ``base``.
 
-        Without a base, everything is new. Return None while the process is still evaluating this commit or an earlier
-        commit. In that case, call this again. Raises `InvalidRepository` with all problems of the commit,
+        Without a base, all servers are new. Return None while the process is still evaluating this commit or an earlier
+        one. In that case, call this method again later. Raises `InvalidRepository` with all problems of the commit,
         `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot be read. After
         `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
@@ -109,7 +109,7 @@ class EvaluatorClient:
         self._storing.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """End the process if it has evaluated a commit that is not accepted. ``accepted`` is the accepted commit."""
+        """End the process if it has evaluated any commit that was not accepted, other than ``accepted``."""
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
 
@@ -185,7 +185,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process. Exceeding a limit of the evaluation raises other errors."""
+    """Raised if another process killed the evaluator process. Exceeding a resource limit raises other errors."""
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:

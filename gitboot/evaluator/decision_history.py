@@ -64,7 +64,7 @@ class DecisionHistory:
         before: list[InvalidCommit] = []  # invalid commits newer than `newer` that were not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # In every other commit, the fleet is byte for byte the same as in the parent.
+        # In every other commit, the fleet is identical to the fleet in the parent.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
@@ -136,9 +136,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit with the next valid commit as its base, so that gitboot decides unchanged servers only
-        once.
-        """
+        """Evaluate a commit with the next valid commit as its base, so that unchanged servers are decided once."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
@@ -148,9 +146,7 @@ class DecisionHistory:
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
     ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the tree is valid
-    ResultKind.HISTORY_CHANGED: build_decoder(
-        dict[SystemUuid, str]
-    ),  # by two trees: the names of the servers that differ
+    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),  # by two trees: names of servers that differ
     ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # by two trees and a server
 }
 

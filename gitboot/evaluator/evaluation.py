@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-# Returns the files of a commit. Only the files that differ from an earlier snapshot may have to be read.
+# Returns the files in a commit. Given an earlier snapshot, it needs to read only the files that differ.
 Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results that a cache may store, by key, except results that ``beside`` has too."""
+        """Return this commit's results for a cache, by key, except results that ``beside`` also contains."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -121,7 +121,7 @@ class FleetSummary:
 class CommitPair:
     base: Evaluation | None
     head: Evaluation
-    claims: dict[Key, frozenset[Digest]]  # digests of earlier bases, by content key
+    claims: dict[Key, frozenset[Digest]]  # results of `list_claims` from the last call, by content key
 
     @cached_property
     def servers(self) -> Collection[str]:
@@ -141,7 +141,7 @@ class CommitPair:
 
     @cached_property
     def documents(self) -> frozenset[Id]:
-        """The documents that may differ between the two commits, and the differing files that documents name."""
+        """The documents that may differ between the two commits, and the differing files that documents refer to."""
         base, head = self.base, self.head
         if base is None:
             return frozenset(head.repository.origins)
@@ -168,7 +168,7 @@ class CommitPair:
 
         This updates ``claims``, so the next call computes only the digests of decisions that changed.
         """
-        from gitboot.review.reinstalls import list_claims  # only here, as above
+        from gitboot.review.reinstalls import list_claims  # imported here, because `validate` does not need it
 
         if self.base is None:
             return frozenset()
@@ -182,7 +182,7 @@ class CommitPair:
     def extent(self) -> Extent:
         if self.base is not None:
             return self.compute_changes().extent
-        from gitboot.review.guards import first_commit_extent  # only here, as above
+        from gitboot.review.guards import first_commit_extent
 
         decisions = self.head.decided.decisions
         return first_commit_extent(decisions, self.head.repository, decisions.servers.values())
@@ -204,9 +204,8 @@ class Evaluator:
         self.workers = workers or Workers()  # used if many results are missing
         self._on_begin = on_begin  # called with a commit's number of files before gitboot reads them
         self._recent: tuple[Evaluation, ...] = ()  # the last evaluated commit, after its base
-        self._stored: dict[ResultKind, set[bytes]] = {
-            kind: set() for kind in EVALUATION_KINDS
-        }  # keys that the cache contains
+        # The keys that the cache contains.
+        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATION_KINDS}
         self._complete: Evaluation | None = None  # a commit whose results are all in the cache
         self._claims: dict[Key, frozenset[Digest]] = {}
 

@@ -247,8 +247,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the changed source locations of servers and of other documents, and the removed documents that are not
-    servers.
+    """Return the changed locations of servers, those of other documents, and the removed other documents.
 
     ``come`` are the servers that are new at the site.
     """

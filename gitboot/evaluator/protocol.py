@@ -40,7 +40,7 @@ _STARTING_S: Final = 10  # allowance for loading the program from a slow disk
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
     """Resource limits for the evaluation of one commit.
 
-    The default of ``seconds`` and ``mebibytes`` grows with the number of files.
+    The defaults for ``seconds`` and ``mebibytes`` grow with the number of files.
     """
 
     seconds: int | None = None  # seconds of processor time
@@ -154,7 +154,7 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fleetwide: Commit | None  # the commit without its servers; None: unchanged since the base
     new_servers: tuple[str, ...]  # names of servers whose machines are not in the base
     moves: Moves  # between the question's site and other sites
-    removed_servers: tuple[str, ...]  # servers
+    removed_servers: tuple[str, ...]  # names
     removed_machines: tuple[SystemUuid, ...]
     sites: dict[str, str]  # by server
     removed_sites: tuple[str, ...]  # servers that no longer belong to a site

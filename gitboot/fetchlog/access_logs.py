@@ -36,7 +36,7 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 
 
 class IgnoreReason(StrEnum):
-    """The reason why a line is no evidence. If several reasons apply, this is the first reason."""
+    """The reason why a log line does not count as evidence. If several reasons apply, the first match is used."""
 
     FORMAT = "not in the published format"
     PATH = "of another path"
@@ -56,21 +56,21 @@ _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror
 class _Sender(Enum):
     MACHINE = auto()
     TOOL = auto()
-    UNCLEAR = auto()  # a machine or a monitor: the fetch is no evidence, but may have installed a server
+    UNCLEAR = auto()  # a machine or a monitor: not evidence, but the fetch may have installed a server
 
 
-LineContent = Observation | UnknownMachine | IgnoreReason  # the meaning of a line
+LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsing a line
 
 
 def parse_line(line: bytes) -> LineContent:
-    """Return the observation of a line, the unknown machine that sent the request, or the reason to ignore the line.
+    """Return the fetch in a log line, the unknown machine that sent the request, or why the line is ignored.
 
-    The Last-Modified date shows which version of a path was sent. If the log has no dates, the token in the path
-    identifies the version.
+    The Last-Modified date shows which version of a file was sent. If the log does not contain these dates, the token in
+    the path identifies the version.
 
-    If the line does not show whether a machine sent the request, the observation is an intent without an outcome (ADR
-    0071). The mirror has sent the boot, so a one-time boot is consumed. However, this is no evidence that a machine has
-    booted. The intent's id is a digest of the line, so a line that is read twice is one intent.
+    If it is unclear whether a machine sent the request, the observation is an intent without an outcome (ADR 0071). The
+    mirror has sent the boot, so a one-time boot is used up, but the line does not prove that a machine booted. The
+    intent's ID is a digest of the line, so a line that is read twice counts as one intent.
     """
     request = _parse_request(line)
     if request is None:
@@ -94,7 +94,7 @@ def parse_line(line: bytes) -> LineContent:
     if request.last_modified is None:
         token = find_token(f"boot/{path[1]}")
     else:
-        with suppress(ValueError, OverflowError, IndexError, TypeError):  # all errors of Python's parser
+        with suppress(ValueError, OverflowError, IndexError, TypeError):  # the errors that Python's parsers raise
             modified = int(parsedate_to_datetime(request.last_modified).timestamp())
     if token is None and modified is None:
         return IgnoreReason.VERSION
@@ -130,8 +130,8 @@ def parse_line(line: bytes) -> LineContent:
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
     """Return the kind of client that sent a request. ``agent`` is None if the log has no User-Agent.
 
-    A token in the path proves that the client is a machine, because only the installation has the token. Without a
-    token, the path proves nothing, because a cache may send a GET request for the HEAD request of a monitor.
+    A token in the path proves that the client is a machine, because only the installation knows the token. A path
+    without a token proves nothing, because a cache may turn a monitor's HEAD request into a GET request.
     """
     if _has_token(path):
         return _Sender.MACHINE
@@ -182,7 +182,7 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             **more,
         }:
             is_whole = complete == "OK" and length == str(sent)
-            query, agent = more.get("query"), more.get("agent")  # logs of earlier versions have neither
+            query, agent = more.get("query"), more.get("agent")  # logs in the format of earlier versions lack both
             text, name = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
             return LoggedRequest(at, client, method, path, status, modified, is_whole, text, name)
     return None
@@ -224,10 +224,10 @@ class LoggedRequest(NamedTuple):
     method: str
     path: str
     status: int
-    last_modified: str | None  # the sent Last-Modified, or ""; None: the log has no such field
+    last_modified: str | None  # the Last-Modified that was sent, or ""; None: the log does not contain it
     is_whole: bool
     query: str = ""
-    agent: str | None = None  # the User-Agent, or ""; None: the log has no such field
+    agent: str | None = None  # the User-Agent, or ""; None: the log does not contain it
     is_signed: bool = False  # whether the client sent credentials, which machines do not have
 
 
@@ -237,12 +237,12 @@ _S3: Final = re.compile(
     r" (?P<client>\S+) (?P<requester>\S+) \S+ (?:REST|WEBSITE)\.(?P<method>[A-Z]+)\.OBJECT (?P<key>\S+)"
     r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) (?P<rest>.*)',
 )
-_S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # of the rest
-_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent at a bucket, which it may read with credentials
+_S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # in the rest of the line
+_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent when it reads a bucket, with or without credentials
 
 
 def parse_s3(line: str) -> LoggedRequest | None:
-    """Parse a line of an S3 log. The object's key is URL-encoded twice."""
+    """Parse a line of an S3 log, in which the object key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
         return None
@@ -265,7 +265,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Decode a header or a query of these logs. A hyphen means an empty value."""
+    """Decode a header or query field of an S3 log, in which a hyphen stands for an empty value."""
     return "" if text == "-" else unquote(text)
 
 
@@ -286,13 +286,13 @@ _SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})  # no
 
 
 def parse_cloudfront(line: str) -> LoggedRequest | None:
-    """Parse a line of a CloudFront log: 33 fields, separated by tabs."""
+    """Parse a line of a CloudFront log, which has 33 tab-separated fields."""
     values = line.split("\t")
     return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
 
 
 def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
-    """Parse an object of a CloudFront log. Return None if a required field is missing."""
+    """Parse a JSON object from a CloudFront log. Return None if a required field is missing."""
     match fields:
         case {
             "date": str(date),
@@ -308,7 +308,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             "x-edge-detailed-result-type": str(detail),
             **more,
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
-            # The sent bytes include the headers, so a complete body is shorter than they are.
+            # The number of sent bytes includes the headers, so it exceeds the size of a complete body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
             is_whole = {result, detail} <= _SENT and start == "-" and is_within
             at = f"{date}T{time}+00:00"
@@ -327,9 +327,9 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     return None
 
 
-_LONGEST_LINE_BYTES: Final = 256 * 1024  # pieces of a longer line count as lines
+_LONGEST_LINE_BYTES: Final = 256 * 1024  # a longer line is read in pieces, which count as separate lines
 _HASH_BYTES: Final = 1024
-_MAX_POSITIONS: Final = 64  # of rotated files
+_MAX_POSITIONS: Final = 64  # maximum number of files whose positions are stored
 _SAVE_EVERY: Final = 1000  # lines
 _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
@@ -342,7 +342,7 @@ class _Position(NamedTuple):
 
 
 class _OpenFile:
-    """A log file that stays open, so that gitboot can read it to its end after its deletion."""
+    """A log file that stays open, so that gitboot can read it to the end even after it is deleted."""
 
     def __init__(self, handle: FileIO) -> None:
         self.handle = handle
@@ -354,7 +354,7 @@ class _OpenFile:
         return self._last_stat != before
 
     def read_lines(self) -> Iterator[bytes]:
-        """Yield the whole lines from the offset on. The offset moves when the caller requests the next line."""
+        """Yield the complete lines after the offset. The offset advances when the caller requests the next line."""
         self.handle.seek(self.offset)
         reader = BufferedReader(self.handle)
         try:
@@ -364,7 +364,7 @@ class _OpenFile:
                 yield line
                 self.offset += len(line)
         finally:
-            reader.detach()  # a buffer would keep bytes that were truncated
+            reader.detach()  # a buffered reader could return bytes that were truncated since
 
     @property
     def stat(self) -> os.stat_result:
@@ -383,10 +383,10 @@ class _OpenFile:
 
 
 class LogFile:
-    """The log at ``path`` with its rotated files. The folder ``memory`` stores the offsets up to which they were read.
+    """The log at ``path`` and its rotated files. The folder ``memory`` stores how far each file was read.
 
     A rotated file is in the same folder, has a name that starts with the log's name, and is not compressed. Rotation
-    may rename the log, or copy and truncate it. The first time, gitboot reads only the log itself.
+    may rename the log, or copy and truncate it. The first run reads only the log itself.
 
     Only one process at a time can read a log. Raises `LockedByAnother`.
     """
@@ -401,7 +401,7 @@ class LogFile:
         self._stack = ExitStack()
         self._open_files: dict[int, _OpenFile] = {}  # by inode
         self._sizes: dict[int, int] | None = None  # by inode, at the previous call; None: this is the first call
-        self._positions: list[_Position] = []  # of files under any name, the newest last
+        self._positions: list[_Position] = []  # of files under any name, the most recent last
         self._since_ns: int | None = None  # all files modified before this time were read; None: no file was read yet
 
     def __enter__(self) -> Self:
@@ -420,9 +420,9 @@ class LogFile:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:
-        """Yield the lines that were added since the last time, starting with the oldest file.
+        """Yield the lines that were added since the last call or run, starting with the oldest file.
 
-        A line counts as read when the caller requests the next line. Close the generator if you do not read to its end.
+        A line counts as read when the caller requests the next line. Close the generator if you stop before its end.
         Raises UsageError if a file cannot be read.
         """
         try:
@@ -439,7 +439,10 @@ class LogFile:
             raise UsageError(f"{self._path} cannot be read to its end: {error}") from error
 
     def _open_changed_files(self) -> int | None:
-        """Open the files that changed since the last time. Return the time before which all files are open or read."""
+        """Open the files that changed since the last call.
+
+        Return a time. All files that were last modified before that time are open or were read.
+        """
         found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
         for path, stat in found:
@@ -447,7 +450,7 @@ class LogFile:
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
             if stat.st_ino in self._open_files or not (is_log or is_new):
                 continue
-            # gitboot can recognize a copy only after the copy is complete.
+            # A rotated copy can be recognized only when it is complete.
             if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
@@ -466,7 +469,7 @@ class LogFile:
                         yield path, stat
 
     def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
-        """Yield the lines after the last known position in this file, which may have been truncated or be a copy."""
+        """Yield the lines after the last known position in the file, which may be a truncated log or a rotated copy."""
         known = max((place for place in self._positions if file.matches(place)), default=None)
         file.offset = known.offset if known else 0
         try:
@@ -502,9 +505,9 @@ class LogFile:
 
 
 class SentVersions:
-    """The newest version of each path in one mirror's log, stored in the folder ``memory`` between runs.
+    """The newest version of each path that a mirror has sent, kept between runs in the folder ``memory``.
 
-    The loss of this file only suppresses warnings, until the log has another line for each path.
+    If this file is lost, gitboot only misses some warnings, until each path appears in the log again.
     """
 
     def __init__(self, log: Path, memory: Path) -> None:

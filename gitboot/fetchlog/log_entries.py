@@ -25,7 +25,7 @@ from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_rest, printable
 
 REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
-MIN_UNCOUNTED: Final = 5  # a smaller number of fetches by other clients is probably an operator who reads a boot script
+MIN_UNCOUNTED: Final = 5  # fewer fetches by other clients are probably an operator reading a boot script
 
 
 class DenialReason(StrEnum):
@@ -46,14 +46,14 @@ class DenialReason(StrEnum):
 class Denial(Struct, frozen=True, kw_only=True):
     reason: DenialReason
     server: str
-    words: str  # the reason as a text
+    words: str  # the reason as text
     client: str  # the client of the last request
     at: datetime  # time of the last request
     times: int
 
 
 class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
-    """An address that sends X-Forwarded-For or Forwarded, and is not in trusted-proxies."""
+    """An address that sends X-Forwarded-For or Forwarded headers but is not listed in trusted-proxies."""
 
     address: str
     at: datetime  # the time of a request, rounded to ten minutes
@@ -74,14 +74,14 @@ _REASON_TEXTS: Final = {
 
 
 def describe_denial(reason: DenialReason) -> str:
-    """Return a public text about a denial: without names, addresses, paths, or texts that operators wrote."""
+    """Return a description of a denial that is safe to publish: no names, addresses, paths or text from operators."""
     return _REASON_TEXTS[reason]
 
 
 def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
-    Skip boots that were served before, boots that an operator stopped, and a few requests by other clients.
+    Skip boots that were already served, boots that an operator stopped, and small numbers of requests by other clients.
     """
     found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
@@ -89,7 +89,7 @@ def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Return the first reason for denials, and a text with each reason and its last server, or None without denials."""
+    """Return the main reason and a summary with the latest server for each reason, or None if there are no denials."""
     by_reason: dict[DenialReason, list[Denial]] = {}
     for each in select_reportable(denials):
         by_reason.setdefault(each.reason, []).append(each)
@@ -106,7 +106,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
 
 
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
-    """Return the addresses to add to trusted-proxies: the addresses of this host if there are any, otherwise all."""
+    """Return the addresses to add to trusted-proxies: the loopback addresses if there are any, otherwise all."""
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
@@ -125,15 +125,15 @@ _T = TypeVar("_T")
 
 
 def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items in order, without the intents whose outcome is also among the items.
+    """Return the items in order, without intents whose outcome is also among the items.
 
-    For each intent, one item remains. `served` is a fetch and outweighs `withheld`. After `withheld`, no byte was sent.
-    An intent without an outcome consumes the boot, but is no evidence.
+    One item remains for each intent. `served` counts as a fetch and takes precedence over `withheld`, which means that
+    no byte was sent. An intent without an outcome uses up the boot but is not evidence.
     """
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
     known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
-    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # by the outcome of a line
+    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # intents to drop, by outcome
     return [item for item, each in found if each.intent is None or each.intent not in overtaken[each.outcome]]
 
 
@@ -143,7 +143,7 @@ def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
     ]
 
 
-MOST_LOG_BYTES: Final = 4096  # the limit of an installer's log
+MOST_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
 _MOST_LINES: Final = 20
 _MOST_OFF: Final = timedelta(seconds=30)
 _FAR_AHEAD_S: Final = 2**40  # seconds since 1970; a larger number is not a date and does not fit into a ledger
@@ -152,7 +152,8 @@ _FAR_AHEAD_S: Final = 2**40  # seconds since 1970; a larger number is not a date
 def parse_instant(text: str) -> datetime:
     """Parse an ISO 8601 time with an offset and return it in UTC.
 
-    Raises ValueError for other texts, and for years before 1970 or after 9998, so that arithmetic cannot overflow.
+    Raises ValueError for any other text, and for years before 1970 or after 9998, so that date arithmetic cannot
+    overflow.
     """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
@@ -178,21 +179,21 @@ class Outcome(StrEnum):
 class Observation:
     """A GET request for a boot script, user data, a secret or a report, from an endpoint or a mirror's access log.
 
-    With an `intent` and without an `outcome`, an endpoint has written it before the response.
+    An observation with an `intent` but without an `outcome` was written before the endpoint sent its response.
     """
 
-    server: str  # "" if the log has only the path
+    server: str  # "" if the log contains only the path
     path: str  # below the output directory
     client: str  # the client's address
     at: datetime
-    # The version of the path that was sent: an endpoint logs the plan, a mirror the date of the file.
+    # Identifies the version of the path that was sent: an endpoint logs the plan, a mirror the date of the file.
     digest: Digest | None = None  # the digest of the plan whose boot script was sent
     modified: int | None = None  # when gitboot published the file, in seconds since 1970
     offer: Digest | None = None  # the offer of a one-time boot
-    log: str | None = None  # the last lines of an installer's log, with its report
+    log: str | None = None  # the last lines of an installer's log, sent with its report
     times: int = 1  # the number of fetches of a secret by clients of one network
     is_evidence: bool = True  # whether the client counts as a machine; otherwise the fetch counts only for secrets
-    intent: str | None = None  # the id that connects an intent with its outcome; None: one line has both
+    intent: str | None = None  # the ID that connects an intent with its outcome; None: one line contains both
     outcome: Outcome | None = None
     up: Uptime | None = field(default=None, compare=False)  # the uptime of the kernel whose clock set `at`
 
@@ -204,12 +205,12 @@ class Observation:
         if self.outcome is not None and self.intent is None:
             raise ValueError("an outcome names its intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
-            text.encode()  # JSON can have half of a surrogate pair, which cannot be encoded
+            text.encode()  # JSON can contain half of a surrogate pair, which cannot be encoded
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """Return the observation with its time corrected to the clock that shows ``now``.
+        """Return the observation with its time adjusted to the clock that shows ``now``.
 
-        The time changes only if the clock was set by more than 30 s since the observation.
+        The time changes only if the clock was moved by more than 30 s after the observation.
         """
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
@@ -222,23 +223,23 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Whether an endpoint responds even without a record of the fetch: not for secrets and one-time boots."""
+        """Whether an endpoint may respond without recording the fetch: not for secrets and one-time boots."""
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:
-        """Return whether an installer reports its completion."""
+        """Return whether this is an installer's report that it has finished."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
-        """Return whether an installer reports a failure."""
+        """Return whether this is an installer's report that it has failed."""
         return find_non_script_kind(self.path) is FAILED
 
     @property
     def is_start(self) -> bool:
-        """Return whether the booted system sent the request, instead of the boot loader."""
+        """Return whether the request came from the booted system rather than from the boot loader."""
         kind = find_non_script_kind(self.path)
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
@@ -254,14 +255,14 @@ _REASONS_OF_2FEFE59: Final = {
 
 
 class EndpointReport(NamedTuple):
-    """The denials and unnamed proxies of the last hour, sorted."""
+    """The denials and unnamed proxies that endpoints recorded in the last hour, sorted."""
 
     refused: tuple[Denial, ...] = ()
     proxies: tuple[UnnamedProxy, ...] = ()
 
 
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
-    """Write the report of one endpoint into a spool. If the disk fails, only the report is lost."""
+    """Write an endpoint's report into a spool. A disk error is ignored, and the report is lost."""
     with suppress(OSError):
         write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
 
@@ -272,7 +273,7 @@ def remove_report(folder: Path, name: str) -> None:
 
 
 def read_reports(folder: Path, at: datetime) -> EndpointReport:
-    """Return the merged reports of the endpoints that write to a spool."""
+    """Return the merged reports of all endpoints that write to a spool."""
     found = [
         each for path in folder.glob(f"*{SUFFIX}") for each in _read_report(path) if each.at > at - REPORT_LIFETIME
     ]
@@ -286,7 +287,7 @@ def read_reports(folder: Path, at: datetime) -> EndpointReport:
 def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
-        lists = content if isinstance(content, dict) else {"refused": content}  # 2fefe59 writes a list
+        lists = content if isinstance(content, dict) else {"refused": content}  # version 2fefe59 writes a list
         for each in _list(lists.get("proxies")):
             match each:
                 case {"address": str(address), "at": str(at)}:
@@ -317,7 +318,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-_MOST_FIELDS: Final = 100  # the limit of fields in a query
+_MOST_FIELDS: Final = 100  # the maximum number of fields in a query
 _IPV6_NETWORK: Final = 64  # bits
 # Patterns that match the start of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
@@ -332,8 +333,9 @@ _TOOLS: Final = re.compile(
 
 
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether gitboot itself sent the request. A check has two marks, because a cache may drop one of the
-    marks.
+    """Return whether gitboot itself sent the request as a check.
+
+    A check carries two marks, because a cache may drop one of them.
     """
     return CHECK in query or agent.startswith("gitboot")
 
@@ -343,7 +345,7 @@ def is_loader(agent: str) -> bool:
 
 
 def is_system(agent: str) -> bool:
-    """Return whether an installed or installing system sent the request. People and monitors use other agents."""
+    """Return whether an installed or installing system sent the request. People and monitors use other User-Agents."""
     return _SYSTEMS.match(agent) is not None
 
 
@@ -352,12 +354,15 @@ def is_tool(agent: str) -> bool:
 
 
 def may_be_system(agent: str) -> bool:
-    """Return whether a system may have sent the request: a known system, or an unknown agent that is not a tool."""
+    """Return whether a system may have sent the request.
+
+    The User-Agent belongs to a known system, or it is unknown but does not belong to a tool.
+    """
     return is_system(agent) or (agent != "" and not is_tool(agent))
 
 
 def has_identity(query: Mapping[str, str]) -> bool:
-    """Return whether a query has the UUID and the serial number that gitboot's first boot script sends.
+    """Return whether a query contains the UUID and the serial number that gitboot's first boot script sends.
 
     The serial number may be empty.
     """
@@ -376,7 +381,8 @@ def is_machine(agent: str, query: Mapping[str, str]) -> bool:
 def client_network(client: str | None) -> str:
     """Return the network that counts as one client: an IPv4 address, or an IPv6 /64 network.
 
-    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return its text.
+    A host chooses the remaining bits of an IPv6 address itself (RFC 4291). A text that is not an address is returned
+    unchanged.
     """
     try:
         address = ip_address((client or "").partition("%")[0])  # without the zone of fe80::1%eth0
@@ -388,9 +394,7 @@ def client_network(client: str | None) -> str:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """Return the values of a query by key, including empty values. If a key has several values, the last value
-    counts.
-    """
+    """Return the values in a query by key, including empty values. The last value of a repeated key counts."""
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:

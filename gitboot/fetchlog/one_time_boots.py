@@ -1,4 +1,4 @@
-"""One-time boots and secrets: the served ones, their clients, and the number of fetches."""
+"""One-time boots and secrets: which of them were served, to which clients, and how often."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gitboot.resolve.provisioning_record import FETCH_GRACE
 from gitboot.resolve.server_plan import SoleClaim
 from gitboot.system_clock import Uptime
 
-MOST_ADDRESSES: Final = 16  # addresses that are counted separately, for each secret and installation
-MOST_FETCHES: Final = 10  # fetches of one secret in one installation; more fetches are unexpected
+MOST_ADDRESSES: Final = 16  # addresses that are counted separately, per secret and installation
+MOST_FETCHES: Final = 10  # fetches of one secret in one installation; more are unexpected
 OTHERS: Final = "others"  # all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
@@ -29,10 +29,10 @@ _ENCRYPTED: Final = "secrets/"
 
 
 def find_secret(path: str) -> str | None:
-    """Return the secret of a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
+    """Return the secret at a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
 
     User data counts as a secret, because it contains the tokens with which an installer reports and fetches its
-    secrets. Report paths have tokens too, and count as ``reports/provisioned`` and ``reports/failed``.
+    secrets. Report paths also contain tokens, and count as ``reports/provisioned`` and ``reports/failed``.
     """
     kind = find_non_script_kind(path)
     if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
@@ -67,12 +67,12 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `client_network`; at most MOST_ADDRESSES
-    others: AddressFetches | None = None  # the fetches by all further addresses
-    confirmed: tuple[int, int] = (1, 0)  # numbers of addresses and of fetches that an operator confirmed
+    others: AddressFetches | None = None  # the fetches by all other addresses
+    confirmed: tuple[int, int] = (1, 0)  # the numbers of addresses and fetches that an operator confirmed
 
     @property
     def totals(self) -> tuple[int, int]:
-        """The numbers of addresses and of fetches. The addresses of ``others`` count as one."""
+        """The numbers of addresses and fetches. All addresses in ``others`` count as one."""
         return len(self.all_fetches), sum(each.times for each in self.all_fetches)
 
     @property
@@ -81,7 +81,10 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unexpected(self) -> bool:
-        """Whether there is a second address, or more than ten fetches, since an operator confirmed the fetches."""
+        """Whether there are more addresses than an operator confirmed, or more than ten additional fetches.
+
+        The first address needs no confirmation.
+        """
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
 
@@ -97,12 +100,12 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     attempt: int
-    number: int  # the number of the offer in the ledger's sequence
+    number: int  # the offer's sequence number in the ledger
     secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `find_secret`
 
     @property
     def secret_fetches(self) -> dict[str, SecretFetches]:
-        """The fetches of secrets and user data, without the reports."""
+        """The fetches of secrets and user data, but not of report paths."""
         return {name: each for name, each in self.secrets.items() if not is_report(name)}
 
     @property
@@ -125,7 +128,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return an item for each secret, in the form of the API and of `gitboot secret fetches`."""
+        """Return one item per secret, in the format of the API and of `gitboot secret fetches`."""
         return [
             {
                 "installation": self.key,
@@ -143,8 +146,8 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
 
 class ServedBoot(NamedTuple):
-    first: Observation  # the first fetch, or without a fetch the installer's report
-    is_over: bool  # whether the booted system fetched its user data since, or its installer reported
+    first: Observation  # the first fetch, or the installer's report if there was no fetch
+    is_over: bool  # whether the booted system has fetched its user data, or its installer has reported
 
     def __str__(self) -> str:
         if _find_role(self.first) is Role.REPORT:
@@ -159,9 +162,9 @@ class ServedBoot(NamedTuple):
 
 
 class _FileContent(Struct):
-    """The content of a spool file up to the offset that was read."""
+    """The content of a spool file that has been read so far."""
 
-    base: int = 0  # its first byte in the writer's own file
+    base: int = 0  # the offset of its first byte in the writer's own file
     offset: int = 0
     observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server or offer, and by offset
 
@@ -178,9 +181,9 @@ class _FileContent(Struct):
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
-    """Return how a boot was served, from the observations of its server and offer, or None if it was not served.
+    """Return the first fetch of a boot in the observations of its server and offer, or None if not served.
 
-    After an installer reported with the token ``report``, all boots of its attempt count as served.
+    After an installer has reported with the token ``report``, all boots of its attempt count as served.
     """
     known = sorted(select_consuming(observations), key=lambda each: each.at)
     ended = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
@@ -192,14 +195,14 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
-    """Merge the results of two logs: the earlier first fetch, and whether the boot is over in one of the logs."""
+    """Merge the results from two logs: the earlier first fetch, and whether either log shows that the boot is over."""
     if first is None or second is None:
         return first or second
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
 
 
 def has_reported(observations: Collection[Observation], token: str) -> bool:
-    """Return whether an installer has reported since its server's boot was last served."""
+    """Return whether an installer has reported with ``token`` since its server's boot was last served."""
     observations = select_consuming(observations)
     reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
@@ -208,14 +211,14 @@ def has_reported(observations: Collection[Observation], token: str) -> bool:
 
 
 class ServedBoots:
-    """The served boots in a spool, by any writer, without the files that the instance has deleted."""
+    """The boots that any writer of a spool recorded as served, except in files that the instance has deleted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _FileContent] = {}
 
     def find(self, server: str, offer: str, report: str | None = None) -> ServedBoot | None:
-        """Return how a boot was served, or None if it was not served. Raises OSError if the spool cannot be read.
+        """Return the first fetch of a boot, or None if it was not served. Raises OSError if the spool cannot be read.
 
         The offer identifies the boot, even if a commit changes the boot or the server's name in the meantime.
         """
@@ -223,7 +226,10 @@ class ServedBoots:
         return find_served_boot({*self._list_observations(server), *self._list_observations(offer)}, offer, report)
 
     def has_installer_reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported since its boot was last served. Raises OSError like `find`."""
+        """Return whether an installer has reported with ``token`` since its server's boot was last served.
+
+        Raises OSError if the spool cannot be read.
+        """
         self._refresh()
         return has_reported([*self._list_observations(server)], token)
 
@@ -236,7 +242,7 @@ class ServedBoots:
         for name in self._files.keys() - there.keys():
             del self._files[name]
         for name, path in there.items():
-            with suppress(FileNotFoundError):  # the instance has deleted it just now
+            with suppress(FileNotFoundError):  # the instance has just deleted the file
                 file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
                 if size < file.offset:  # the writer removed lines that it could not sync
                     file = self._files[name] = _FileContent(parse_file_name(name)[1])
@@ -250,15 +256,15 @@ def _find_role(observation: Observation) -> Role | None:
 
 
 class FetchLogUnavailable(Exception):
-    """A fetch log does not respond in time, or cannot be read."""
+    """Raised if a fetch log does not respond in time or cannot be read."""
 
 
 class BatchRejected(Exception):
-    """The instance rejected a batch. The message states the reason."""
+    """Raised if the instance rejects a batch. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:
-    """Return whether a tree names the lease of a shared ledger, instead of the identity of a spool."""
+    """Return whether ``giver`` is the lease of a shared ledger rather than the identity of a spool."""
     return "/" in giver
 
 
@@ -267,9 +273,9 @@ _HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
 
 
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
-    """Return the claims in the files of some spools. A claim without a site has ended.
+    """Return the claims in the files of the given spools. A claim without sites comes from an unreadable file.
 
-    ``fetch_log`` is the spool that the instance reads now. The fetches of the other host must be copied to that spool.
+    ``fetch_log`` is the spool that the instance now reads. The fetches of the other host must be copied to that spool.
     """
     places = [
         (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
@@ -279,7 +285,7 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
 
 
 def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
-    """Return the sites that a file claims, or None without a file or after the end of its claims."""
+    """Return the sites that a file claims, () if it is unreadable, or None if it is missing or its claims ended."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -21,27 +21,25 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MOST_BYTES: Final = 1024 * 1024  # of one spool file
-_RESTART_S: Final = 0.1  # the pause after the writer thread died, in which endpoints serve no boots
-_MOST_AT_ONCE: Final = 1000  # number of lines in one sync
+MOST_BYTES: Final = 1024 * 1024  # maximum size of one spool file
+_RESTART_S: Final = 0.1  # the pause after the writer thread died, during which endpoints serve no boots
+_MOST_AT_ONCE: Final = 1000  # lines per sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as large as a block of a file system
-_LONGEST_UP_S: Final = 2**33  # longer than any kernel runs
+_LONGEST_UP_S: Final = 2**33  # longer than any kernel stays up
 _MOST_TIMES: Final = 2**32  # more fetches than any endpoint serves in a minute
 _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """Return the identity of a spool, by which the output tree names an endpoint. Create the identity if it is
-    missing.
-    """
+    """Return the identity by which an output tree refers to the endpoint with this spool. Create it if missing."""
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
-        with suppress(FileExistsError):  # another process was first
+        with suppress(FileExistsError):  # another process created it first
             path.hardlink_to(made)
         made.unlink()
         sync_folder(folder)
@@ -71,7 +69,7 @@ def check_writable(folder: Path) -> None:
 
 
 class SpoolFile:
-    """The spool files of one writer, one after the other. Only one thread may use the object."""
+    """The spool files that one writer fills one after the other. Only one thread may use the object."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -79,10 +77,10 @@ class SpoolFile:
         self._size = 0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines and sync them to the disk.
+        """Write complete lines and sync them to the disk.
 
-        Raises OSError if the lines may be lost. The instance may have read the lines nevertheless, so the caller has to
-        write the outcome `withheld` for an intent.
+        Raises OSError if the lines may be lost. The instance may already have read them, so the caller must write the
+        outcome `withheld` for an intent.
         """
         if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
             self._open_new_file()
@@ -101,7 +99,7 @@ class SpoolFile:
         self._size += len(lines)
 
     def _is_unchanged(self, fd: int) -> bool:
-        """Return whether readers will find appended lines. Readers skip bytes of a file that was longer before."""
+        """Return whether the file still exists at the expected size. If not, readers could miss appended lines."""
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
 
@@ -112,7 +110,7 @@ class SpoolFile:
             self._fd = None
 
     def _open_new_file(self) -> None:
-        """Create a file. The file is locked before it gets its visible name."""
+        """Create a spool file, and lock it before renaming it to its visible name."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
         hidden, path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
@@ -135,10 +133,10 @@ class _QueuedLine(NamedTuple):
 
 
 class Spool:
-    """Records fetches from any thread, and syncs many of them together.
+    """Records fetches from any thread and syncs them in batches.
 
-    `record` does not wait. Its future ends after the sync. A caller can cancel the future until the line may be in the
-    file.
+    `record` returns immediately. Its future completes after the sync. A caller can cancel the future until the line may
+    be in the file.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -149,13 +147,13 @@ class Spool:
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
-        """Return a future that ends after the observation was synced, or fails with OSError."""
+        """Return a future that completes when the observation is synced, or fails with OSError."""
         entry = _QueuedLine(encode_line(observation), Future())
         self._queue.put(entry)
         return entry.written
 
     def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
-        """Call a function in the writer's thread after all earlier lines. Return a future with its result or error."""
+        """Call a function in the writer thread once all earlier lines are written. Return a future for its result."""
         done: Future[_T] = Future()
 
         def run() -> None:
@@ -206,7 +204,7 @@ class Spool:
     def _collect_waiting(
         self, first: _QueuedLine | Callable[[], None]
     ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
-        """Return all waiting items, and whether `close` was called."""
+        """Return all queued items, and whether `close` was called."""
         waiting = [first]
         while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
             if (each := self._queue.get()) is None:
@@ -247,9 +245,9 @@ class ReadResult(NamedTuple):
 
 
 def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
-    """Read the whole lines of a spool after ``offsets``, each once.
+    """Read the complete lines of a spool after ``offsets``, each once.
 
-    The new offsets have only the files that exist. Raises OSError if the spool cannot be read.
+    The new offsets contain only the files that still exist. Raises OSError if the spool cannot be read.
     """
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
@@ -266,7 +264,7 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
             if each is None:
                 strays += 1
             elif isinstance(each, Observation) and offset not in taken_back:
-                # If the clock goes back, a line still counts as later than the lines before it.
+                # Even if the clock was set back, a line counts as later than the lines before it.
                 latest[writer] = max(latest.get(writer, each.at), each.at)
                 found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
@@ -274,11 +272,10 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 
 
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
-    """Delete the files that were read to their end and have no writer any more, as the ``times``-th deletion.
+    """Delete the files that were read to the end and have no writer any more, as deletion number ``times``.
 
-    Call this only after the published output tree contains the effect of these files and that number. If the number is
-    not new, no file is deleted. The number is stored and synced before files are deleted. Raises OSError if storing
-    fails.
+    Call this only after the published output tree reflects these files and contains this number. If the number is not
+    new, no file is deleted. The number is stored and synced before files are deleted. Raises OSError if storing fails.
     """
     before = count_deletions(folder)
     for path in find_read_files(folder, offsets) if before < times else ():
@@ -287,7 +284,7 @@ def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> N
 
 
 def count_deletions(folder: Path) -> int:
-    """Return the number of deletions in a spool. Raises OSError if the number cannot be read."""
+    """Return how many deletions a spool has recorded. Raises OSError if the number cannot be read."""
     try:
         return int((folder / _DELETIONS).read_text())
     except (FileNotFoundError, ValueError):
@@ -295,12 +292,12 @@ def count_deletions(folder: Path) -> int:
 
 
 def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
-    """Return the number of deletions after the next deletion, if a file can be deleted."""
+    """Return the number that the next deletion would have, or the current number if no file can be deleted."""
     return count_deletions(folder) + any(True for _ in find_read_files(folder, offsets))
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """Yield the files that were read to their end and have no writer any more.
+    """Yield the files that were read to the end and have no writer any more.
 
     Each file stays locked until the next file is requested.
     """
@@ -310,12 +307,12 @@ def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
                 continue
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))
-            if taken >= 0 and b"\n" not in file.read():  # no caller got a confirmation for half a line
+            if taken >= 0 and b"\n" not in file.read():  # no caller got a confirmation for an incomplete line
                 yield path
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the fetch files of a spool. Each file has one writer."""
+    """Return the spool files that contain fetches. Each file has one writer."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
     except FileNotFoundError:
@@ -323,7 +320,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the whole lines from an offset on, each with its offset. For a deleted file, yield no lines."""
+    """Yield the complete lines after an offset, each with its own offset. For a deleted file, yield no lines."""
     with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted the file
         file.seek(begin)
         for line in file:
@@ -333,7 +330,7 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes) -> Observation | int | None:
-    """Return the observation of a line, or None. A number is the offset of a line that 2fefe59 revoked."""
+    """Return the observation in a line, the offset of a line that 2fefe59 revoked, or None for an invalid line."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
             case {"not": int(offset)}:
@@ -371,19 +368,19 @@ def parse_line(line: bytes) -> Observation | int | None:
     return None
 
 
-BATCHES_MOST_BYTES: Final = 512 * 1024  # of one batch
+BATCHES_MOST_BYTES: Final = 512 * 1024  # maximum size of one batch
 _FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX))
 
 
 class Writer(NamedTuple):
-    """The writer of lines: a file of a spool, without its suffix."""
+    """A writer of lines, identified by its spool and by its file name without the suffix."""
 
     spool: str  # identity of the spool
     file: str
 
 
 class ForwardedBatch(NamedTuple):
-    """Whole lines of one writer, with their offset in its file."""
+    """Complete lines from one writer's file, and the offset of the first line."""
 
     writer: Writer
     begin: int
@@ -395,7 +392,10 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
-    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch, or () at the end."""
+    """Return the complete lines of a writer's file after ``begin``, up to the size of a batch.
+
+    The batch is empty at the end of the file.
+    """
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)

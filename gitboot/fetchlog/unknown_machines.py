@@ -1,4 +1,4 @@
-"""Unknown machines: machines that requested a boot and have no document, with their inventory."""
+"""Unknown machines: machines that requested a boot but have no document, and their inventories."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_MACHINES: Final = 1000
 MAX_PER_NETWORK: Final = 64
 RETENTION: Final = timedelta(days=30)
 _MOST_MACS: Final = 16
-_LONGEST: Final = 64  # the longest serial number
+_LONGEST: Final = 64  # the maximum length of a serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
@@ -51,12 +51,12 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
     first: datetime
     last: datetime
     times: int = 1
-    server: str | None = None  # a server whose document has an identity of the machine, but another UUID
+    server: str | None = None  # a server whose document contains one of the machine's identities, but another UUID
     inventory: Findings | None = None  # the inventory that an inventory image reported
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """The machine's identities, as keys of an index or of this table."""
+        """The machine's identities, in the form of the keys of an index."""
         return (
             *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
             *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
@@ -81,7 +81,7 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
     """Return the machine that requests a boot script, or None if the path is not that of a boot script.
 
-    ``path`` is below the base URL, in any notation.
+    ``path`` is relative to the base URL, in any notation.
     """
     for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
         if asked.kind.role is not Role.BOOT_SCRIPT:
@@ -98,7 +98,7 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
 
 
 def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
-    """Return the machine that sent an inventory. Raises ValueError if the inventory has no interface."""
+    """Return the machine that sent an inventory. Raises ValueError if the inventory contains no network interface."""
     inventory = parse_findings(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
@@ -127,14 +127,14 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """Return a serial number that a document may have, or None for a placeholder."""
+    """Return the serial number if a document may contain it, or None for a placeholder or an invalid value."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
 
 class UnknownMachines:
-    """A table of unknown machines with a limited size, which merges the requests of one machine."""
+    """A size-limited table of unknown machines, which merges all requests of the same machine."""
 
     def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
         self.unkept = unkept  # requests of machines that did not fit into the table
@@ -150,7 +150,7 @@ class UnknownMachines:
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:
-        """Add a machine or merge it with a known machine. Return whether the table has a new machine."""
+        """Add a machine, or merge it with a known machine. Return whether the table gained a machine."""
         known = {
             id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
         }
@@ -188,7 +188,7 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
-    """Merge two descriptions of one machine. Identities come from the first, the last request from the second."""
+    """Merge two descriptions of one machine. Keep the identities of ``first`` if they differ, and the later request."""
     later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
@@ -253,25 +253,25 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # the limit of an inventory
+MOST_BYTES: Final = 64 * 1024  # maximum size of an inventory
 MOST_INTERFACES: Final = 16
 _MOST_DISKS: Final = 16
 _MOST: Final = 2**63 - 1
-# Copies from gitboot.model.server, so that an endpoint does not import it at its start.
+# Copied from gitboot.model.server, so that an endpoint does not import that module at startup.
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
 
 
 class FoundInterface(Struct, frozen=True, kw_only=True):
-    """A network interface with a MAC address of its own."""
+    """A network interface with its own MAC address."""
 
     mac: MacAddress
     name: str | None = None  # the name that an installed system uses
-    link: bool | None = None  # whether it has a link
+    link: bool | None = None  # whether the interface has a link
 
 
 class FoundDisk(Struct, frozen=True, kw_only=True):
-    """A disk, with the name that the image's kernel uses."""
+    """A disk, under the name that the inventory image's kernel uses."""
 
     name: str
     bytes: int | None = None
@@ -286,7 +286,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     disks: tuple[FoundDisk, ...] = ()
     manufacturer: str | None = None
     product: str | None = None
-    architecture: str | None = None  # a value that a document can have, like `firmware`
+    architecture: str | None = None  # a value that a document accepts, like `firmware`
     firmware: str | None = None
     cpus: int | None = None
     memory_mib: int | None = None
@@ -376,7 +376,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_text(text: object) -> str | None:
-    """Return a short text on one line, or None for other types, a longer text, or control characters."""
+    """Return a short single-line text, or None for any other type, a longer text or a text with control characters."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
@@ -402,7 +402,7 @@ class UnknownMachineRecorder:
     """Collects unknown machines for the instance. Any thread may use the object.
 
     Each writer has at most one file in the spool. Until the instance has read the file, further machines wait in a
-    table of limited size. A lost file only removes lines from a list.
+    table of limited size. If a file is lost, the list of unknown machines lacks some entries.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -418,13 +418,11 @@ class UnknownMachineRecorder:
 
     @property
     def is_forwarded(self) -> bool:
-        """Return whether an instance reads the machines."""
+        """Return whether the machines are written to a spool for an instance."""
         return self._folder is not None
 
     def write_file(self) -> None:
-        """Write the table for the instance if the instance has read the last file. If the disk is full, keep the
-        table.
-        """
+        """Write the table if the instance has read the previous file. Keep the table if the disk is full."""
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
                 return
@@ -442,7 +440,7 @@ class UnknownMachineFile(NamedTuple):
 
 
 def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
-    """Yield the files of unknown machines in a spool. The caller deletes each file after storing its content.
+    """Yield the spool files that list unknown machines. The caller deletes each file after storing its content.
 
     Files that cannot be read are ignored.
     """

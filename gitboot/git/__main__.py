@@ -1,4 +1,4 @@
-"""Fetch process: carries out the tasks from standard input, and writes reports to standard output."""
+"""Fetch process: carries out tasks from standard input, and writes reports to standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.git.repository import lacks_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:
-    """Carry out the tasks of the process ``parent``."""
+    """Carry out the tasks that the process ``parent`` sends, until that process ends."""
     orders, reports = become_child(parent)
     usage = ProcessUsage.measure()
     while (frame := read_frame(orders)) is not None:

@@ -1,4 +1,4 @@
-"""Branch writer: commits to branches of gitboot's own, and pushes."""
+"""Branch writer: commits to branches that gitboot owns, and pushes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gitboot.git.snapshots import get_fleet_folder
 
 
 class Authorship(NamedTuple):
-    """The author of a commit, with the time."""
+    """The author of a commit and the author date."""
 
     name: str
     email: str
@@ -41,10 +41,10 @@ class Authorship(NamedTuple):
 
 
 class OwnedBranch:
-    """One branch of one remote. gitboot creates its commits in a bare repository at ``path``.
+    """One branch of a remote, to which gitboot adds commits by way of a bare repository at ``path``.
 
-    The parent of each commit is the commit that `fetch` returned. If the branch has moved since, the remote rejects the
-    push.
+    The parent of each new commit is the commit that `fetch` returned. If the remote branch has moved since then, the
+    remote rejects the push.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OwnedBranch:
         self._fetching = fetching or InThisProcess()
 
     def fetch(self) -> str | None:
-        """Fetch the branch, and return its commit, or None if the remote has no such branch."""
+        """Fetch the branch and return its newest commit, or None if the remote does not have the branch."""
         with self._open() as ours:
             tip = self._carry_out("tip").revision
             if tip and tip not in ours.odb:
@@ -67,7 +67,7 @@ class OwnedBranch:
             return head is not None and head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return a file of a commit, or None if the commit does not contain the file."""
+        """Return the content of a file in a commit, or None if the commit does not contain the file."""
         with self._open() as ours, convert_errors(self._path):
             return read_file(ours, CommitReader(ours).peel(commit), path)
 
@@ -79,7 +79,7 @@ class OwnedBranch:
         author: Authorship,
         at: datetime,
     ) -> str:
-        """Create a commit with these files changed, or removed if the value is None. The branch does not move."""
+        """Create a commit that writes these files, and removes those whose value is None. The branch does not move."""
         with self._open() as ours, convert_errors(self._path):
             index = pygit2.Index()
             if parent is not None:
@@ -98,11 +98,11 @@ class OwnedBranch:
             return str(ours.create_commit(None, author_signature, committer, message, index.write_tree(ours), parents))
 
     def push(self, expected: str | None, commit: str) -> None:
-        """Move the branch from ``expected`` to a commit. Raises `SourceError` if the branch has moved already."""
+        """Move the branch from ``expected`` to a commit. Raises `SourceError` if the branch has already moved."""
         self._carry_out("push", expected_commit=expected, pushed_commit=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:
-        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the current credentials
+        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the credentials that are valid now
         return self._fetching.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
@@ -128,9 +128,9 @@ _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
 def find_pushed_url(checkout: Path) -> str | None:
-    """Return ``https://HOST/PATH@COMMIT`` of a checkout, without a user name.
+    """Return ``https://HOST/PATH@COMMIT`` for a checkout, without a user name.
 
-    Return None if the origin is not an https URL, or did not have the commit at the last fetch.
+    Return None if the origin is not an https URL, or did not contain the commit at the last fetch.
     """
     try:
         repository = pygit2.Repository(str(checkout))
@@ -151,9 +151,9 @@ def check_branch(branch: str) -> None:
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Return whether a branch has these files of the fleet at ``path``, or None if there is no such branch.
+    """Return whether a branch contains these files in the fleet at ``path``, or None if there is no such branch.
 
-    Remote-tracking branches count too. Raises `UsageError`.
+    Remote-tracking branches count too. Raises `UsageError` if ``path`` is not in a Git repository.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -172,7 +172,7 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
 def propose(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
-    """Create a branch with one commit on ``base`` that changes these files of the fleet at ``path``.
+    """Create a branch with one commit on top of ``base`` that changes these files in the fleet at ``path``.
 
     The work tree and the checked-out branch do not change. The author is the user in the repository's configuration.
     """

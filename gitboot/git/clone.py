@@ -1,4 +1,4 @@
-"""gitboot's bare clone of one remote: the fetched commit, the accepted commit, and their files."""
+"""gitboot's bare clone of a remote: the fetched commit, the accepted commit, and the files in these commits."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class FollowedBranch(NamedTuple):
     """The branch or other reference that an instance follows."""
 
     reference: str  # for example refs/heads/main, or the value of --rev
-    is_default: bool  # gitboot took it from the remote's HEAD at the first start
+    is_default: bool  # gitboot took the branch from the remote's HEAD at the first start
 
 
 class BranchRecord(Protocol):
-    """The record of the branch that an instance follows."""
+    """The stored record of the branch that an instance follows."""
 
     def read(self) -> FollowedBranch | None:
         """Return the recorded branch, or None before the first start."""
@@ -69,15 +69,15 @@ class BranchRecord(Protocol):
 
 
 class Source:
-    """One remote, and its clone ``state/repository.git``.
+    """A remote and its clone ``state/repository.git``.
 
-    The caller must hold the lock of the state directory. `fetch` and `restore` may run in one thread and the other
+    The caller must hold the lock on the state directory. `fetch` and `restore` may run in one thread and the other
     methods in another thread, because each call opens the repository again, as libgit2 requires. Methods that read the
     clone raise `CorruptClone` for a damaged clone, and `restore` repairs the clone.
 
-    Each fetch calls ``read_credentials``. Without this function, fetches use the credentials of ``remote``. With
-    ``record``, the first fetch of a remote without a reference finds the default branch. All later fetches follow that
-    branch, also with a later `Source` and the same record.
+    Each fetch calls ``read_credentials`` to get the current credentials. Without this function, fetches use the
+    credentials of ``remote``. With ``record``, the first fetch of a remote without a reference finds the default
+    branch. All later fetches follow that branch, even with a new `Source`, as long as it uses the same record.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Source:
         self._followed, self._remote = followed, _set_reference(remote, followed)
         self._latest = build_latest_reference(self._remote)
         self._head: Head | None = None  # the remote's HEAD at the last fetch
-        self.has_fetched = False  # `latest` was fetched by this object
+        self.has_fetched = False  # whether this object fetched `latest`
         self.fetching = fetching or InThisProcess()
         self.clone = StoredRepository(state / CLONE, CorruptClone)
         _remove_leftovers(self.clone.path)
@@ -111,9 +111,9 @@ class Source:
 
     @property
     def branch_mismatch(self) -> tuple[str, str] | None:
-        """A reason and a message, if HEAD no longer names the branch that gitboot found at the first start.
+        """A reason and a message if HEAD no longer names the branch that gitboot found at the first start, or None.
 
-        The value is None if HEAD names that branch, if --rev names the branch, and before the first fetch.
+        Always None if --rev names the branch, and before the first fetch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -131,13 +131,13 @@ class Source:
     # The clone
 
     def latest(self) -> Revision | None:
-        """Return the commit of the last fetch, also from before a restart, or None before the first fetch."""
+        """Return the commit of the last fetch, even if that was before a restart, or None before the first fetch."""
         if self._record is not None and self._followed is None:
-            return None  # an earlier version followed HEAD, which may be another branch
+            return None  # an earlier version followed HEAD, which may name another branch
         return _read_reference(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
-        """Return the commit that was accepted last, or None if no commit was accepted or the clone was lost."""
+        """Return the newest accepted commit, or None if no commit was accepted or the clone was lost."""
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
@@ -155,7 +155,7 @@ class Source:
             return convert_date(CommitReader(ours).peel(revision).committer)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
-        """Return whether ``latest`` lacks the commit ``accepted``."""
+        """Return whether the history of ``latest`` does not contain the commit ``accepted``."""
         with self.clone.open() as ours:
             return not is_ancestor(ours, pygit2.Oid(hex=accepted), pygit2.Oid(hex=latest))
 
@@ -169,8 +169,9 @@ class Source:
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         """Return the first-parent commits after ``since`` up to ``revision``, the oldest first, with their messages.
 
-        If ``since`` is not on this line, or the line is long, the result is one entry with all messages. Without
-        ``since``, the result contains only ``revision``, because a new instance does not accept the commits before it.
+        If ``since`` is not a first-parent ancestor of ``revision``, or too many commits lie between them, the result is
+        a single entry with all messages. Without ``since``, the result contains only ``revision``, because a new
+        instance does not accept the commits before it.
         """
         with self.clone.open() as ours:
             if since is None:
@@ -179,17 +180,17 @@ class Source:
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
     def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
-        """Return the last first-parent commits up to ``revision`` and the files that each changed, the newest first.
+        """Return the last first-parent commits up to ``revision``, newest first, with the files that each one changed.
 
-        ``known`` are earlier results, which are not read again.
+        ``known`` contains earlier results, which are reused.
         """
         with self.clone.open() as ours:
             return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the content digests of acknowledging commits that led to ``tips`` and not to ``hidden``.
+        """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``hidden``.
 
-        Commits that the clone does not have are ignored.
+        Commits that the clone does not contain are ignored.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
@@ -199,7 +200,7 @@ class Source:
         return _load_snapshot(self.clone, revision, previous)
 
     def read_tag_on(self, revision: Revision) -> bytes | None:
-        """Return the annotated tag of the remote's reference, as Git stores it, if the tag is on this commit."""
+        """Return the raw annotated tag that the instance follows, or None if it is not on this commit."""
         with self.clone.open() as ours:
             reference = ours.references.get(build_tag_reference(self._remote))
             if reference is None or peel_reference(ours, reference).revision != revision:
@@ -209,11 +210,11 @@ class Source:
     # The remote
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes."""
+        """Return the directory to watch recursively for changes in a local repository, or () for other remotes."""
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
-        """Fetch and return the current commit of the remote's reference. `latest` returns it from then on.
+        """Fetch and return the current commit of the remote's reference, which `latest` returns from then on.
 
         Raises `SourceError` if a later attempt may succeed, and `SourceRefused` or `UsageError` if a person has to act.
         """
@@ -222,7 +223,7 @@ class Source:
             branch, remote = self._resolve_remote()
             revision, head = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
-            _remove_leftovers(self.clone.path, keep="accepted.lock")  # a file that fetches do not create
+            _remove_leftovers(self.clone.path, keep="accepted.lock")  # a file that no fetch creates
             raise
         if not is_there:
             self._replace_clone()
@@ -232,11 +233,11 @@ class Source:
         return revision
 
     def restore(self, accepted: Revision | None) -> None:
-        """Create the clone again from the remote, with the commit that is accepted according to the ledger.
+        """Create the clone again from the remote, with ``accepted``, the commit that the ledger records as accepted.
 
-        The old clone is also searched for this commit. If the fetch fails, this raises the errors of `fetch` and
-        changes nothing. Raises `SourceRefused` if the commit is lost. Then the clone is complete, but has no accepted
-        commit.
+        If the remote lacks this commit, the old clone is searched for it. If the fetch fails, the clone stays unchanged
+        and the errors are those of `fetch`. Raises `SourceRefused` if the commit is lost. In that case the new clone is
+        complete but has no accepted commit.
         """
         _, remote = self._resolve_remote()
         found = self.fetching.restore(remote, self._state, accepted)
@@ -251,14 +252,14 @@ class Source:
     def _resolve_remote(self) -> tuple[FollowedBranch | None, Remote]:
         """Return the branch to follow, and its remote. At the first start, find the default branch.
 
-        Raises `UsageError` if the current credentials cannot be read.
+        Raises `UsageError` if the current credentials cannot be read, and `BranchNotNamed` if HEAD is detached.
         """
         branch, remote = self._followed, self._remote
         if self._read_credentials is not None:
             remote = structs.replace(remote, credentials=self._read_credentials())
         if self._record is None:
             return branch, remote
-        branch = branch or self._record.read()  # an earlier write may have succeeded although it raised an error
+        branch = branch or self._record.read()  # an earlier write may have succeeded despite its error
         if branch is not None:
             return branch, _set_reference(remote, branch)
         head = self.fetching.read_head(remote, self._state)
@@ -270,7 +271,7 @@ class Source:
     def _record_branch(self, branch: FollowedBranch, revision: Revision, record: BranchRecord) -> None:
         """Record the branch that was fetched, and follow it from now on.
 
-        Raises `BranchNotNamed` if gitboot found the branch just now, and it does not contain the accepted commit.
+        Raises `BranchNotNamed` if the branch was chosen by this fetch and does not contain the accepted commit.
         """
         if branch == self._recorded:
             return
@@ -308,7 +309,7 @@ def _set_reference(remote: Remote, branch: FollowedBranch | None) -> Remote:
 
 
 def _remove_leftovers(clone: Path, keep: str | None = None) -> None:
-    """Remove lock files and incomplete packs of a killed process from a clone."""
+    """Remove the lock files and incomplete packs that a killed process left in a clone."""
     with convert_errors(clone):
         for path in {*clone.rglob("*.lock"), *clone.glob("objects/pack/pack_*")}:
             if path.name != keep:
@@ -338,7 +339,7 @@ def _load_snapshot(clone: StoredRepository, revision: Revision, previous: Snapsh
 
 
 class CloneReader:
-    """Reads commits of a clone into which another process fetches."""
+    """Reads commits from a clone while another process may fetch into it."""
 
     def __init__(self, state: Path) -> None:
         self._clone = StoredRepository(state / CLONE, CorruptClone)
@@ -351,14 +352,14 @@ class CloneReader:
         return self._blobs(blob)
 
     def close(self) -> None:
-        """Close the packs, because they may be replaced. The next read opens the packs again."""
+        """Close the packs, because a fetch may replace them. The next read opens the current packs."""
         self._blobs.close()
 
 
 def load_accepted_snapshot(state: Path) -> Snapshot:
-    """Return the snapshot of the commit that the instance with this state directory accepted last.
+    """Return the snapshot of the newest commit that the instance with this state directory accepted.
 
-    Nothing is written. Raises `UsageError` if no commit was accepted yet.
+    The state directory is only read. Raises `UsageError` if no commit was accepted yet.
     """
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:

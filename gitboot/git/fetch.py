@@ -1,4 +1,4 @@
-"""Fetch: the process that fetches a remote's reference into a clone, and pushes."""
+"""Fetch: the process that fetches a remote's reference into a clone and pushes commits."""
 
 from __future__ import annotations
 
@@ -59,22 +59,21 @@ from gitboot.jsonio import build_decoder
 _ALL: Final = "refs/gitboot/all/"
 _FULL_COPY: Final = "repository.whole"  # in the state directory, during a fetch of the whole history
 EMPTY: Final = "repository.empty."  # in the state directory, an empty repository for listing the refs of a remote
-_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for it: signature.c, commit.c
-_FETCHED: Final = (
-    "refs/gitboot/fetched"  # the last fetch from a network remote: a commit, a tag, or a branch of gitboot's
-)
+_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
+# The last fetch from a network remote: a commit, a tag, or a branch that gitboot owns.
+_FETCHED: Final = "refs/gitboot/fetched"
 
 
 class FetchedCommit(NamedTuple):
     commit: Revision
-    head: Head | None  # the remote's HEAD; None: not read, because the reference is a commit id
-    tag: str | None  # the id of the annotated tag of the reference; None: no tag, or a tag with another name
+    head: Head | None  # the remote's HEAD; None: not read, because the reference is a commit ID
+    tag: str | None  # the ID of the annotated tag; None: the reference is no tag, or the tag has another name
 
 
 class Upstream:
-    """One remote, and fetches from the remote into clones in the state directory ``state``.
+    """Fetches from one remote into clones in the state directory ``state``.
 
-    ``base_references`` are references of the clone on which a fetch builds. If they are damaged, a fetch raises
+    ``base_references`` are references in the clone on which a fetch builds. If they are damaged, a fetch raises
     `CorruptClone`.
     """
 
@@ -82,10 +81,10 @@ class Upstream:
         self._remote, self._state = remote, state
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes.
+        """Return the directory to watch recursively for changes in a local repository, or () for other remotes.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so a watch of these files would report only one
-        change. watchfiles' default filter ignores all files in a ``.git``.
+        Git replaces HEAD and packed-refs instead of writing to them, so watching these files would report only one
+        change. By default, watchfiles ignores all files in a ``.git`` directory.
         """
         with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:
@@ -111,7 +110,7 @@ class Upstream:
                         self._copy(theirs, ours, tip)
                     else:
                         self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
-        with convert_errors(self._remote.url):  # the history of the base references was checked when they arrived
+        with convert_errors(self._remote.url):  # the history of the base references was checked when it was fetched
             names = (ours.references.get(each) for each in base_references)
             known = {peel_reference(ours, each).id for each in names if each is not None}
             check_history(ours, pygit2.Oid(hex=tip), known)
@@ -122,16 +121,14 @@ class Upstream:
         if folder and tree_at(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
         tag = read_tag(ours, pygit2.Oid(hex=tip))
-        # If a server shows an older tag under a newer name, the name in the tag object differs.
+        # If a server presents an older tag under a newer name, the name in the tag object differs.
         is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
         return FetchedCommit(commit, head, tip if is_own else None)
 
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Fetch one commit into the clone, with all branches and tags, because few servers allow fetching a commit by
-        its id.
-        """
+        """Fetch all branches and tags to get one commit, because few servers allow fetching a commit by its ID."""
         if commit in ours.odb:
             return
         if theirs is not None:
@@ -176,7 +173,7 @@ class Upstream:
             if _PARSE_FAILURE.search(str(error)):
                 self._fetch_without_negotiation(ours, refspecs)
                 return
-            # The received data may build on damaged objects of the clone. Then the check raises CorruptClone.
+            # The received data may build on damaged objects in the clone. In that case, the check raises CorruptClone.
             for name in base_references:
                 if (reference := ours.references.get(name)) is not None:
                     check_objects(ours, peel_reference(ours, reference).id)
@@ -185,7 +182,8 @@ class Upstream:
     def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
         """Fetch the whole history into an empty repository, and copy the objects that the clone lacks.
 
-        libgit2 parses the newest commits of the clone to negotiate, and fails if it cannot parse one of the commits.
+        To negotiate with the remote, libgit2 parses the newest commits in the clone, and fails if it cannot parse one
+        of them.
         """
         folder = self._state / _FULL_COPY
         shutil.rmtree(folder, ignore_errors=True)
@@ -222,10 +220,10 @@ class Upstream:
 
 
 CLONE: Final = "repository.git"  # in the state directory
-NEW: Final = "repository.new"  # the new clone, until it is complete and replaces the old one
+NEW: Final = "repository.new"  # the new clone until it is complete and replaces the old clone
 BROKEN: Final = "repository.broken"  # the old clone
 _PUSHED: Final = "refs/gitboot/made"  # the commit to push to a branch that gitboot owns
-MAX_PACKS: Final = 50  # each fetch adds a pack, and reads get slower with each pack
+MAX_PACKS: Final = 50  # each fetch adds a pack, and each pack makes reads slower
 
 
 # fetch: into the clone; anew: into a new clone; restore: into a new clone, with the accepted commit; head: only read
@@ -234,14 +232,13 @@ Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of a fetch process, including the credentials."""
+    """A task for a fetch process, including the credentials to use."""
 
     work: Work
     remote: Remote
     folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
-    expected_commit: str | None = (
-        None  # the accepted commit; for a push, the current commit of the branch, if there is one
-    )
+    # The accepted commit. For a push, the current commit of the branch, if it exists.
+    expected_commit: str | None = None
     pushed_commit: str = ""  # the commit to push
     memory: int | None = None  # bytes; None: no limit
 
@@ -255,16 +252,16 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
-    """The error of a task."""
+    """The error with which a task failed."""
 
-    error: str  # a name of `ERRORS`
+    error: str  # a name in `ERRORS`
     message: str
 
 
 Report = FetchResult | FetchFailure | FetchStep
 parse_order: Final[Callable[[bytes], FetchOrder]] = build_decoder(FetchOrder)
 parse_report: Final[Callable[[bytes], Report]] = build_decoder(Report)
-# The errors that a fetch raises.
+# The errors that a fetch can raise.
 _FETCH_ERRORS: Final = (
     SourceError,
     BranchMissing,
@@ -287,19 +284,19 @@ class Fetching(ABC):
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
 
-        Return the commit and the remote's HEAD. HEAD is None if the reference is a commit id.
+        Return the commit and the remote's HEAD. HEAD is None if the reference is a commit ID.
         """
         found = self.carry_out(FetchOrder(work="anew" if anew else "fetch", remote=remote, folder=state))
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        """Fetch into a new clone. Return whether the accepted commit was found, at the remote or in an old clone."""
+        """Fetch into a new clone. Return whether the accepted commit was found, at the remote or in the old clone."""
         return self.carry_out(
             FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
         ).has_accepted_commit
 
     def read_head(self, remote: Remote, state: Path) -> Head:
-        """Return the remote's HEAD. Raises `SourceError` if the remote has no commit."""
+        """Return the remote's HEAD. Raises `SourceError` if the remote has no commits."""
         head = self.carry_out(FetchOrder(work="head", remote=remote, folder=state)).head
         assert head is not None  # noqa: S101 - this order reads it
         return head
@@ -362,7 +359,7 @@ def build_tag_reference(remote: Remote) -> str:
 
 
 def _hash_remote(remote: Remote) -> str:
-    """Return a hash of URL, reference and folder, so that a commit of other settings does not count as fetched."""
+    """Return a hash of the URL, reference and folder, so that a commit fetched with other settings is not used."""
     place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
@@ -395,21 +392,21 @@ def set_reference(ours: pygit2.Repository, name: str, tip: str) -> None:
         ours.references.create(name, tip, force=True)
 
 
-DEFAULT_MEMORY_MIB: Final = 512  # enough for three million objects, or for a 250 MiB file that arrives as a delta
+DEFAULT_MEMORY_MIB: Final = 512  # enough for three million objects, or for a 250 MiB file received as a delta
 FETCH_TIMEOUT_S: Final = 3600.0  # does not apply to a new clone
 _START_TIMEOUT_S: Final = 60.0  # until a process has loaded its program from a slow disk
 
 
 class FetchProcess(Fetching):
-    """Fetches and pushes in a child process with limits. Also raises `SourceTooLarge` if the process exceeds its
-    memory.
+    """Fetches and pushes in a child process whose memory and time are limited.
 
-    Raises `SourceError` if the process does not report its next step in time (`gitboot.git.repository`), or takes
-    longer than ``deadline_s`` in total. A new clone has no total limit while data arrives at the minimum rate. After
-    such an error gitboot kills the process, and the next fetch starts another process.
+    Raises `SourceTooLarge` if the process exceeds its memory. Raises `SourceError` if the process does not report its
+    next step in time (`gitboot.git.repository`), or takes longer than ``deadline_s`` in total. A new clone has no total
+    limit while data arrives at the minimum rate. After such an error, gitboot kills the process, and the next fetch
+    starts another process.
 
-    Each thread that fetches at the same time has its own process. A process starts with the first task, and ends with
-    its thread or with `close`.
+    Threads that fetch at the same time use separate processes. A process starts with its first task, and ends with its
+    thread or with `close`.
     """
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
@@ -420,7 +417,7 @@ class FetchProcess(Fetching):
         self._is_closed = False
 
     def close(self) -> None:
-        """Kill the processes, and start no more."""
+        """Kill the processes and do not start new ones."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, None
@@ -459,7 +456,7 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return an unused process, and whether the process was started just now."""
+        """Return an idle process, or else a new process, and whether the process is new."""
         with self._lock:
             if self._is_closed:
                 raise SourceError("this instance is stopping, so gitboot does not fetch")

@@ -46,30 +46,28 @@ from gitboot.text import one_line
 
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
-    """A commit, and the tree of its fleet."""
+    """A commit, and the Git tree of its fleet."""
 
     commit: CommitSummary
-    tree: str | None  # the id of the fleet's folder; None: the commit has no such folder
+    tree: str | None  # the ID of the fleet's folder; None: the commit does not contain the folder
 
 
 class History:
-    """The first-parent commits of a revision, the newest first. `open_history` returns such a history."""
+    """The first-parent commits of a revision, the newest first, as returned by `open_history`."""
 
     def __init__(
         self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
     ) -> None:
         self._repository, self._folder = repository, folder
         self.steps = steps
-        self.shallow = shallow  # the clone lacks older commits
+        self.shallow = shallow  # whether the clone lacks older commits
 
     def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
         return load_commit(self._repository, revision, self._folder, previous)
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """Return the history of ``rev`` for the fleet at ``path``. ``rev`` is as in `open_snapshot`, and None means
-    HEAD.
-    """
+    """Return the history of ``rev``, by default HEAD, for the fleet at ``path``. See `open_snapshot` for ``rev``."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
@@ -86,7 +84,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
         return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
 
 
-HISTORY_COMMITS: Final = 100  # commits that the history of the page considers
+HISTORY_COMMITS: Final = 100  # number of commits in the history on the page
 
 
 def list_file_changes(
@@ -94,7 +92,8 @@ def list_file_changes(
 ) -> Iterator[FileChanges]:
     """Yield the last `HISTORY_COMMITS` first-parent commits of ``tip`` with the files that each commit changed.
 
-    ``known`` are earlier results. The line ends at a commit that the clone lacks or that libgit2 cannot read.
+    ``known`` contains earlier results. The history ends before a commit that the clone lacks or that libgit2 cannot
+    read.
     """
     try:
         for commit in islice(CommitReader(git).first_parents(tip), HISTORY_COMMITS):
@@ -117,7 +116,7 @@ def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: st
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # seconds; datetime has no later dates, but Git has
+_YEAR_9999: Final = 253_370_764_800  # seconds; Git supports later dates, but datetime does not
 
 
 def summarize_commit(commit: CommitObject) -> CommitSummary:
@@ -130,7 +129,7 @@ def summarize_commit(commit: CommitObject) -> CommitSummary:
 
 
 def convert_date(person: Person) -> datetime:
-    """Return the date of an author or a committer. A date outside 1970 to 9999 becomes the nearest date inside."""
+    """Return the date of an author or committer, limited to the years 1970 to 9999."""
     return _EPOCH + timedelta(seconds=min(max(person.time, 0), _YEAR_9999))
 
 
@@ -143,9 +142,9 @@ def _decode(data: bytes) -> str:
 
 
 class Blame:
-    """The last commit of each line in a fleet's files, at a revision or in the work tree.
+    """The commit that last changed each line in a fleet's files, at a revision or in the work tree.
 
-    `open_blame` returns a `Blame`. A file is read at the first call with its path.
+    `open_blame` returns a `Blame`. Each file is read on the first call with its path.
     """
 
     def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
@@ -155,7 +154,7 @@ class Blame:
         self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
-        """Return the last commit of a line, counted from 1, or None if the line is not committed."""
+        """Return the commit that last changed a line (counted from 1), or None if the line is not committed."""
         return self._lines(path).get(number)
 
     def _blame_file(self, path: str) -> dict[int, CommitSummary]:
@@ -183,8 +182,9 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """Return the blame of the fleet at ``path``, or None without Git. ``path`` and ``rev`` are as in
-    `open_snapshot`.
+    """Return the blame for the fleet at ``path``, or None without a Git repository.
+
+    The arguments are those of `open_snapshot`.
     """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
@@ -200,12 +200,12 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the last commit of each line. For a line from a merged branch, this is the merge commit."""
+    """Return the commit that last changed each line. For a line from a merged branch, this is the merge commit."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
     content = read_file(git, newer, path) or b""
-    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> line in the newest
+    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line -> line in the newest version
     for older in [*islice(reader.first_parents(commit), 1, None), None]:
         before = (read_file(git, older, path) if older is not None else None) or b""
         if before == content and older is not None:
@@ -221,16 +221,16 @@ def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revisi
 
 
 def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
-    """Return a file of a commit, or None if the commit does not contain the file."""
+    """Return the content of a file in a commit, or None if the commit does not contain the file."""
     tree = read_tree(git, commit)
     found = tree[path] if tree is not None and path in tree else None
     return found.data if isinstance(found, pygit2.Blob) else None
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
-    """Return the line numbers of ``new`` whose lines are also in ``old``, with their numbers in ``old``.
+    """Map the line number of each unchanged line in ``new`` to its line number in ``old``.
 
-    Line endings are ignored.
+    Differences in line endings are ignored.
     """
     line_count = max(old.count(b"\n"), new.count(b"\n")) + 1
     patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=line_count)
@@ -242,7 +242,7 @@ def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
 def commits_between(
     git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
 ) -> Iterator[CommitObject]:
-    """Yield the commits that led to ``tips`` and not to ``excluded``, children before their parents."""
+    """Yield the commits that are reachable from ``tips`` but not from ``excluded``, children before their parents."""
     reader, excluded = CommitReader(git), tuple(excluded)
     try:
         walker = git.walk(None, SortMode.TOPOLOGICAL)
@@ -285,7 +285,7 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
 
 
 def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
-    """Return a best common ancestor, or None if there is no common ancestor."""
+    """Return a best common ancestor of two commits, or None if they have no common ancestor."""
     try:
         found: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
@@ -296,11 +296,11 @@ def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) 
     return found
 
 
-MAX_STEPS: Final = 200  # a longer first-parent line counts as one step
+MAX_STEPS: Final = 200  # a longer first-parent history counts as one step
 
 
 class Merge(NamedTuple):
-    """A commit of a first-parent line, with the messages of the commits that it merged."""
+    """A first-parent commit, with the messages of the commits that it merged."""
 
     revision: Revision
     messages: tuple[Message, ...]  # its own message, and those of all commits that it merged
@@ -309,7 +309,7 @@ class Merge(NamedTuple):
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
     """Return the first-parent commits after ``old`` up to ``new``, the oldest first.
 
-    The result is () if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
+    The result is () if ``old`` is not a first-parent ancestor of ``new``, or is more than ``MAX_STEPS`` commits away.
     """
     found: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):
@@ -326,10 +326,10 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
 def list_first_parents_since(
     repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
 ) -> tuple[Revision, ...] | None:
-    """Return ``new`` and its first-parent commits since ``old``, the oldest first, or None if the line is too long.
+    """Return ``new`` and its first-parent commits since ``old``, the oldest first, or None if there are too many.
 
-    If the branch was rewritten, the line starts after the last commit that is also on the first-parent line of ``old``.
-    Without ``old`` the result contains only ``new``. ``new`` is always in the result.
+    If the branch was rewritten, the result starts after the last first-parent commit that ``old`` and ``new`` share.
+    Without ``old``, the result contains only ``new``.
     """
     if old is None or old == new:
         return (Revision(str(new)),)
@@ -345,7 +345,7 @@ def list_first_parents_since(
 def list_messages(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
 ) -> Iterator[Message]:
-    """Yield the messages of the commits that ``new`` or ``others`` have and ``old`` lacks, the newest first."""
+    """Yield the messages of commits reachable from ``new`` or ``others`` but not from ``old``, newest first."""
     yield from map(read_message, commits_between(repository, [old], new, *others))
 
 
@@ -367,37 +367,37 @@ _ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
 def list_acknowledging_content(
     repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
-    """Return the content digests of acknowledging commits that led to ``tips`` and not to ``excluded``."""
+    """Return the content digests of acknowledging commits reachable from ``tips`` but not from ``excluded``."""
     found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
 class RangeCommit(Struct, frozen=True, kw_only=True):
-    """A commit of the first-parent line from BASE to HEAD, with its fleet."""
+    """A first-parent commit between BASE and HEAD, with the fleet in this commit."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
 class CommitRange(Struct, frozen=True, kw_only=True):
-    """Two snapshots of one fleet, and the commits between the snapshots."""
+    """Two snapshots of one fleet, and the commits between them."""
 
     base: Snapshot
     head: Snapshot
-    folder: str  # of the fleet in its repository
+    folder: str  # the fleet's folder in its repository
     messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
     repository: StoredRepository
-    base_acknowledgements: frozenset[str] = frozenset()  # content digests of the acknowledging commits that led to BASE
-    commits: tuple[
-        RangeCommit, ...
-    ] = ()  # from BASE to HEAD, the oldest first; empty if BASE is not on HEAD's first-parent line
+    base_acknowledgements: frozenset[str] = frozenset()  # content digests of acknowledging commits before BASE
+    # From BASE to HEAD, the oldest first; empty if BASE is not a first-parent ancestor of HEAD.
+    commits: tuple[RangeCommit, ...] = ()
 
 
 def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:
-    """Return the range ``text`` of the repository around ``path``. With ``merge``, HEAD is first merged into BASE.
+    """Return the commit range ``text`` in the repository that contains ``path``.
 
-    With ``accepted``, HEAD or the merge is compared with this commit instead of BASE. The repository does not change,
-    even with a merge. Raises `UsageError` if there is no such range, and `InvalidRepository` for a merge conflict.
+    With ``merge``, HEAD is first merged into BASE. With ``accepted``, HEAD or the merge result is compared with this
+    commit instead of BASE. The repository does not change, even with a merge. Raises `UsageError` if there is no such
+    range, and `InvalidRepository` for a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)
@@ -418,7 +418,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         )
         if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
             raise UsageError(f"{path} is not a directory, and neither commit has the folder {folder}")
-        if head != WORKTREE:  # BASE may have a symlink that HEAD replaces with a folder
+        if head != WORKTREE:  # BASE may contain a symlink that HEAD replaces with a folder
             check_folder(repository, Revision(str(new)), folder, path)
         stored = StoredRepository(get_git_directory(repository))
         if head == WORKTREE:
@@ -439,12 +439,10 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if merge:
             merged = snapshot = _merge_in_memory(repository, old, new, folder, path)
             last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
-            is_on_line = bool(commits) or first == old  # otherwise BASE is not on the line
+            is_on_line = bool(commits) or first == old  # otherwise BASE is not a first-parent ancestor
             commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged)) if is_on_line else ()
         range_messages = tuple(list_messages(repository, first, new, *([old] if merge else [])))
-        can_repeat = any(
-            each.content for each in range_messages
-        )  # otherwise gitboot does not need to search the history
+        can_repeat = any(each.content for each in range_messages)  # otherwise there is no need to search the history
         return CommitRange(
             base_acknowledgements=list_acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
             base=load_commit(stored, Revision(str(first)), folder),
@@ -457,7 +455,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
 
 def find_head_commit(path: Path, text: str) -> Revision | None:
-    """Return the commit of HEAD in the range ``text``, before a merge, or None if HEAD is the work tree."""
+    """Return the commit that HEAD refers to in the range ``text``, before any merge, or None for the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None
@@ -486,14 +484,14 @@ def _merge_in_memory(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
 ) -> Snapshot:
     base = _require_merge_base(repository, old, new, path)
-    # libgit2 writes the merged files, so gitboot merges in a temporary repository that reads the objects of ours.
+    # libgit2 writes the merged files to a repository, so gitboot merges in a temporary one that also reads our objects.
     with tempfile.TemporaryDirectory() as scratch:
         temporary = pygit2.init_repository(scratch, bare=True)
         try:
             temporary.odb.add_disk_alternate(str(get_objects_directory(repository)))
             try:
                 index = temporary.merge_commits(old, new)
-            except pygit2.GitError:  # libgit2 cannot parse every commit whose tree is complete
+            except pygit2.GitError:  # libgit2 cannot parse some commits even though their tree is complete
                 reader = CommitReader(temporary)
                 ancestor, ours, theirs = (read_tree(temporary, reader.read(each)) for each in (base, old, new))
                 if ancestor is None or ours is None or theirs is None:
@@ -525,7 +523,7 @@ def _merge_in_memory(
 
 
 def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
-    """Yield a problem for each file of the fleet with a merge conflict. Files outside the fleet do not count."""
+    """Yield a problem for each file of the fleet that has a merge conflict. Files outside the fleet are ignored."""
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
         if path.startswith(prefix):

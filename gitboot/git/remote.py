@@ -37,7 +37,7 @@ class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """SSH authentication: the private key, and the host keys that gitboot accepts."""
+    """SSH authentication with a private key, and the host keys that gitboot accepts."""
 
     private_key: Path
     known_hosts: Path  # a file in the format of ssh
@@ -48,13 +48,13 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Remote(Struct, frozen=True, kw_only=True):
-    """The repository of the fleet, and the reference to follow. Raises `UsageError` for an invalid combination."""
+    """The fleet's repository, and the reference to follow. Raises `UsageError` if the fields contradict each other."""
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
-    reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None or HEAD: the remote's HEAD
+    reference: str | None = None  # branch, tag, refs/…, version range, commit; None or HEAD: the remote's HEAD
     subpath: str = ""  # the fleet's folder in the repository, or below `local`; "": the top
     credentials: Password | SshKey | None = None
-    ca_bundle: Path | None = None  # in addition to the machine's own authorities
+    ca_bundle: Path | None = None  # in addition to the certificate authorities of this machine
     connect_timeout_s: float = 10
     timeout_s: float = 60  # for a response, and for each ``timeout_s`` KiB of data
     max_bytes: int | None = None  # the maximum size of the clone on disk; None: no limit
@@ -89,16 +89,14 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The path of the repository, or of a folder in its work tree, or None if the repository is not on this
-        machine.
-        """
+        """The path of a repository on this machine, or of a folder in its work tree. None for other repositories."""
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
 
     @property
     def commit(self) -> str | None:
-        """The commit id in the reference, or None if the reference is not a commit id."""
+        """The commit ID in the reference, or None if the reference is not a commit ID."""
         return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
 
 
@@ -106,7 +104,7 @@ _SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?
 
 
 def parse_git_url(url: str) -> SplitResult:
-    """Split a URL. As in git-fetch(1), user@host:path means ssh, and any other text without a scheme is a path."""
+    """Split a URL. As in git-fetch(1), user@host:path means ssh, and other texts without a scheme are paths."""
     if "://" in url:
         return urlsplit(url)
     if match := _SCP.fullmatch(url):
@@ -117,7 +115,7 @@ def parse_git_url(url: str) -> SplitResult:
 DEFAULT_PORT: Final = 22
 _PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 HEAD: Final = "HEAD"  # an instance with this reference follows the checked-out commit
-Heads = Mapping[str, str]  # name of a ref -> id of its object; "…^{}" -> id of the object of that tag
+Heads = Mapping[str, str]  # ref name -> object ID; "…^{}" -> ID of the object to which an annotated tag points
 
 
 class Head(NamedTuple):
@@ -131,14 +129,14 @@ def read_head(repository: pygit2.Repository) -> Head:
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
-        branch = target if isinstance(target, str) else None  # otherwise it is the id of a commit
+        branch = target if isinstance(target, str) else None  # otherwise it is a commit ID
     return Head(branch, not repository.is_bare)
 
 
 def find_reference(remote: Remote, heads: Heads) -> str:
-    """Return the ref for the remote's reference. A branch has precedence over a tag with the same name.
+    """Return the ref for the remote's reference. A branch takes precedence over a tag with the same name.
 
-    Therefore a person who may only push tags cannot replace a protected branch.
+    Otherwise, a person who may only push tags could replace a protected branch.
     """
     reference = remote.reference
     if reference in (None, HEAD):
@@ -169,8 +167,9 @@ def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
 
 
 class RemoteConnection:
-    """A connection to one remote, for fetches into one repository. The connection configures libgit2 for this
-    remote.
+    """A connection for fetches from one remote into one repository.
+
+    Creating a connection configures libgit2 for the remote.
     """
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
@@ -187,13 +186,13 @@ class RemoteConnection:
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
-            # An anonymous remote fetches no tags, and stores no configuration and no credentials.
+            # An anonymous remote does not fetch tags or store configuration and credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
     def list_references(self) -> tuple[Heads, Head]:
         heads: dict[str, str] = {}
         with self._translate_errors():
-            if self._local is not None:  # to list the heads, libgit2 would parse commits, and may fail
+            if self._local is not None:  # libgit2 would parse commits to list the heads, which may fail
                 for name in ("HEAD", *self._local.references):
                     with suppress(KeyError):  # the ref has no commit
                         heads[name] = str(self._local.lookup_reference(name).resolve().target)
@@ -207,12 +206,12 @@ class RemoteConnection:
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
-        room = None  # bytes left for the clone
+        room = None  # how many more bytes the clone may use
         if self._remote.max_bytes is not None:
             sizes = (file.stat().st_size for file in get_objects_directory(self._ours).rglob("*") if file.is_file())
             if (room := self._remote.max_bytes - sum(sizes)) <= 0:
                 raise _build_too_large_error(self._remote)
-        # libgit2 completes a received pack with objects of the clone, which do not count as received bytes.
+        # libgit2 completes a received pack with objects from the clone, which do not count as received bytes.
         with self._translate_errors(), limit_file_size(room):
             self._callbacks.remaining_bytes = room
             self._callbacks.transfer = get_step_reporter().begin_download(self._remote.timeout_s)
@@ -222,7 +221,7 @@ class RemoteConnection:
     def push(self, refspec: str, expected: str | None) -> None:
         """Push one ref. ``expected`` is the commit of the ref at the remote, or None if the ref must not exist there.
 
-        Raises `SourceRefused` if the remote rejects the push, and `SourceError` if the ref has another commit.
+        Raises `SourceRefused` if the remote rejects the push, and `SourceError` if the ref points to another commit.
         """
         with self._translate_errors():
             self._callbacks.expected_commit = expected
@@ -245,9 +244,9 @@ class RemoteConnection:
             raise kind(f"{self._remote.url}: {format_error(error)}") from error
 
 
-# libgit2 has no error codes for these.
+# libgit2 has no error codes for these cases.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
-_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # caused by `limit_file_size`
 
 
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
@@ -259,14 +258,14 @@ def _build_too_large_error(remote: Remote) -> SourceTooLarge:
 
 
 class _Callbacks(pygit2.RemoteCallbacks):
-    # pygit2 decodes messages of a remote as UTF-8 in pieces, which may end within a character.
+    # pygit2 decodes a remote's messages as UTF-8 in pieces, and a piece may end within a character.
     sideband_progress = None  # type: ignore[assignment]
 
     def __init__(self, remote: Remote) -> None:
         super().__init__()
         self._remote = remote
         self.has_sent_credentials = False
-        self.expected_commit: str | None = None  # the commit that the pushed ref must have at the remote
+        self.expected_commit: str | None = None  # the commit to which the ref must point at the remote before a push
         self.rejection: str | None = None  # why the remote rejected the push
         self.transfer: Transfer | None = None  # the current transfer
         self.remaining_bytes: int | None = None  # the bytes that a fetch may receive; None: no limit
@@ -276,7 +275,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
             self.transfer.count(stats.received_bytes)
-        else:  # all data has arrived, and libgit2 unpacks the data
+        else:  # all data has arrived, and libgit2 unpacks it
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
@@ -336,7 +335,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
 
 def _check_private_key(file: Path) -> None:
-    """Raise `UsageError` if a file has no private key, because libssh2's errors do not name the file."""
+    """Raise `UsageError` if a file does not contain a private key, because libssh2's errors do not name the file."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -370,7 +369,7 @@ Release = tuple[int, int, int]
 
 
 class Version(NamedTuple):
-    """A version, ordered by precedence (semver.org §11). Build metadata does not count."""
+    """A version, ordered by precedence (semver.org §11). Build metadata is ignored."""
 
     release: Release
     is_final: bool  # False sorts first: 1.0.0-rc.1 is lower than 1.0.0
@@ -378,7 +377,7 @@ class Version(NamedTuple):
 
 
 class VersionInterval(NamedTuple):
-    """The half-open interval of versions from ``start`` to before ``stop``."""
+    """A half-open interval of versions, from ``start`` up to but not including ``stop``."""
 
     start: Version
     stop: Version
@@ -394,7 +393,7 @@ Range = tuple[tuple[VersionInterval, ...], ...]  # alternatives of intervals tha
 def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
     """Return the tag with the highest version in the range.
 
-    Between ``v1.0.0`` and ``1.0.0``, the choice is always the same.
+    The choice between equal versions such as ``v1.0.0`` and ``1.0.0`` does not depend on the order of the tags.
     """
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
     within = [each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in range)]
@@ -414,14 +413,15 @@ def parse_version(text: str) -> Version | None:
 
 
 def is_range(text: str) -> bool:
-    """Return whether a reference is a version range: it has characters that branch and tag names lack."""
+    """Return whether a reference is a version range, which contains characters not allowed in branch and tag names."""
     return re.search(r"[<>=^~*|\s]", text) is not None
 
 
 def parse_range(text: str) -> Range:
     """Parse a range such as ``>=1.4 <2``, ``^1.2``, ``~1.2.3`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
-    As in Flux and Helm, only a term with a pre-release contains pre-releases: ``>=1.0.0-0`` contains all pre-releases.
+    As in Flux and Helm, only a term that names a pre-release matches pre-releases: ``>=1.0.0-0`` matches all
+    pre-releases.
     """
     found = []
     for alternative in map(str.strip, text.split("||")):
@@ -445,7 +445,7 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
     parts = [int(part) for part in written if part and part.isdigit()]
     low = _build_version([*parts, 0, 0, 0], match["prerelease"])
     if len(parts) == 3 and operator not in ("^", "~"):
-        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # there is no version between the two
+        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # no version lies between the two
     else:
         beyond = _find_next_version(parts, operator)
     ranges = {
@@ -459,7 +459,7 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
 
 
 def _find_next_version(parts: list[int], operator: str | None) -> Version:
-    """Return the end of a term with missing parts: before the pre-releases of the next release."""
+    """Return the exclusive end of a range term, which is lower than all pre-releases of the next release."""
     if not parts:
         return _HIGHEST
     raised = len(parts) - 1
@@ -480,14 +480,17 @@ def _build_version(parts: list[int], prerelease: str | None) -> Version:
 
 
 class HostKeys(NamedTuple):
-    """The keys of one host in a known_hosts file, as ``TYPE BASE64``, sorted."""
+    """The keys for one host in a known_hosts file, sorted and formatted as ``TYPE BASE64``."""
 
     trusted: tuple[str, ...]
     revoked: tuple[str, ...]
     authorities: tuple[str, ...]  # keys that sign host certificates, which libssh2 does not support
 
     def explain_missing_key(self, host: str, port: int) -> str:
-        """Return why the file has no trusted key of a host, and what to do. A message begins with the file."""
+        """Return why a known_hosts file has no trusted key for a host, and what to do.
+
+        The text completes a sentence that begins with the file name.
+        """
         remedy = "get the current key from the operator of the host"
         if self.revoked:
             return f"revokes each host key that it has of {host} port {port} (@revoked); {remedy}"
@@ -500,7 +503,7 @@ class HostKeys(NamedTuple):
 
 
 def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
-    """Return the keys of ``host`` and ``port`` in a known_hosts file. A revoked key is not trusted."""
+    """Return the keys for ``host`` and ``port`` in a known_hosts file. A revoked key is not trusted."""
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted, revoked, authorities = set[str](), set[str](), set[str]()
     for line in text.splitlines():
@@ -521,9 +524,9 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
 
 
 def _matches_host(patterns: str, name: str) -> bool:
-    """Return whether the first field of a line matches ``name``.
+    """Return whether the first field of a known_hosts line matches ``name``.
 
-    The field is a hash or patterns, and "!" excludes names.
+    The field is a hash or a list of patterns, in which "!" excludes names.
     """
     if patterns.startswith("|1|"):
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Git repositories and objects, without the user's Git configuration, and the progress reports of a fetch."""
+"""Git repositories and objects, read without the user's Git configuration, and the progress reports of a fetch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pygit2.settings.enable_fsync_gitdir(True)
 
 _T = TypeVar("_T")
 _RETRIES: Final = 2
-MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which gitboot reads into memory
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # maximum size of a tree object, which gitboot reads into memory
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
 SUBMODULE: Final = b"160000"
@@ -49,19 +49,19 @@ _ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 @contextmanager
 def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
-    """Raise errors of pygit2 and the operating system in the block as ``error_type``, with ``subject`` as prefix."""
+    """Raise errors from pygit2 and the operating system in the block as ``error_type``, prefixed with ``subject``."""
     try:
         yield
     except (pygit2.GitError, KeyError, OSError) as error:
         raise error_type(f"{subject}: {format_error(error)}") from error
 
 
-# libgit2 knows few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
+# libgit2 supports few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
 _UNKNOWN_EXTENSION: Final = re.compile(r"unsupported extension name extensions\.(\w+)")
 
 
 def format_error(error: BaseException) -> str:
-    message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
+    message = one_line(str(error).strip("'\""))  # a KeyError adds quotes
     if "object format 'sha256" in message:
         return (
             "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
@@ -76,7 +76,7 @@ def format_error(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for this case."""
+    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for this."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -93,19 +93,19 @@ LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
 
 
 def list_features() -> dict[str, bool]:
-    """Return the optional features of this machine's libgit2, by name."""
+    """Return the optional features of the installed libgit2, by name."""
     wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
     return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
 
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path``, never a repository in a parent directory, and close it at the end."""
+    """Open the repository at ``path`` itself, not in a parent directory, and close it at the end of the block."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
     finally:
-        # The object is in a reference cycle, so its descriptors would stay open until a garbage collection.
+        # The object is part of a reference cycle, so its descriptors would stay open until the next garbage collection.
         repository.free()
 
 
@@ -128,18 +128,16 @@ def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | Non
 def _check_not_committed(files: Path) -> None:
     """Raise `UsageError` if a Git directory is tracked in the work tree of another repository.
 
-    Git does not check out a .git, but it does check out a folder with the files of a bare repository. With such a
-    folder in place of the fleet's, a branch could show other commits to a review than to an instance (git-config(1),
-    safe.bareRepository).
+    Git does not check out a .git, but it does check out a folder that contains the files of a bare repository. If such
+    a folder replaces the fleet's folder, a branch could show other commits to a review than to an instance
+    (git-config(1), safe.bareRepository).
     """
     if ".git" in files.parts:  # Git does not check out such a path
         return
     for folder in files.parents:
         if (folder / ".git").exists():
-            with (
-                suppress(pygit2.GitError),
-                open_repository(folder) as around,
-            ):  # a .git that is not a repository tracks no files
+            # A .git that is not a repository tracks no files.
+            with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
                         f"{files} is a Git repository that is committed into the repository {folder}, which gitboot "
@@ -157,7 +155,7 @@ def get_git_directory(repository: pygit2.Repository) -> Path:
 
 
 def get_common_directory(repository: pygit2.Repository) -> Path:
-    """Return the directory with objects and refs, which linked work trees share (gitrepository-layout(5))."""
+    """Return the directory that contains objects and refs, which linked work trees share (gitrepository-layout(5))."""
     files = get_git_directory(repository)
     common = files / "commondir"
     return (files / common.read_text().strip()).resolve() if common.exists() else files
@@ -168,7 +166,7 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and the error to raise if the repository cannot be read."""
+    """A repository at a path, and the type of error to raise if it cannot be read."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
@@ -183,7 +181,7 @@ class StoredRepository:
             yield repository
 
     def retry(self, read: Callable[[], _T]) -> _T:
-        """Call ``read``, and repeat it twice after an error, because a fetch at the same time may replace packs."""
+        """Call ``read``, and repeat it twice after an error, because a concurrent fetch may replace packs."""
         for _ in range(_RETRIES):
             with suppress(self._error_type):
                 return read()
@@ -194,13 +192,13 @@ class StoredRepository:
 
 
 class MalformedTree(Exception):
-    """A tree that is not in Git's format."""
+    """Raised for a malformed Git tree."""
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
     """Return the entries of a tree, several times faster than pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
-    if size > MAX_TREE_BYTES:  # a few bytes of a pack can be gigabytes
+    if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
         raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
     data = objects.read(pygit2.Oid(raw=tree))[1]
     found: list[Entry] = _ENTRY.findall(data)
@@ -210,7 +208,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
 
 
 class Person(NamedTuple):
-    """An author or a committer. Fields that cannot be read are empty or 0."""
+    """The author or committer of a commit. Fields that cannot be read are empty or 0."""
 
     name: bytes
     email: bytes
@@ -219,7 +217,7 @@ class Person(NamedTuple):
 
 
 class CommitObject:
-    """A commit. Only the fields that a caller reads are parsed."""
+    """A commit, whose fields are parsed when they are read."""
 
     def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
         self.id, self.raw = id, raw
@@ -255,10 +253,10 @@ class CommitObject:
 
     @property
     def content_digest(self) -> str:
-        """The SHA-256 of the commit without its signatures, as hexadecimal digits.
+        """The SHA-256 of the commit without its signatures, in hexadecimal.
 
-        A signature covers exactly these bytes. The digest stays the same if a signature is rewritten in another form,
-        which changes the commit id.
+        These are exactly the bytes that a signature covers. If a signature is rewritten in another form, the commit ID
+        changes but this digest does not.
         """
         return sha256(split_signatures(self.raw)[0]).hexdigest()
 
@@ -287,7 +285,7 @@ def parse_person(text: bytes) -> Person:
     name, mark, email = who.rpartition(b"<")
     if not mark:
         name, email = who, b""
-    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # without an address
+    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # if there is no address
         name, rest = name[: found.start()], found[0]
     seconds = offset = 0
     if (time := _TIME.match(rest)) is not None:
@@ -305,7 +303,7 @@ _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes the
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Split a commit into the commit without its signature headers, which begin with ``gpgsig``, and these headers."""
+    """Split a commit into its content without signature headers, and these headers, which begin with ``gpgsig``."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -315,7 +313,7 @@ _SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILI
 
 
 class CommitReader:
-    """Reads commits of an open repository. In a shallow clone, the oldest commits have no parents."""
+    """Reads commits from an open repository. In a shallow clone, the oldest commits have no parents."""
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
@@ -323,9 +321,7 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return a commit. Raises `KeyError` for a missing object, and `pygit2.GitError` for an object of another
-        type.
-        """
+        """Return the commit with an ID. Raises `KeyError` if it is missing, and `pygit2.GitError` for other objects."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
         if kind != ObjectType.COMMIT:
@@ -336,14 +332,14 @@ class CommitReader:
         return commit
 
     def peel(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit with an id, or the commit of the tag with this id."""
+        """Return the commit with an ID, or the commit to which the tag with this ID points."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         while (tag := read_tag(self._git, oid)) is not None:
             oid = tag.target
         return self.read(oid)
 
     def first_parents(self, tip: pygit2.Oid | str) -> Iterator[CommitObject]:
-        """Yield a commit, its first parent, the first parent of that, and so on."""
+        """Yield a commit, its first parent, the first parent of that commit, and so on."""
         commit = self.peel(tip)
         yield commit
         while commit.parents:
@@ -352,7 +348,7 @@ class CommitReader:
 
 
 def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
-    """Return a commit's tree, or None if the commit has no tree. Raises `KeyError` if the tree is missing."""
+    """Return a commit's tree, or None if the commit names no tree. Raises `KeyError` if the tree object is missing."""
     found = git[commit.tree] if commit.tree is not None else None
     return found if isinstance(found, pygit2.Tree) else None
 
@@ -372,7 +368,7 @@ _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\
 
 
 def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
-    """Return the commit of a reference. Raises `KeyError` and `pygit2.GitError`."""
+    """Return the commit to which a reference points. Raises `KeyError` and `pygit2.GitError`."""
     target = reference.resolve().target
     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
     return CommitReader(git).peel(target)
@@ -384,7 +380,7 @@ _ACCEPTED_FOLDER: Final = "gitboot.acceptedfolder"
 
 
 def parse_subpath(text: str) -> str:
-    """Return a folder in Git's notation, without slashes at its ends. Raises `UsageError`."""
+    """Return a folder in Git's notation, without leading and trailing slashes. Raises `UsageError`."""
     folder = text.strip("/")
     parts = folder.split("/")
     if text.startswith("/") or not all(parts) or not text.isprintable():
@@ -395,7 +391,7 @@ def parse_subpath(text: str) -> str:
 
 
 def check_subpath(path: Path, folder: str) -> None:
-    """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
+    """Raise `UsageError` if --subpath leads from ``path`` through a symlink, or into another repository.
 
     An instance reads the folder from a commit, which would contain a symlink or a submodule instead of a folder.
     """
@@ -422,9 +418,9 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 
 
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
-    """Return the fleet's folder in a commit. The accepted commit keeps the folder with which it was accepted.
+    """Return the fleet's folder in a commit. For the accepted commit, this is the folder with which it was accepted.
 
-    If the operator changes the folder, gitboot compares the next commit with the fleet in the old folder.
+    If the operator configures another folder, gitboot compares the next commit with the fleet in the old folder.
     """
     accepted = ours.references.get(ACCEPTED)
     folder = _read_setting(ours, _ACCEPTED_FOLDER)
@@ -434,10 +430,9 @@ def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
 
 
 def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
-    """Store the fleet's folder for commits that are fetched from now on."""
-    if (
-        _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references
-    ):  # an earlier version did not store the folder
+    """Store the fleet's folder for all commits that are fetched from now on."""
+    # An earlier version did not store the folder of the accepted commit.
+    if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:
         store_accepted_folder(ours, read_fleet_folder(ours))
     ours.config[_FOLDER] = folder
 
@@ -461,45 +456,45 @@ _OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 
 
 def is_oversized(size: int) -> bool:
-    """Return whether a blob is too large to copy. Reading a commit with such a blob reports it as a problem."""
+    """Return whether a blob is too large to copy. A commit that contains such a blob gets a problem when it is read."""
     return size > MAX_FILE_BYTES
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """Return the ids and sizes of the blobs that were not copied into a clone, or {} for other repositories."""
+    """Return the IDs and sizes of the blobs that were too large to copy into a clone, or {} for other repositories."""
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}
 
 
 def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
-    """Store the ids and sizes of further oversized blobs.
+    """Store the IDs and sizes of additional oversized blobs.
 
-    If a crash truncates a line, the clone counts as damaged and is created again.
+    If a crash truncates a line, gitboot treats the clone as damaged and creates it again.
     """
     known = read_oversized_blobs(repository)
     with (repository / _OVERSIZED_LIST).open("a") as file:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
 
 
-# The time without progress; equal to the limit of a stage of a reconcile (docs/running.md).
+# The maximum time without progress, which equals the limit for a stage of a reconcile (docs/running.md).
 WORK_TIMEOUT_S: Final = 120.0
-MIN_RATE: Final = 1 << 10  # bytes per second, from curl's manual for --speed-limit
+MIN_RATE: Final = 1 << 10  # bytes per second; the value is from curl's manual for --speed-limit
 _WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
 
 
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
-    """The step that a fetch starts now."""
+    """The step that a fetch is about to start."""
 
-    timeout_s: float  # the limit until the next step starts
-    timeout_message: str  # the error if the step does not start in time
+    timeout_s: float  # the time limit for reaching the next step
+    timeout_message: str  # the error if the next step does not start in time
 
 
 ReportStep = Callable[[FetchStep], None]
 
 
 class Transfer:
-    """A transfer from or to a server, with at least 1 KiB/s in each period of ``period_s``."""
+    """A transfer to or from a server, which must move at least 1 KiB/s in each period of ``period_s`` seconds."""
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
         """``work_s`` is the time limit for work on this machine before the transfer."""
@@ -517,13 +512,12 @@ class Transfer:
 
 
 class StepReporter:
-    """Reports the steps of one fetch to the process that waits for the fetch."""
+    """Reports the steps of one fetch to the process that waits for it."""
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
-        self._work_reported_s: float | None = (
-            None  # the time of the last work report; None: the last report was of another step
-        )
+        # The time of the last report about work. None: the last report was about another step.
+        self._work_reported_s: float | None = None
 
     def begin_answer(self, within_s: float) -> None:
         self._work_reported_s = None
@@ -546,7 +540,7 @@ class StepReporter:
 
 
 def get_step_reporter() -> StepReporter:
-    """Return the reporter of this thread's fetch. Outside of `report_steps_to`, it discards the reports."""
+    """Return the step reporter for this thread's fetch. Outside of `report_steps_to`, it discards the reports."""
     return _steps.get() or StepReporter(lambda _: None)
 
 
@@ -575,18 +569,18 @@ _IDS_AT: Final = 8 + 4 * 256  # in a pack's index, after a header of 8 bytes and
 
 
 def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Copy ``tip`` and all objects that it refers to into ``ours``, in one pack, except objects that ``ours`` has.
+    """Copy ``tip`` and all objects reachable from it into ``ours`` as one pack, except objects that ``ours`` has.
 
-    A fetch by libgit2 does the same, but reads all trees of the last commit for each new commit: with 100,000 files it
-    takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because a copy holds each
-    blob in memory, and a few bytes of a pack can expand to gigabytes.
+    A fetch by libgit2 gives the same result, but reads all trees of the last commit for each new commit. With 100,000
+    files, that fetch takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because
+    copying holds each blob in memory, and a few bytes in a pack can expand to gigabytes.
     """
     present: pygit2.Odb | tuple[()] = ours.odb
     if not any(_get_pack_directory(ours).iterdir()):
         _copy_packs(theirs, ours)
-        present = ()  # their packs may have a commit without its parents, which may be loose objects
+        present = ()  # their packs may contain a commit without its parents, which may be loose objects
     large: dict[str, int] = {}
-    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # if theirs is a clone of gitboot too
+    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # theirs may also be a clone of gitboot
     with open_repository(get_git_directory(ours)) as combined:
         combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never frees the path
         builder = _create_pack_builder(combined)
@@ -606,7 +600,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """Return a pack builder that computes deltas only for small objects, because large objects would take minutes."""
+    """Return a pack builder that computes deltas only for small objects, because large ones would take minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value
@@ -625,7 +619,7 @@ def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 
 
 def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Read all objects that ``tip`` refers to. Raises pygit2's error if an object is damaged or missing."""
+    """Read all objects reachable from ``tip``. Raises pygit2's error if an object is damaged or missing."""
     for oid in _list_reachable(repository, tip, ()):
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
@@ -670,9 +664,9 @@ def _list_reachable(
 
 
 def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
-    """Raise pygit2's error if a commit or a tag between ``tip`` and ``excluded`` exceeds the size limit.
+    """Raise pygit2's error if a commit or tag reachable from ``tip`` but not from ``excluded`` exceeds the size limit.
 
-    A few bytes of a pack can expand to gigabytes, and a commit is always read completely.
+    A few bytes in a pack can expand to gigabytes, and a commit is always read completely.
     """
     _list_reachable(repository, tip, excluded, with_files=False)
 
@@ -683,10 +677,10 @@ def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:
-    """Merge all packs except the largest pack into one, if there are more than ``limit`` packs.
+    """Merge all packs except the largest into one, if there are more than ``limit`` packs.
 
-    A pack with an object that is too large for memory stays unchanged. If the process is killed, some objects exist
-    twice until the next call.
+    A pack that contains an object too large for memory stays unchanged. If the process is killed, some objects are
+    stored twice until the next call.
     """
     folder = _get_pack_directory(repository)
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
@@ -711,7 +705,7 @@ def _get_pack_directory(repository: pygit2.Repository) -> Path:
 
 
 def _list_pack_objects(index: Path) -> Iterator[pygit2.Oid]:
-    """Yield the objects of a pack (gitformat-pack(5), "Version 2 pack-*.idx files")."""
+    """Yield the object IDs in a pack's index (gitformat-pack(5), "Version 2 pack-*.idx files")."""
     data = index.read_bytes()
     count = int.from_bytes(data[_IDS_AT - 4 : _IDS_AT])
     return (pygit2.Oid(raw=data[at : at + 20]) for at in range(_IDS_AT, _IDS_AT + 20 * count, 20))

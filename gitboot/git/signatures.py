@@ -1,4 +1,4 @@
-"""Signatures of commits and tags, with SSH and OpenPGP keys."""
+"""Signatures of commits and tags, made with SSH and OpenPGP keys."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from gitboot.text import one_line
 class SignatureChecker:
     """Checks the signatures of a repository's commits, and caches the results until the keys change.
 
-    Git itself is not run, so the configuration and the attributes of repositories and users do not matter. Each method
-    raises `SourceError` if keys or commits cannot be read now.
+    The checks do not run Git, so the Git configuration and attributes of repositories and users have no effect. Each
+    method raises `SourceError` if keys or commits cannot be read at the moment.
     """
 
     def __init__(
@@ -38,22 +38,22 @@ class SignatureChecker:
         tag_on: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
-        self._tag_on = tag_on  # returns the followed annotated tag if the tag is on this commit
+        self._tag_on = tag_on  # returns the followed annotated tag if it is on this commit, otherwise None
         self._verdicts: dict[str, Signer | UntrustedSignature] = {}
         self._fingerprint = ""
 
     def fingerprint(self, revision: Revision) -> str:
-        """Return a text that changes when the result for a signature may change."""
+        """Return a text that changes whenever the result of checking this commit could change."""
         mark = self._get_key_fingerprint()
         if self._verify is not Verify.TAG:
             return mark
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems of commits of one first-parent line, of which the first is the oldest.
+        """Return the signature problems, by commit. ``revisions`` are first-parent commits, oldest first.
 
-        ``since`` is the accepted commit. If it is None, no commit is accepted yet, and the history of the newest commit
-        is not checked.
+        ``since`` is the accepted commit. If no commit was accepted yet (None), the history of the newest commit is not
+        checked.
         """
         match self._verify:
             case Verify.HEAD:
@@ -68,7 +68,10 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags, or None."""
+        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags.
+
+        Return None if there is no trusted signature.
+        """
         found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
         return found if isinstance(found, Signer) else None
 
@@ -81,7 +84,7 @@ class SignatureChecker:
         with self._repository.open() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = list_first_parents_since(git, old, pygit2.Oid(hex=newest))
-            # A line that starts at the end of a shallow clone may not contain the accepted commit.
+            # The first-parent history of a shallow clone may end before it reaches the accepted commit.
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
@@ -107,7 +110,7 @@ class SignatureChecker:
         return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
-        """Return the signer of the tag on a commit, or why the signature is not trusted, or None without a tag."""
+        """Return the signer of the tag on a commit, or why its signature is not trusted. Return None without a tag."""
         tag = self._tag_on(revision)
         if tag is None:
             return None
@@ -127,7 +130,7 @@ class SignatureChecker:
         mark = self._get_key_fingerprint()
         if mark != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts, self._fingerprint = {}, mark
-        if name not in self._verdicts or name.startswith("tag "):  # the tag on a commit may change
+        if name not in self._verdicts or name.startswith("tag "):  # another tag may be on the commit by now
             try:
                 self._verdicts[name] = judge()
             except UntrustedSignature as error:
@@ -137,7 +140,7 @@ class SignatureChecker:
     def _get_key_fingerprint(self) -> str:
         try:
             return self._keys.fingerprint()
-        except UsageError as error:  # the keys were valid at the start, so they are being changed
+        except UsageError as error:  # the keys were valid at the start, so someone is changing them now
             raise SourceError(str(error)) from error
 
 
@@ -165,11 +168,11 @@ def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | N
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):
-    """The files with the trusted public keys."""
+    """The files that contain the trusted public keys."""
 
     allowed_signers: Path | None = None  # keys of people, in the format of ssh-keygen(1)
     openpgp_keys: Path | None = None  # keys of people: a file of public keys, or a directory of such files
-    forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
+    forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) for each forge: OpenPGP or SSH public keys
 
     @property
     def has_personal_keys(self) -> bool:
@@ -181,7 +184,7 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
 
 
 class SignatureKeys:
-    """The current trusted keys. ``folder`` is for the files of gpg."""
+    """The current trusted keys. ``folder`` is for gpg's files."""
 
     def __init__(self, trusted_keys: TrustedKeys, folder: Path) -> None:
         self._trusted, self._folder = trusted_keys, folder
@@ -206,7 +209,7 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Return the owner of the trusted key that made a signature. A forge's key counts only for merges.
+        """Return the owner of the trusted key that made a signature. A forge's key is trusted only for merges.
 
         The key must be valid now, because the committer can choose the date in a commit. Raises `UntrustedSignature`.
         """
@@ -305,11 +308,11 @@ class SignedContent(NamedTuple):
 
 
 class AmbiguousSignature(Exception):
-    """An object whose signature different programs could interpret differently."""
+    """Raised for an object whose signature could be interpreted differently by different programs."""
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """Return a commit without its ``gpgsig`` header, and the signature, or None if the commit is not signed."""
+    """Split a signed commit into its content and its signature. Return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("it has a signature for another kind of repository")
@@ -319,7 +322,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
 
 
 def parse_tag_signature(raw: bytes) -> SignedContent | None:
-    """Return an annotated tag without its signature, and the signature, or None if the tag is not signed."""
+    """Split a signed annotated tag into its content and its signature. Return None if the tag is not signed."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
     return SignedContent(raw[:start], raw[start:]) if start else None
 
@@ -328,15 +331,15 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """A signature that is not trusted. The message continues "it is"."""
+    """Raised for a signature that is not trusted. The message completes a sentence that begins with "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """A signature by a key that these files do not contain."""
+    """Raised for a signature by a key that the files of trusted keys do not contain."""
 
 
 class Keyring:
-    """OpenPGP keys in a separate home directory of gpg."""
+    """OpenPGP keys in a separate gpg home directory."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -351,10 +354,10 @@ class Keyring:
         return keyring
 
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
-        """Return the owner of the key that signed these bytes, or this file. Raises `UntrustedSignature`.
+        """Return the owner of the key that signed these bytes or this file. Raises `UntrustedSignature`.
 
-        A text signature also covers texts with other line endings (RFC 4880, 5.2.1). ``takes_text`` allows text
-        signatures.
+        ``takes_text`` allows text signatures, which are also valid for the same text with other line endings (RFC 4880,
+        5.2.1).
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
@@ -363,11 +366,11 @@ class Keyring:
             return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
     def _extract_signature_packets(self, signature: bytes, scratch: Path) -> bytes:
-        """Return the packets of a signature without armour. Raises `UntrustedSignature` for other packets.
+        """Return a signature's packets without ASCII armour. Raises `UntrustedSignature` for other kinds of packets.
 
-        gpg would decompress a compressed packet in a signature, and 810 bytes can become a gigabyte.
+        gpg would decompress a compressed packet in a signature, and 810 bytes can expand to a gigabyte.
         """
-        if signature[:1] < b"\x80":  # not a packet: packets begin with this bit (RFC 4880, 4.2)
+        if signature[:1] < b"\x80":  # not a packet: packets begin with this bit set (RFC 4880, 4.2)
             armoured, binary = scratch / "armoured", scratch / "binary"
             armoured.write_bytes(signature)
             ended = self._run_gpg("--output", str(binary), "--dearmor", str(armoured))
@@ -402,7 +405,7 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
                 header, size = 3, ((kind - 0xC0) << 8) + int.from_bytes(more[1:2]) + 0xC0
             elif kind == 0xFF:
                 header, size = 6, int.from_bytes(more[1:5])
-            else:  # a length in parts, which only data packets have
+            else:  # a length in parts, which is allowed only for data packets
                 tag, header, size = _INVALID_TAG, 1, 0
         else:
             tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
@@ -415,7 +418,7 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
             return
 
 
-# gpg(1): no questions, no downloads of keys, no other programs, and trust in each imported key.
+# gpg(1): do not ask, download keys or start other programs, and trust each imported key.
 _GPG_OPTIONS: Final = (
     *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
     *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
@@ -455,7 +458,7 @@ _VERDICTS: Final = {
 
 
 def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:
-    """Run a program that checks signatures, with its own environment. Raises `UsageError` and `SourceError`."""
+    """Run a program that checks signatures in a minimal environment. Raises `UsageError` and `SourceError`."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
     try:
         return run_with_input(command, input_data=stdin, environment=environment, patience_s=_TIMEOUT_S)

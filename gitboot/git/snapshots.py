@@ -1,4 +1,4 @@
-"""Snapshots: the files of a commit or a work tree."""
+"""Snapshots: the files in a commit or in a work tree."""
 
 from __future__ import annotations
 
@@ -41,20 +41,19 @@ from gitboot.git.repository import (
 )
 from gitboot.problems import Code, Problem
 
-MAX_FILES: Final = (
-    1_500_000  # limits trees that repeat: ten folders in each folder, ten levels deep, are 10,000,000,000 files
-)
+# Limits nested repetition: ten folders in each folder, ten levels deep, contain 10,000,000,000 files.
+MAX_FILES: Final = 1_500_000
 MAX_PATH: Final = 4096  # characters
-MAX_NAMES: Final = 100  # number of invalid names to report in one folder
+MAX_NAMES: Final = 100  # number of invalid names to report per folder
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """Return the files of a commit below ``folder``, without dot-folders, or no files if there is no such folder.
+    """Return the files in a commit below ``folder``, without dot-folders, or no files if there is no such folder.
 
-    ``previous`` is an earlier snapshot of the same repository, so that only differing folders are read. Raises
+    ``previous`` is an earlier snapshot of the same repository. With it, only folders that differ are read. Raises
     `InvalidRepository` for a tree that is malformed or larger than any fleet.
     """
     with repository.open() as git:
@@ -87,7 +86,7 @@ def load_commit(
 
 
 def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
-    """Return ``before`` with the values of the changed paths. If they are equal, return ``before`` itself.
+    """Return ``before`` with the values of the changed paths, or ``before`` itself if no value differs.
 
     The result is a plain dictionary, because an evaluation looks up each path several times.
     """
@@ -100,7 +99,7 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
 
 
 _V = TypeVar("_V")
-_NOT_UTF8: Final = b"name"  # replaces a mode
+_NOT_UTF8: Final = b"name"  # used instead of a mode
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
     SYMLINK: Irregular.SYMLINK,
@@ -126,11 +125,11 @@ def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator
 def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
-    """Yield each path that differs between two trees, as (path, mode, id). The mode of a removed path is None.
+    """Yield each path that differs between two trees, as (path, mode, ID). The mode of a removed path is None.
 
-    A replaced path is yielded twice, first with the old object. Folders with equal ids are not read.
+    A replaced path is yielded twice, first for the old object. Folders with equal IDs are not read.
     """
-    pending = [("", old, new)] if old != new else []  # otherwise the commit does not change the folder
+    pending = [("", old, new)] if old != new else []  # otherwise the folder is unchanged
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
@@ -173,7 +172,7 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
 
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
-    """Reject names that a checkout ignores or reads differently, because a reviewer would see other files."""
+    """Reject names that a checkout would ignore or change, because a reviewer would then see other files."""
     counts = Counter(name for _, name, _ in entries)
     problems = []
     for name, number in sorted(counts.items()):
@@ -187,7 +186,7 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
 
 
 def _is_forbidden(name: bytes) -> bool:
-    """Return whether Git refuses to check out a name, on macOS and Windows too (read-cache.c, verify_path)."""
+    """Return whether Git refuses to check out a name, including on macOS and Windows (read-cache.c, verify_path)."""
     if b"/" in name or name in (b".", b".."):
         return True
     if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
@@ -208,14 +207,14 @@ def _problem(code: Code, path: str, message: str) -> Problem:
 
 
 class BlobReader:
-    """Reads blobs by id. Each thread opens the repository itself, as libgit2 needs."""
+    """Reads blobs by ID. Each thread opens the repository separately, as libgit2 requires."""
 
     def __init__(self, repository: StoredRepository) -> None:
         self._repository = repository
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading the blob."""
+        """Return the content of a blob. Raises `Oversized` for a blob above the size limit, without reading it."""
         return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
@@ -232,7 +231,7 @@ class BlobReader:
                     size = read_oversized_blobs(self._repository.path).get(blob, 0)
                     if not size:
                         raise
-                if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
+                if size > MAX_FILE_BYTES:  # a few bytes in a pack can expand to gigabytes
                     raise Oversized(size)
                 return objects.read(blob)[1]
             except (pygit2.GitError, KeyError):
@@ -250,11 +249,11 @@ WORKTREE: Final = Revision("WORKTREE")
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
     """Return the current files below ``root``, without dot-folders and without files that Git ignores.
 
-    ``root`` is ``folder`` in the repository's work tree. Symlinks are not followed.
+    ``root`` is the location of ``folder`` in the repository's work tree. Symlinks are not followed.
     """
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
-        ignored = _IgnoreRules(None, folder)  # the user named the folder, so ignore rules do not apply
+        ignored = _IgnoreRules(None, folder)  # the user named this folder, so ignore rules do not apply
     paths = []
     irregular = {}
     for path, kind in _walk_worktree(root, ignored):
@@ -267,7 +266,7 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
 
 
 class _IgnoreRules:
-    """The ignore rules of a repository. Without a repository, they ignore no files."""
+    """The ignore rules of a repository. Without a repository, no files are ignored."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
@@ -285,9 +284,9 @@ class _IgnoreRules:
         return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
 
     def _check_ignore_file(self, folder: str) -> bool:
-        """Return whether each .gitignore that applies to a folder is a regular file, or missing.
+        """Return whether each .gitignore that applies to a folder is a regular file or missing.
 
-        libgit2 follows symlinks, and would wait at a pipe. Git does not follow them (gitignore(5)).
+        libgit2 follows symlinks, and would block on a pipe. Git does not follow symlinks here (gitignore(5)).
         """
         try:
             is_regular = S_ISREG(os.lstat(self._top / folder / ".gitignore").st_mode)
@@ -297,9 +296,7 @@ class _IgnoreRules:
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
-    """Yield each path below ``root`` that is tracked or not ignored, with its kind if the path is not a regular
-    file.
-    """
+    """Yield each path below ``root`` that is tracked or not ignored, with its kind if it is not a regular file."""
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -310,7 +307,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
                 continue
-            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # os.scandir's surrogates differ
+            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # non-UTF-8 bytes differ
             if readable != path:
                 yield readable, Irregular.FILE_NAME
             elif is_folder and not ignore_rules.is_tracked(path) and not (root / path / ".git").exists():
@@ -325,7 +322,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files of a work tree. A file is read when its id is first needed. Later changes of the file are ignored."""
+    """The files in a work tree. A file is read when its ID is first needed, and later changes to it are ignored."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -363,7 +360,7 @@ class WorktreeFiles(Mapping[str, BlobId]):
 
 
 def read_worktree_file(root: Path, path: str) -> bytes:
-    """Return the content of a regular file of the fleet at ``root``. Raises `SourceError` or `Oversized`."""
+    """Return the content of a regular file in the fleet at ``root``. Raises `SourceError` or `Oversized`."""
     place = f"{root}/{path}"
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -387,7 +384,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     root = resolve_fleet_root(Path(path))
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # a directory above it cannot be entered
+    except OSError as error:  # a parent directory cannot be entered
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     with convert_errors(path), open_containing_repository(root) as repository:
         if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
@@ -410,7 +407,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Return the folder of ``root`` in the work tree ("" at its top), or None if it is outside of a work tree."""
+    """Return the path of ``root`` in the work tree ("" at its top), or None if ``root`` is outside of a work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -419,14 +416,14 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """Return the folder of the fleet at ``path`` in its repository, or "" at the top and without a repository."""
+    """Return the path of the fleet at ``path`` in its repository. It is "" at the top, and without a repository."""
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         return get_fleet_folder(repository, root) if repository is not None else ""
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """Return the fleet's folder in commits: the folder of ``root`` in the work tree, or the configured folder."""
+    """Return the fleet's folder in commits: the path of ``root`` in the work tree, or else the configured folder."""
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
@@ -436,7 +433,7 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
-    """Raise `UsageError` if the fleet's folder, or a folder above it, is a symlink in a commit."""
+    """Raise `UsageError` if the fleet's folder, or a parent folder, is a symlink in a commit."""
     way = _way_to(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
@@ -446,7 +443,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
-    """Return the commit of a Git revision. Raises `UsageError` if the revision does not exist."""
+    """Return the commit to which a Git revision resolves. Raises `UsageError` if the revision does not exist."""
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
@@ -456,9 +453,9 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 
 
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
-    """Return the object of a Git revision.
+    """Return the object to which a Git revision resolves.
 
-    libgit2 cannot resolve a revision that leads to a commit which it cannot parse. gitboot then resolves the revision
+    libgit2 cannot resolve a revision by way of a commit that it cannot parse. gitboot then resolves the revision
     itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
     """
     try:
@@ -471,7 +468,7 @@ def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
 
 def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     name = _ALL_SUFFIXES.split(rev, maxsplit=1)[0]
-    if not name:  # libgit2 would read it as HEAD
+    if not name:  # libgit2 would read an empty name as HEAD
         raise ValueError(f"{rev!r} is not a revision")
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
@@ -500,6 +497,6 @@ def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exce
         return "no commit yet"
     if repository.head_is_unborn and rev == "HEAD":
         return f"no commit at HEAD; name a branch: {', '.join(branches[:10])}"
-    reason = format_error(error)  # often only the name again
+    reason = format_error(error)  # often only repeats the name
     shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
     return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Suspension(Struct, frozen=True):
-    """A period in which gitboot accepts no commit and sets no BMC."""
+    """A period in which gitboot accepts no commits and sets no new boot overrides."""
 
     who: str
     reason: str
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval. It lets the changes with this digest pass the named guards."""
+    """An operator's approval, which lets the changes with this digest pass the named guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -66,21 +66,21 @@ class Heartbeat(NamedTuple):
 
 
 class WithheldBoots(NamedTuple):
-    """The install boots that newer commits do not offer. gitboot withholds each boot until it accepts such a commit."""
+    """Install boots that gitboot withholds, because the accepted commit offers them but newer commits do not."""
 
     by: str  # the newest commit that was evaluated
     servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Facts about a ledger and its instance. The ledger stores each fact in a row of its own."""
+    """Facts about a ledger and its instance, each stored in its own row."""
 
     identity: str
     accepted: str | None = None  # the last accepted commit
     branch: str | None = None  # the Git reference that the instance follows: refs/heads/main, or the value of --rev
     is_default_branch: bool = False  # whether the branch came from HEAD at the first start, and not from --rev
     searched: str | None = None  # the accepted commit whose history was last searched for acknowledgements
-    lapsed: str | None = None  # the accepted commit, in a copy for a dry run, whose clone may not contain the commit
+    lapsed: str | None = None  # in a copy for a dry run: the accepted commit, which may be missing from the clone
     # Counts decisions: accepted commits, and operator requests to offer boots again. Each offer stores the number of
     # the newest decision, so that gitboot can tell evidence for an older offer from evidence for a newer offer.
     sequence: int = 0
@@ -88,7 +88,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     begun: datetime | None = None  # when an operator requested the first records
     doubt: str | None = None  # why the ledger is unverified: a reason such as RestoredLedger
     observes: bool = True  # whether fetches reach the instance
-    foreign: str | None = None  # the ledger whose tree is in this instance's OUTPUT, if it is another ledger
+    foreign: str | None = None  # another ledger whose output tree is in this instance's OUTPUT
     heir_of: str | None = None  # the ledger whose output tree this instance took over
     output: str | None = None  # the instance's OUTPUT
     spool: str | None = None  # the folder of the fetch log, to which endpoints write
@@ -96,7 +96,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     site: str | None = None
     closes_output: bool = False  # whether only the owner and the group may read the published files
     published: bool = False  # whether the instance has ever published to the output folder
-    keyed: bool = False  # whether a secret key of the instance is used to create tokens
+    keyed: bool = False  # whether tokens are created with a secret key of the instance
     heartbeat: Heartbeat | None = None
     gap: bool = False  # whether the instance was down for a long time and has not accepted the newest commit since
     clock: str | None = None  # kept: a time service synchronizes the clock; accepted: an operator confirmed the clock
@@ -104,8 +104,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     stoppage: StopOrder | None = None
     orders: Orders | None = None  # the orders in the newest Fleet, if its commit is not accepted
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
-    # For each server whose boot an accepted commit removed before its record showed a fetch of the boot: the number of
-    # that decision. Evidence for an older offer that arrives later does not count as an installation.
+    # The servers whose boot an accepted commit removed before their record showed a fetch of it, and the number of that
+    # decision. Evidence for an older offer that arrives later does not count as an installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
     # Servers whose one-time boot was in OUTPUT before an upgrade and is not served now. None: not determined yet.
     left_output: frozenset[SystemUuid] | None = None
@@ -221,7 +221,7 @@ def mark_accepted_lapsed(tx: Transaction) -> None:
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     """Mark a ledger as unverified until an operator initializes it again.
 
-    The change number never goes back: it becomes at least that of the mark beside the ledger, and at least
+    The change number never decreases. It becomes at least the number in the mark beside the ledger, and at least
     ``known_changes``, which the caller read elsewhere.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
@@ -235,8 +235,8 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 def is_behind(store: Store) -> bool:
     """Return whether an older copy replaced the ledger.
 
-    In that case the mark belongs to another ledger or to a newer state. Only the process that writes to the ledger may
-    call this. In another process, a concurrent write looks like a newer mark.
+    In that case, the mark belongs to another ledger or to a newer state. Only the process that writes to the ledger may
+    call this function, because another process could mistake a concurrent write for a newer mark.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
@@ -264,7 +264,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store the results of the artifact checks by the instance at ``place``. Unknown results are not stored."""
+    """Store the results of the artifact checks that the instance at ``place`` made, except unknown results."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
@@ -292,7 +292,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return the approvals: digest of the changes -> guard -> a text with the approver and the reason."""
+    """Return the approver and the reason of each approval, by the digest of the changes and by guard."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -317,7 +317,7 @@ def delete_approvals(tx: Transaction, changes: Iterable[str]) -> None:
 
 
 def add_request(store: Store, at: datetime, operator: str, action: str, facts: Mapping[str, Any]) -> int:
-    """Add a request for the instance, and return its number. Any process may call this."""
+    """Add a request to the instance, and return the request's number. Any process may call this function."""
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
@@ -351,7 +351,7 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Store acknowledgements as used. A backup without these entries counts as an older copy."""
+    """Store acknowledgements as used. A restored backup that lacks one of them counts as outdated."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
@@ -371,7 +371,7 @@ def read_events(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def read_numbered_events(store: Store, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the events after event ``after``, each with its number, oldest first."""
+    """Yield the events whose number is above ``after``, oldest first, as pairs of number and event."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id"
     for number, at, type, message, text in store.rows(query, after):
         with store.reading():
@@ -393,7 +393,7 @@ def read_last_event_number(path: Path) -> int:
 
 
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
-    """Return up to ``limit`` events after event ``number``, oldest first, as pairs of number and event."""
+    """Return up to ``limit`` events whose number is above ``number``, oldest first, as pairs of number and event."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _open_read_only(path) as database:
         return [

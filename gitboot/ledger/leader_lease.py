@@ -1,9 +1,9 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
-Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Each transaction of
-the holder first renews the lease, and fails if another instance holds the lease by then, so two instances never write
-at the same time. Between transactions, an instance measures with its own clock from the time at which it sent the last
-renewal. It therefore considers the lease expired before the database does.
+Each new holder gets a new number, the epoch. The lease expires by the database server's clock. Each transaction of the
+holder first renews the lease, and fails if another instance holds the lease by then, so two instances never write at
+the same time. Between transactions, an instance measures the lease with its own clock, starting when it sent the last
+renewal, so it considers the lease expired before the database does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def describe_place(state: Path) -> str:
 class Holder(NamedTuple):
     """A potential lease holder, identified by its state directory and by the current boot of its host.
 
-    A restarted instance has the same id, so it takes over its own lease without waiting.
+    An instance that restarts keeps this ID, so it takes over its own lease without waiting.
     """
 
     id: str
@@ -78,7 +78,7 @@ class LeaseState(NamedTuple):
     place: str  # host and state directory of the current or last holder
     holder: str
     is_current: bool  # whether the lease has not expired
-    until: str  # when the lease expires by the clock of the database server
+    until: str  # when the lease expires, by the database server's clock
 
 
 class HeldLease(Struct):
@@ -152,8 +152,8 @@ class LeaseKeeper:
     def check_ending(self) -> None:
         """Raise `LeaseLost` if this instance may have lost the lease.
 
-        Use this before a change that only clears an override. Unlike `check`, this accepts the last confirmed lease if
-        the server does not respond. If another thread is renewing the lease, wait at most `_ENDING_S` for that renewal.
+        Call this method before a change that only clears an override. Unlike `check`, it relies on the last confirmed
+        lease if the server does not respond. It waits at most `_ENDING_S` for a renewal by another thread.
         """
         self._lease.check()
         until_s = now_s() + self._lease.seconds

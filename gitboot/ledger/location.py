@@ -51,7 +51,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> str | None:
-        """Return the first schema of the search path in the URL, or None."""
+        """The first schema in the URL's search path, or None if the URL does not set a search path."""
         options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
         found = _SEARCH_PATH.findall(options)
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
@@ -119,7 +119,7 @@ NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
 
 
 class CopyNotes(NamedTuple):
-    """The identity of a ledger, and its notes about copies."""
+    """The identity of a ledger, and what the ledger records about copies and moves."""
 
     identity: str
     changes: int

@@ -78,7 +78,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
     """Copy the ledger, and mark the old ledger as moved in the same transaction.
 
-    The copy stays marked as unfinished.
+    The copy stays marked as unfinished until `_finish` removes the mark.
     """
     copy = str(uuid4())
     try:
@@ -120,8 +120,9 @@ def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
 
 
 def _require_fetches_read(old: Database) -> None:
-    """Raise `UsageError` if fetches are unread, because gitboot would serve the boots of these fetches a second
-    time.
+    """Raise `UsageError` if the old ledger contains unread fetches.
+
+    Without these fetches, gitboot could serve the same one-time boots a second time.
     """
     if not old.is_local:
         ((unread,),) = old.execute(
@@ -151,7 +152,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """Open the database at an address, or the file. Its notes about copies are not checked."""
+    """Open the database at an address, or the file if ``address`` is None, even after a move or an unfinished copy."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -218,7 +219,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
     """Make the moved ledger at ``place`` the ledger of ``path`` again, as an unverified ledger.
 
     The caller must hold the lock on the state directory. The ledger is marked as unverified before it can be used, so
-    this can be repeated after a crash.
+    this function can be called again after a crash.
     """
     with closing(_open_at(place)) as database:
         if CopyNotes.read(database).moved_to is not None:

@@ -74,7 +74,7 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """Return the token keys that hosts with a shared ledger use, as lines.
+    """Return the lines that store the token keys of a shared ledger, or () if the ledger is a file.
 
     Raises `LedgerError` if the ledger cannot be read.
     """
@@ -155,11 +155,8 @@ def set_aside(path: Path, label: str = "damaged") -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
         number += 1
-    for suffix in (
-        "-wal",
-        "-shm",
-        "",
-    ):  # the ledger comes last: after a crash, gitboot finds the damaged ledger and does not create a new ledger
+    # The ledger comes last, so that after a crash gitboot finds the damaged ledger instead of creating a new one.
+    for suffix in ("-wal", "-shm", ""):
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
     return aside

@@ -40,9 +40,8 @@ except ImportError:
 
 
 _CONNECT_S: Final = 5
-_ROWS_PER_FETCH: Final = (
-    100  # rows that fit into a socket buffer, so that a paused reader does not keep the transaction open
-)
+# These rows fit into a socket buffer, so that a paused reader does not keep the transaction open.
+_ROWS_PER_FETCH: Final = 100
 _LOST_AFTER_MS: Final = 10_000  # close a connection if sent data is not acknowledged for this long
 _MIN_SERVER_VERSION: Final = 130000
 # The timeouts limit how long a client that pauses within a transaction blocks others. A commit waits for the disk.
@@ -176,8 +175,8 @@ class PostgresDatabase(Database):
     def commit(self) -> None:
         """Commit the transaction.
 
-        If it took long, first renew the lease, which no other thread could renew in the meantime. A commit without a
-        response may still be durable: see `may_have_lost`.
+        If the transaction took long, first renew the lease, because no other thread could renew it in the meantime. A
+        commit without a response may still be durable: see `may_have_lost`.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -210,10 +209,8 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
-            with (
-                suppress(psycopg.Error),
-                self._connection.answering_within(ANSWER_S),
-            ):  # if this fails, the lease expires by itself
+            # If this fails, the lease expires by itself.
+            with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
@@ -342,8 +339,9 @@ class LeaseConnection:
         self._connection: LimitedConnection | None = None
 
     def renew(self, lease: HeldLease) -> None:
-        """Renew the lease. If the server does not respond, the lease is not extended. Raises `LeaseLost` if another
-        instance holds the lease.
+        """Renew the lease, or leave it unchanged if the server does not respond.
+
+        Raises `LeaseLost` if another instance holds the lease.
         """
         used_before = self._connection is not None
         try:
@@ -498,9 +496,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this method for each
-        operation.
-        """
+        """Wait like `psycopg.Connection.wait`, but only until the deadline. psycopg calls this for each operation."""
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)

@@ -29,7 +29,7 @@ from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # stands for a file name in the table `spool`
+FETCHES: Final = "fetches"  # used instead of a file name in the table `spool`
 _PING_INTERVAL_S: Final = 5.0  # interval between checks while no boot is looked up
 _MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted, because each deletion requires a new publication
 _LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals
@@ -40,7 +40,7 @@ _Run = Callable[..., list[Any]]  # (statement, parameters) -> rows
 
 
 class SharedFetchLog:
-    """The shared fetch log as endpoints use it. Thread-safe."""
+    """The shared fetch log, for use by endpoints. Thread-safe."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
@@ -140,7 +140,7 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The shared fetch log as the lease holder uses it.
+    """The shared fetch log, for use by the lease holder.
 
     Each method raises `LedgerError` if the database cannot be used.
     """
@@ -150,7 +150,7 @@ class RecordedFetches:
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """Return the fetches after ``offsets``, after waiting for transactions that are recording a fetch."""
+        """Wait for transactions that are recording a fetch, then return the fetches after ``offsets``."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
@@ -172,7 +172,7 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the deletion number after the next deletion. It stays the same if there are too few rows to delete."""
+        """Return the number of the next deletion, or of the last deletion if there are too few rows to delete."""
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))

@@ -243,7 +243,7 @@ class Database(ABC):
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Execute a statement, and return its rows, or [] if it returns none."""
+        """Execute a statement, and return its rows, or [] if the statement does not return rows."""
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
@@ -285,7 +285,7 @@ class Database(ABC):
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
-        """Return whether it is unknown, after this error, which writes are durable."""
+        """Return whether this error leaves it unclear which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
         """Send a query to which a healthy server responds immediately. Raises one of `errors`."""

@@ -230,8 +230,8 @@ def find_offer(store: Store, plan: Digest) -> Offer | None:
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     """Store the offers of boots that gitboot is about to publish, replacing earlier offers of the same plans.
 
-    A backup without a new offer counts as an older copy, because gitboot could not recognize a fetch of the offered
-    boot.
+    A restored backup that lacks a new offer counts as outdated, because gitboot could not recognize a fetch of the
+    offered boot.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -240,9 +240,8 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """Find a boot script by its path and modification time.
-
-    Return its plan, and the decision number at its publication.
+    """Return the plan of the boot script with this path and modification time, and the number of the newest decision
+    when the script was published. Return None if there is no such boot script.
     """
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
@@ -259,7 +258,7 @@ def find_token(store: Store, path: str) -> Digest | None:
 
 
 def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
-    """Store which plan each published boot script belongs to, as (path, modification time, plan).
+    """Store the plan of each published boot script. ``versions`` yields (path, modification time, plan).
 
     ``number`` is the number of the newest decision.
     """
@@ -324,7 +323,10 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete the offers, versions and judged observations from before a time, except those that are still current."""
+    """Delete offers, versions and observations with a verdict that are older than ``before``.
+
+    The newest version for each path stays, and so does each offer that a remaining version belongs to.
+    """
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
         "DELETE FROM versions WHERE modified < ? AND modified <"
@@ -349,9 +351,9 @@ def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of BMC and credentials.
+    """Return the pairs of BMC address and credentials that are already known.
 
-    Addresses are normalized, because 0.1.0 stored them as written in documents.
+    Addresses are normalized, because version 0.1.0 stored them as they were written in documents.
     """
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
@@ -368,7 +370,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the stored lost identities. A backup without a newly lost identity counts as an older copy."""
+    """Replace the stored lost identities. A restored backup that lacks a new one counts as outdated."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -437,14 +439,14 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
     """Store pinned identities: the machine identity that each BMC must report.
 
-    A backup without a pinned identity does not count as an older copy, because gitboot pins the identity again at the
-    next contact.
+    A restored backup that lacks a pinned identity does not count as outdated, because gitboot pins the identity again
+    at the next contact with the BMC.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
-    """Return the records of servers, by UUID. A server without a record is unknown."""
+    """Return the records of servers, by UUID. The installation state of a server without a record is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
@@ -472,7 +474,6 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
 
 
 def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
-    """Delete the records of servers."""
     if uuids:
         tx.mark()
         for table in ("records", "runs"):
@@ -495,7 +496,7 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
     """Store the fetches of secrets by server. None deletes a server's entry.
 
-    A backup without these fetches does not count as an older copy, because they do not affect plans.
+    A restored backup that lacks these fetches does not count as outdated, because they do not affect plans.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]

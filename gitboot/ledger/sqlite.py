@@ -27,7 +27,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        # Whether the file is open read-only, because the disk is too full for a writer's files.
+        # Whether the file is open read-only, because the disk has no space for the files that a writer needs.
         self._is_read_only = False
         self._connection = self._open()
 

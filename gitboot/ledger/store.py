@@ -106,7 +106,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Run a block in a transaction. When the block ends, either all of its writes are durable or none is.
+        """Run a block in a transaction. When the block ends, either all of its writes are durable or none are.
 
         If this write has to wait for another write and that write fails, this write fails too. Without this rule, each
         waiting writer in turn would wait for a database that hangs.
@@ -155,7 +155,7 @@ class Store:
         self.is_suspect = False
 
     def probe(self) -> None:
-        """Check that the database responds within seconds. Raises `LedgerError`. A file is not checked."""
+        """Raise `LedgerError` if the database does not respond within seconds. A file is not checked."""
         with self._lock:
             try:
                 with self.reading():
@@ -290,10 +290,10 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 
 
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads. Return the number of
-    rows by table.
+    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` reads.
 
-    The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored in ``new``.
+    Return the number of rows by table. The notes about copies in ``ours`` are not copied. Instead, ``notes`` are stored
+    in ``new``.
     """
     counted = {}
     with ours.reading(), new.reading():
@@ -343,5 +343,5 @@ def _is_there(database: Database, table: str) -> bool:
 
 
 def _copied_part(table: str) -> str:
-    """Return the SQL for the rows of a table to copy: all rows except notes about copies."""
+    """Return the SQL after FROM that selects a table's rows, except notes about copies."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

@@ -1,1 +1,1 @@
-"""The commands, one module for each command or group of commands."""
+"""The commands, one module per command or group of commands."""

@@ -1,4 +1,4 @@
-"""`gitboot artifacts`: place boot loaders, and download, verify and resolve artifacts."""
+"""`gitboot artifacts`: install boot loaders, and download, verify and resolve artifacts."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def download(
         mirror_all(fetchers, signed, out, note, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
-    if not sites:  # with --site, the artifacts that other sites need are unknown
+    if not sites:  # with --site, gitboot does not know which artifacts other sites need
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)
@@ -185,7 +185,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Return the files, by digest, that no trusted key signed in any image, and the reason for each file."""
+    """Return the digests of the files that no trusted key signed in any image, with the reason for each file."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -201,8 +201,9 @@ def find_unsigned_files(
 
 
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
-    """Return the decisions of a fleet, and its artifacts. Raises `InvalidRepository`, and `UsageError` for an unknown
-    site.
+    """Return the decisions of a fleet and the artifacts that they need.
+
+    Raises `InvalidRepository`, and `UsageError` for an unknown site.
     """
     decided = evaluate_fleet(path, rev, current_time()).decided
     decisions, repository = decided.decisions, decided.repository
@@ -215,9 +216,9 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
 
 
 def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
-    """Return fetchers for web servers, for registries, and for a directory that is served below the base URL.
+    """Return a fetcher for web servers, registries, and a directory that is served below the base URL.
 
-    They use the proxies of the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
+    It uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
     """
     web, base = WebFetcher(uses_proxies=True), f"{base_url}/assets/"
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
@@ -276,7 +277,7 @@ def signatures(
     fleet = load_fleet(path, rev)
     before = {}
     if since is not None:
-        with suppress(InvalidRepository):  # without the earlier decisions, if that commit is invalid
+        with suppress(InvalidRepository):  # if that commit is invalid, there are no earlier decisions to compare with
             before = dict(load_fleet(path, since).images)
     images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
     base_url = fleet.fleet.spec.base_url
@@ -517,7 +518,7 @@ def check_needed_artifacts(
     read: bool,
     parallel: int,
 ) -> dict[BootFile, Sighting]:
-    """Return the state of each artifact. Add new results to ``results``, even if the command ends early."""
+    """Return the state of each artifact. New results are added to ``results``, even if the command ends early."""
     seen: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
@@ -530,7 +531,7 @@ def check_needed_artifacts(
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
-    """Return why no machine can boot the artifact, or None without a known reason."""
+    """Return why machines cannot boot the artifact, or None if no reason is known."""
     if sighting.is_absent:
         return sighting.message
     return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None

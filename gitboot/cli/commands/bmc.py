@@ -77,7 +77,7 @@ from gitboot.text import format_count, format_names, printable, quote_words
 
 _STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned")
 _MAX_NAMES: Final = 5
-_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON has the keys
+_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JSON uses the keys
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
@@ -336,7 +336,7 @@ def _warn_without_hostname(is_named: bool) -> None:
 def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
-    """Return the request for one machine, or None if gitboot has not read its BMC yet."""
+    """Return the type and content of a request for one machine, or None if gitboot has not read its BMC yet."""
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
     stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
@@ -364,9 +364,7 @@ def _inspect(
     assets: Path | None = None,
 ) -> list[Inspection]:
     def has_signature(url: str, base_url: str) -> bool | None:
-        """Return whether the program at a URL has a signature, or None if ``assets`` lacks it or it is not an EFI
-        program.
-        """
+        """Return whether the program at a URL is signed, or None if ``assets`` lacks it or it is not an EFI program."""
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
 
         served = f"{base_url}/assets/"
@@ -403,7 +401,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
         person, unread, pending, fine = _STATE_ORDER
         standing = unread if one.observed is None else fine if one.is_settled else pending
         counts[person if one.needs_operator else standing] += 1
-        # The override that may still be on the BMC, or the override that was set last.
+        # The override that may still be set at the BMC, or else the latest override.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
@@ -441,7 +439,7 @@ def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator
 
 
 def _format_diff(inspections: list[Inspection], state: Path) -> str:
-    # Inspections with the same text and without a request are shown together.
+    # Inspections with the same text and no request are shown together.
     groups: dict[object, list[Inspection]] = {}
     for number, one in enumerate(inspections):
         is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
@@ -626,7 +624,7 @@ def _change_power(
     yes: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Read the BMCs, show the changes, ask for confirmation, record the request, read each BMC again, and send."""
+    """Read the BMCs, confirm the changes, record the request, then read each BMC again and change its power."""
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)

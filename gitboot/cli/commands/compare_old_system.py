@@ -1,4 +1,4 @@
-"""`gitboot compare-old-system`: compare the boots of an old provisioning system with those of a fleet."""
+"""`gitboot compare-old-system`: compare what an old provisioning system boots with what a fleet boots."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from gitboot.text import format_count
 if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
 
-_MAX_SCRIPT_BYTES: Final = 1 << 20  # for one answer
-_MAX_FILE_BYTES: Final = 1 << 32  # for one file that machines boot
+_MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
+_MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_REDIRECTS: Final = 3  # redirects from script to script
+_MAX_REDIRECTS: Final = 3  # redirects from one script to the next
 
 
 @click.command(
@@ -172,12 +172,12 @@ def command(
 
 
 def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions:
-    """Return the decisions as if the Parked servers were Active, because the old system still manages them."""
+    """Evaluate the fleet as if Parked servers were Active, because the old system still manages them."""
     from gitboot.resolve.fleet_decisions import decide
 
     fleet, servers = copy(repository.fleet), {}
     object.__setattr__(fleet, "spec", copy(fleet.spec))
-    # A server without a policy boots its disk, and that boot is compared.
+    # A server without a policy boots its disk, and this boot is compared too.
     object.__setattr__(fleet.spec, "require_policy", False)
     for name, server in repository.servers.items():
         servers[name] = active = copy(server)
@@ -222,7 +222,7 @@ def _compare_server(
             return BootComparison(
                 server=asker.name, verdict=Verdict.NOTHING, message="no policy boots the server from the network"
             )
-        # Whether gitboot would boot the server from the network after its document is no longer Parked.
+        # Whether gitboot would boot the server from the network if it were not Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
             return BootComparison(
@@ -246,7 +246,10 @@ def _compare_server(
 def _fetch_old_boot(
     client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float, *, is_uki: bool
 ) -> OldBoot | None:
-    """Return the old boot of a machine. A system with UEFI HTTP boot is first asked for what the fleet boots."""
+    """Return what the old system boots on a machine.
+
+    If the old system supports UEFI HTTP boot, the kind of boot that the fleet uses is requested first.
+    """
     ways = [partial(_fetch_old_script, client, old, shape, asker, timeout_s)]
     if shape in HTTP_BOOT_PATHS:
         ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, asker, timeout_s))
@@ -255,7 +258,7 @@ def _fetch_old_boot(
         try:
             if (boot := way()) is not None:
                 return boot
-        except HostUnreachable as error:  # boot-operator answers 503 if iPXE is disabled, and 500 without a default uki
+        except HostUnreachable as error:  # boot-operator returns 503 if iPXE is disabled, and 500 without a default uki
             failures.append(error)
     if len(failures) == len(ways):
         raise failures[0]
@@ -274,9 +277,8 @@ def _fetch_old_script(
         mac = asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else ""
         url, variables = script_url, asker.list_variables(mac)
         for _ in range(_MAX_REDIRECTS):
-            if not (
-                script := _fetch_text(client, url, timeout_s) or ""
-            ).strip():  # Cobbler sends this answer to an unknown machine
+            # Cobbler sends an empty response to an unknown machine.
+            if not (script := _fetch_text(client, url, timeout_s) or "").strip():
                 break
             boot = parse_boot_script(script, url, variables)
             if boot.fails:
@@ -297,7 +299,7 @@ def _fetch_http_boot(
 
 
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
-    """Return the SHA-256 of a file, or that of empty content if the file does not exist."""
+    """Return the SHA-256 of the file at a URL, or of empty content if the response is not 200."""
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:

@@ -1,4 +1,4 @@
-"""`gitboot diff` and `gitboot comment`: show the changes of commits, and post the review."""
+"""`gitboot diff` and `gitboot comment`: show what commits change, and post the review."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ def _format_review(format: str, result: Review, path: Path, range: str) -> str:
     return FORMATS[format](as_problems(result), prefix)
 
 
-# GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
+# The number of characters that GitHub accepts; `gitboot diff` writes at most 60,000 bytes.
 _MAX_REVIEW_BYTES: Final = 65_536
-# A note of GitLab has up to 1,000,000 characters ("Instance limits" of GitLab), and JSON may need six bytes for each.
+# A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and JSON may need six bytes for each.
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
@@ -252,14 +252,14 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
 
 def _read_review(file: Path, subpath: str, commit: str) -> str:
-    """Return a review that `gitboot diff` wrote for this folder and commit. Raises `UsageError` for any other file.
+    """Return the review that `gitboot diff` wrote for this folder and commit. Raises `UsageError` for any other file.
 
     The file must be a regular file. Neither the file nor its folder may be a symlink.
     """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            # With O_NONBLOCK, opening a FIFO does not wait.
+            # With O_NONBLOCK, opening a FIFO does not block.
             fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
@@ -285,7 +285,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CommentThread:
-    """The comments of the pull request or merge request for which a CI job runs."""
+    """The comments on the pull request or merge request for which a CI job runs."""
 
     client: HttpClient
     token: str
@@ -298,7 +298,7 @@ class _CommentThread:
     # URL that returns the token's account if `user` does not; "": the account may stay unknown.
     graphql: str | None = None
     edits_by: str  # HTTP method
-    # Names of nested fields: the newest commit in a request, and an account's id in the account and in a comment.
+    # Names of nested fields: the newest commit in a request, and an account's ID in the account and in a comment.
     commit: tuple[str, ...]
     account: tuple[str, ...]
     author: tuple[str, ...]
@@ -308,7 +308,7 @@ class _CommentThread:
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit this account's newest comment with the marker, or add a comment. Return which of the two happened."""
+        """Edit this account's newest comment with the marker, or add a comment. Return which of these it did."""
         # The token of a GitHub job belongs to an app, for which GET /user is forbidden. GraphQL returns its bot
         # account.
         status, detail, own = self._send_request("GET", self.user)
@@ -320,7 +320,7 @@ class _CommentThread:
             )
         account = _escape_field(own, *self.account)
         written = (each for each in self._list_comments() if account and _escape_field(each, *self.author) == account)
-        # GitLab records changes of a request as comments of their author.
+        # GitLab records changes to a merge request as comments by their author.
         ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
@@ -342,7 +342,7 @@ class _CommentThread:
         raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
     def _request_json(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the forge's JSON response. Raises `ForgeRefused` for an error or for any other response."""
+        """Return the forge's JSON response. Raises `ForgeRefused` for an error, or for a response that is not JSON."""
         status, detail, answer = self._send_request(method, url, body)
         if not 200 <= status < 300 or answer is None:
             raise ForgeRefused(f"{method} {url}: {status} {detail}")
@@ -402,9 +402,9 @@ def _escape_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # shown groups
-_MAX_DIFF_LINES: Final = 400  # shown lines of a rendered diff
-_MAX_LIMITS: Final = 20  # shown limits
+_MAX_GROUPS: Final = 50  # maximum number of groups to show
+_MAX_DIFF_LINES: Final = 400  # maximum number of lines to show from a rendered diff
+_MAX_LIMITS: Final = 20  # maximum number of limits to show
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -415,7 +415,7 @@ _SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def format_review_text(review: Review, prefix: str) -> str:
-    """Return the review as text, the most important parts first. ``prefix`` is the path of the fleet's folder."""
+    """Format the review as text, with the most important parts first. ``prefix`` is the path of the fleet's folder."""
     sections = (
         _format_verdict(review),
         _format_blast_radius(review),

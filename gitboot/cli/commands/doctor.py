@@ -53,7 +53,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     type=click.Path(path_type=Path, file_okay=False),
     help="The output tree of the instance. Default: none.",
@@ -81,7 +81,7 @@ def command(
         structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
         for each in _run_checks(state, output, credentials)
     )
-    found = tuple(dict.fromkeys(checked))  # several sites may have the same mirror
+    found = tuple(dict.fromkeys(checked))  # several sites may use the same mirror
     text = partial("\n".join, [_format_text(each) for each in found])
     write_outputs(outputs, json=partial(format_document, items=found), text=text)
     if any(each.health == "failed" for each in found):
@@ -105,7 +105,7 @@ def _run_checks(state: Path | None, output: Path | None, credentials: Path | Non
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield environment_checks.fine("ledger", str(error))  # an instance on another host uses the ledger
+        yield environment_checks.fine("ledger", str(error))  # the ledger is in use by an instance on another host
         return
     if (lease := read_own_lease(state)) is not None:
         message = f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}"

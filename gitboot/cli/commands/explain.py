@@ -131,7 +131,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that wrote a field, or None if no file has the field or if there is no Git repository."""
+    """Return the commit that last changed a field, or None without a source location or a Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 
@@ -174,7 +174,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
         raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":
-        rules.discard("R7")  # of the candidates that lost, R7 has only kernel arguments
+        rules.discard("R7")  # among the candidates that lost, R7 covers only kernel arguments
     return structs.replace(
         explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules)
     )
@@ -184,7 +184,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     rows, written = [], []
     for each in explanation.reasons:
         value = each.value
-        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the whole value
+        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the full value
             value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
         rows.append((each.field, value, each.rule, each.why))
         commit, by = _find_commit(each, blame), ""

@@ -23,7 +23,7 @@ from gitboot.jsonio import format_document, to_json_value
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
 
-_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image, which only JSON shows
+_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image, shown only in JSON
 
 
 @click.command(

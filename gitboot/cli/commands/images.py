@@ -35,8 +35,8 @@ from gitboot.text import format_names
 if TYPE_CHECKING:
     from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
 
-_PERCENTAGES: Final = (10, 25, 50, 75, 100)  # the usual percentages of a rollout
-_MAX_NAMES: Final = 3  # servers in a cell
+_PERCENTAGES: Final = (10, 25, 50, 75, 100)  # common percentages for rollout steps
+_MAX_NAMES: Final = 3  # maximum number of servers in a cell
 _MAX_REASON_LENGTH: Final = 34  # characters
 
 

@@ -1,4 +1,4 @@
-"""`gitboot import`: write a fleet from the data of another system."""
+"""`gitboot import`: write a fleet from another system's data."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
-_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
-_MAX_BYTES: Final = 16 << 20  # of one file, because a directory may contain kernels and images, too
-_MAX_DATA_BYTES: Final = 256 << 20  # of one file that is the source itself, or has one of these suffixes
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as written by the last import
+_MAX_BYTES: Final = 16 << 20  # per file, because a directory may also contain kernels and images
+_MAX_DATA_BYTES: Final = 256 << 20  # per file, if the file is the source itself or has one of these suffixes
 _DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
-_MAX_REASONS: Final = 10  # of a source without machines, in the error
+_MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source without machines
 _HELP: Final = """Generate a fleet from the data of another system.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
@@ -53,7 +53,7 @@ The systems, and the data to pass as SOURCE:"""
 
 
 class OldSystem(Struct, frozen=True):
-    """A system, with the function that reads its data and a description of that data."""
+    """A supported system, with the function that reads its data and a description of these data."""
 
     read: Callable[[Texts], ImportedInventory]
     description: str
@@ -168,7 +168,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory for repeated imports, which keep the changes that people made."""
+    """A directory into which imports are repeated without losing people's edits."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -205,7 +205,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Return whether the file differs from the file that the last import wrote."""
+        """Return whether the file differs from what the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -219,9 +219,10 @@ class _ImportTarget:
 
 
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
-    """Return the digests that the last import wrote, by path. Raises `UsageError` if a path leads out of ``out``.
+    """Return the digests of the files that the last import wrote, by path.
 
-    The check is necessary because gitboot deletes files at these paths, and a commit can change the paths.
+    Raises `UsageError` if a path leads out of ``out``, because gitboot deletes files at these paths, and a commit can
+    change them.
     """
     try:
         found = json.loads(data)

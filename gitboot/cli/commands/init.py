@@ -23,15 +23,15 @@ from gitboot.text import quote_words
 
 SEED: Final = Path(__file__).with_name("seed")  # the files to write, except the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
-CI: Final = (  # dot-files, so that they are not part of the fleet
+CI: Final = (  # dot-files, which are not part of the fleet
     ".github/workflows/gitboot.yml",
     _GITLAB,
     ".pre-commit-config.yaml",
     ".github/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
-SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is not part of the fleet
-PACKAGES: Final = ".gitboot/requirements.txt"  # for the CI jobs that have a token, with hashes
+SCHEMAS: Final = ".gitboot/schemas"  # in a dot-folder, which is not part of the fleet
+PACKAGES: Final = ".gitboot/requirements.txt"  # with hashes, for the CI jobs that use a token
 # The requirements of gitboot with hashes, written by `scripts/lock`.
 _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
 
@@ -105,7 +105,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 
 def place_ci_file(name: str, subpath: str) -> str:
-    """Return the path of a CI file. With a subpath, the name is unique in the repository."""
+    """Return the path of a CI file. With a subpath, its name is unique in the repository."""
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
@@ -113,7 +113,7 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the content of a file in the new fleet, whose CI jobs install the requirement ``gitboot``."""
+    """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
     text = (SEED / name).read_text()
     if name in CI and subpath:  # the fleet in the subpath has its own instance
@@ -130,9 +130,9 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the requirements file, with hashes, for the CI jobs that have a token.
+    """Return the requirements file with hashes, for the CI jobs that use a token.
 
-    A requirement that ends in ``#sha256=DIGEST`` has its hash. Any other requirement gets the hash MISSING, and the
+    A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
     jobs fail until a person runs the command in the comment above the requirement.
     """
     path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
@@ -186,11 +186,11 @@ _UNKNOWN: Final = f"""
 Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
-_FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless their metadata names another origin
+_FROM_INDEX: Final = ("pip", "uv")  # installers that use an index unless the package metadata names another origin
 
 
 def requirement() -> str | None:
-    """Return the requirement from which gitboot was installed (PEP 610), or None if only this host has the source."""
+    """Return the requirement that gitboot was installed from (PEP 610), or None for a source on this host only."""
     try:
         found = distribution("gitboot")
     except PackageNotFoundError:

@@ -56,7 +56,7 @@ from gitboot.resolve.server_plan import StopOrder
 from gitboot.review.guards import Guard
 from gitboot.text import format_count, format_names
 
-_TIMEOUT_S: Final = 180  # a hanging fetch fails after `git-timeout`, and the next fetch may hang too
+_TIMEOUT_S: Final = 180  # a hanging fetch fails after `git-timeout`, and the next fetch may hang as well
 _POLL_S: Final = 0.1
 
 
@@ -97,7 +97,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     process = find_running_process(state)
     if process is None:
         raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
-    with suppress(LedgerError):  # an unavailable database does not block commits
+    with suppress(LedgerError):  # an unavailable database must not block commits
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
     try:
@@ -128,7 +128,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
 
 def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
-    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None before their end."""
+    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None until both end."""
     fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
     if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:
         return None
@@ -140,7 +140,7 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
     if (accepting := conditions.get("AcceptingCommits")) is not None and not accepting["status"]:
         return Exit.SUSPENDED, f"Fetched {commit[:12]}. The instance has not accepted it: {accepting['message']}"
     if status["attempted"]["commit"] != commit:
-        return None  # the instance still evaluates the commit
+        return None  # the instance is still evaluating the commit
     accepted = conditions.get("CommitAccepted")
     if accepted is not None and not accepted["status"]:
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
@@ -149,7 +149,7 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
             f"Fetched {commit[:12]}. The instance has not accepted it ({accepted['reason']}): {accepted['message']}",
         )
     if status["accepted"]["commit"] != commit:
-        return None  # the instance reads all earlier fetches before it judges the commit
+        return None  # the instance reads all earlier fetches before it decides about the commit
     for type in ("LedgerWritable", "Published"):
         if (found := conditions.get(type)) is not None and not found["status"]:
             return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"
@@ -205,7 +205,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     """
     if bool(guards) is all_guards:
         raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
-    read_status(state)  # raises an error if no instance has run here
+    read_status(state)  # raises an error if no instance has ever run here
     check_acts(state)
     held = find_held_change(read_held_change(state), digest)
     named = sorted(held.guards if all_guards else set(guards))
@@ -237,12 +237,12 @@ def allow_installs_command(state: Path) -> None:
             without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = find_released_servers(commit, knowledge, at, before, after)
-    except (HeldByAnother, LedgerLeft) as error:  # the stop of the endpoints on this host is removed here
+    except (HeldByAnother, LedgerLeft) as error:  # the endpoints' stop on this host is removed here
         unchanged = f"the stop has ended only for the endpoints of this host, and not in the ledger: {error}"
         for each in (*apply_to_folders(found, remove_stop), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
-    # Removed first, because the instance would otherwise adopt the stop again.
+    # Removed first, because otherwise the instance would adopt the stop again.
     missed = list(apply_to_folders(found, remove_stop))
     click.echo(request_change(state, START, {}))
     if names:
@@ -297,7 +297,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
     try:
         click.echo(request_change(state, STOP, {"reason": reason, "everything": everything}))
-    except OperatorError as error:  # the instance adopts the stop of the endpoints when the ledger is available
+    except OperatorError as error:  # the instance adopts the endpoints' stop when the ledger is available again
         if len(missed) == len(found):
             raise
         click.echo(stoppage)

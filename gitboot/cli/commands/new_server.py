@@ -1,4 +1,4 @@
-"""`gitboot new`: write documents of new servers."""
+"""`gitboot new`: write documents for new servers."""
 
 from __future__ import annotations
 

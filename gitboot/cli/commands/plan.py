@@ -1,4 +1,4 @@
-"""`gitboot plan`, `render` and `boot-script`: show the boots of servers."""
+"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
                 "installing": progress.facts() if progress is not None else None,
             }
         )
-        # The plan changes, or an installation is no longer shown.
+        # The plan changes, or no longer contains an installation.
         ends = progress.until if progress is not None else None
         instant = min(filter(None, (find_next_transition(decision, instant, record), ends)), default=None)
     rows = [
@@ -215,7 +215,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
-    """Return JSON as YAML. Return the JSON itself, which is also YAML, if the YAML has unprintable characters."""
+    """Convert JSON to YAML, or return the JSON, which is valid YAML, if the result would be unprintable."""
     import yaml
 
     text = json_text()
@@ -267,9 +267,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Return each boot script with all of its paths, first scripts first, and the way in which an endpoint serves the
-    script.
-    """
+    """Return each boot script with its paths and the way an endpoint serves it. First scripts come first."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = find_version(turns, at)[0]
@@ -342,7 +340,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
 
 
 def _check_output_directory(out: Path, fleet: Path) -> None:
-    """Raise `UsageError` if the directory is a fleet or has files that gitboot did not write."""
+    """Raise `UsageError` if the directory is a fleet or contains files that gitboot did not write."""
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)

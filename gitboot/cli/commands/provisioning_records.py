@@ -64,7 +64,7 @@ _STATE_ORDER: Final = (
     *("drifted", "provisioned"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_NAMES: Final = 20  # the number of names in a line that a person types
+_MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")
@@ -136,7 +136,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
-        if not instance.commit.is_for(identity):  # an instance that does not act must not record what is installed
+        if not instance.commit.is_for(identity):  # an instance that is not active must not record what is installed
             named = (
                 f"the ledger {instance.commit.ledger}"
                 if instance.commit.ledger is not None
@@ -165,7 +165,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
     records = {each.server: after.stored_record(each.uuid) for each in decisions.servers.values()}
     unknown = sum(record is None for record in records.values())
-    # gitboot does not install a server without a record.
+    # gitboot never installs a server without a record.
     installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
     described = {each.uuid for each in decisions.servers.values()}
     others = {str(each["uuid"]): parse_record(each) for each in facts.get("items", ()) if each["uuid"] not in described}
@@ -186,15 +186,15 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         confirm_or_abort(yes=yes)
 
 
-_MAX_ROWS: Final = 200  # rows of servers with the same result
+_MAX_ROWS: Final = 200  # maximum number of rows for servers with the same result
 
 
 def _format_beginning(
     records: Mapping[str, Record | None], installed: Collection[str], others: Mapping[str, Record]
 ) -> str:
-    """Return the table of servers with their new records and with what happens to them.
+    """Format a table of servers with their new records and what happens to each server.
 
-    ``others`` has the records of machines without a Server document, by UUID.
+    ``others`` contains the records of machines without a Server document, by UUID.
     """
     from gitboot.cli.terminal import format_table
 
@@ -443,7 +443,7 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
-    # The step of an unfinished installation, or the evidence for the end of a finished installation.
+    # The step of an unfinished installation, or the evidence that a finished installation has ended.
     evidence = record.get("evidence") or "-"
     since = record.get("consumedAt") or record.get("provisionedAt")
     if standing == "unknown" and record:
@@ -469,7 +469,7 @@ HAND_OVER_KIND: Final = "HandOver"
 
 
 def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
-    """Return the record of a server that the instance has released. Raises `UsageError` before the release."""
+    """Return the record of a server that the instance has released. Raises `UsageError` if it was not released yet."""
     about = look.knowledge.facts
     server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
@@ -483,7 +483,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         raise UsageError(
             f"gitboot has not cleared the override for {standing[0].reason} at the BMC of {server} yet: try again later"
         )
-    is_given_away = server in look.commit.decisions.servers  # another machine has its name now
+    is_given_away = server in look.commit.decisions.servers  # another machine now has the server's name
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{about.output} still has the boot files of {server}: wait for the next reconcile")
     has_spool = about.spool is not None and Path(about.spool).is_dir()
@@ -509,13 +509,13 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         "ledger": about.identity,
         "site": about.site or None,
         "at": format_instant(at),
-        # A boot that was served here must not be served again there.
+        # The new site must not serve again a boot that was served here.
         "record": record_facts(replace(record, grace_until=None)),
     }
 
 
 def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
-    """Return the machine with this name or UUID. A machine of the accepted commit comes first."""
+    """Return the machine with this name or UUID. Machines in the accepted commit take precedence."""
     machines = look.knowledge.machines
     if (decision := look.commit.decisions.servers.get(server)) is not None:
         return server, decision.uuid
@@ -536,7 +536,7 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
-    """Return the output of `build_hand_over` in a file. Raises `UsageError` for any other file."""
+    """Read the output of `build_hand_over` from a file. Raises `UsageError` for any other file."""
     try:
         found = json.loads(file.read_bytes())
         if found["kind"] != HAND_OVER_KIND:
@@ -554,15 +554,15 @@ def read_hand_over(file: Path) -> dict[str, Any]:
 
 
 def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
-    """Return the machine's name in the accepted commit, because the move to another site may have renamed it."""
+    """Return the machine's name in the accepted commit, because moving to another site may have renamed it."""
     machine = look.commit.machines.get(hand_over["uuid"])
     return str(hand_over["server"]) if machine is None else machine.name
 
 
 def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
-    """Return the record for a server that came from another site.
+    """Return the record for a server that was handed over by another site.
 
-    Raises `UsageError` if the server may have booted since.
+    Raises `UsageError` if the server may have booted since it was handed over.
     """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:

@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs`: read fetches of machines from the access logs of mirrors."""
+"""`gitboot read-access-logs`: record machines' fetches from the access logs of mirrors."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             ]
             is_last = False
             while not is_last:
-                is_last = stop is None or stop.is_set  # lines that were written before the stop are still read
+                is_last = stop is None or stop.is_set  # lines written before the stop are still read
                 for file, sent in files:
                     with closing(file.read_lines()) as lines:
                         _record_lines(lines, spool, written, outcomes, asked, sent)
@@ -104,8 +104,8 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
 
 _OBSERVED: Final = "observed"
 _OUT_OF_ORDER: Final = "backwards"
-_UNREADABLE: Final = "unclear"  # boots that were fetched by a machine or by a monitor
-_UNKNOWN: Final = "unknown"  # requests for missing boot scripts, for example by unknown machines
+_UNREADABLE: Final = "unclear"  # boots fetched by a machine or by a monitor
+_UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for example by unknown machines
 
 
 def _record_lines(

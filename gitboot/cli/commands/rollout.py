@@ -42,7 +42,7 @@ _PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 class StepsType(click.ParamType[tuple[int, ...]]):
-    """A list of increasing percentages."""
+    """A list of percentages in increasing order."""
 
     name = "steps"
 
@@ -213,7 +213,7 @@ def advance_stream(
 
 
 class _Proposal(Struct, frozen=True, kw_only=True):
-    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch existed already; Nothing: a dry run
+    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch already existed; Nothing: a dry run
     file: str
     message: str
     branch: str | None  # None: only in the work tree
@@ -221,7 +221,7 @@ class _Proposal(Struct, frozen=True, kw_only=True):
 
 
 def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
-    """Return a stream's rollout, or None.
+    """Return a stream's rollout, or None if the stream has no rollout.
 
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
     """
@@ -242,7 +242,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
 def _build_change(
     step: RolloutProgress, snapshot: Snapshot, repository: FleetRepository
 ) -> tuple[str, bytes, Snapshot]:
-    """Return the file that the next step changes, its new content, and the fleet after the change."""
+    """Return the file that the next step changes, its new content, and the fleet after this change."""
     origin = repository.origins[Id("ImageStream", step.stream)]
     content = replace_scalar(snapshot.read(origin.blob), origin.document, _PERCENT_FIELD, str(step.next))
     blob = BlobId(f"step {step.next} of {step.stream}")

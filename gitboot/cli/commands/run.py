@@ -75,10 +75,11 @@ if TYPE_CHECKING:
     from gitboot.controller.loop import Loop, WakeSignal
 
 
-_MAX_SHUTDOWN_S: Final = 4.5  # from a signal to the end, whatever the instance is doing, because all writes are durable
-_MAX_NOTIFY_S: Final = 15.0  # for a forge, after one reconcile
-_FINAL_NOTIFY_S: Final = 1.0  # for a forge, at the end
-_SECTIONS: Final = {  # sections of the help page; the first section has the most frequent options
+# From a signal to the end. The instance may be interrupted at any point, because all writes are durable.
+_MAX_SHUTDOWN_S: Final = 4.5
+_MAX_NOTIFY_S: Final = 15.0  # time to report to a forge after one reconcile
+_FINAL_NOTIFY_S: Final = 1.0  # time to report to a forge at the end
+_SECTIONS: Final = {  # sections of the help page; the first section contains the most frequent options
     "Git repository": (
         *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),
         *("allow_empty", "allow_rewind", "allow_takeover"),
@@ -121,7 +122,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     "--rev",
     "reference",
     envvar="GITBOOT_REV",
-    allow_from_autoenv=False,  # GITBOOT_REFERENCE, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_REFERENCE from the parameter's name
     metavar="REVISION",
     help="The branch, tag, commit or version range to follow. HEAD follows the commit that is checked out. "
     "Default: the branch that the ledger names; at the first start, the default branch of the remote "
@@ -131,7 +132,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
@@ -411,7 +412,7 @@ def command(**given: Any) -> None:
     check_access_settings(access)
     raise_limits()  # each BMC needs a connection
     settings = _build_settings(**given)
-    # The web server must not serve secrets, or files that decide about installations.
+    # The web server must not serve secrets, or files on which decisions about installations depend.
     check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
         from gitboot.endpoint.webhooks import PushSecret
@@ -423,7 +424,7 @@ def command(**given: Any) -> None:
 
 
 def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
-    """Return the paths that OUTPUT must not contain, by option."""
+    """Return the paths that must not be inside OUTPUT, by option."""
     git, bmc = settings.git, settings.bmc
     return {
         "--state": settings.state,
@@ -499,7 +500,7 @@ def _build_settings(
 
 
 def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
-    """Reconcile until a signal arrives. Wait as a standby while an instance on another host is active."""
+    """Reconcile until a signal arrives. While an instance on another host is active, wait as a standby."""
     from gitboot.controller.instance.standby import Standby
 
     settings = structs.replace(settings, spool=settings.spool_folder)
@@ -511,7 +512,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
             try:
                 if not _run_as_active(settings, access):
                     break
-            except HeldByAnother:  # another standby took the lease first
+            except HeldByAnother:  # another standby got the lease first
                 continue
             except LedgerError as error:
                 if standby.address is None:
@@ -523,9 +524,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
 
 
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
-    """Reconcile as the active instance until a signal arrives. Return True if another instance took over before
-    that.
-    """
+    """Reconcile as the active instance until a signal arrives. Return whether another instance took over."""
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.loop import WakeSignal, watch_folders
 
@@ -549,12 +548,12 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
             print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
-    signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter has no signal handler while it exits
+    signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return bell.is_stopped
 
 
 def _reconcile_once(settings: Settings) -> Exit:
-    """Reconcile once, and wait for the BMC tasks."""
+    """Reconcile once, and wait for the BMC tasks to finish."""
     from gitboot.controller.loop import WakeSignal
 
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
@@ -567,9 +566,10 @@ def _reconcile_once(settings: Settings) -> Exit:
 def _open_loop(
     settings: Settings, bell: WakeSignal, *, patience_s: float, wait: bool = False
 ) -> Iterator[tuple[Instance, Loop]]:
-    """Yield an instance and its loop, which reports to the forge and to the receivers of notifications.
+    """Yield an instance and its loop, which sends reports to the forge and to the receivers of notifications.
 
-    At the end, these reports may take ``patience_s`` seconds. With ``wait``, the loop waits for evaluations.
+    When the block ends, sending the remaining reports may take ``patience_s`` seconds. With ``wait``, the loop waits
+    for evaluations.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
@@ -583,7 +583,7 @@ def _open_loop(
             if verdicts is not None:
                 verdicts.note(list_verdicts(status, change))
 
-        with pause_garbage_collection():  # the values that are read from a ledger stay in memory
+        with pause_garbage_collection():  # values read from the ledger stay in memory
             acting = run_instance(
                 settings,
                 tell=print_event,
@@ -612,7 +612,7 @@ def _open_loop(
 
 
 def _dry_run_once(settings: Settings) -> Exit:
-    """Print the changes that one reconcile would make."""
+    """Print what one reconcile would change."""
     from gitboot.controller.instance.assembly import open_dry_run
     from gitboot.controller.loop import Loop
 
@@ -655,7 +655,7 @@ def _find_exit_code(status: Status) -> Exit:
     return Exit.FINE
 
 
-# These conditions do not mean that the reconcile is incomplete, and any client can make the second condition false.
+# These conditions do not mean that the reconcile is incomplete. Any client can make the condition ProxiesTrusted false.
 _EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
@@ -667,9 +667,9 @@ def _clock() -> datetime:
 def serve_endpoints(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
-    """Run the endpoints at --listen until the block ends. Yields a function that returns their state.
+    """Run the endpoints at --listen for the duration of the block. Yields a function that returns their state.
 
-    ``wake`` is called when an endpoint starts or ends.
+    ``wake`` is called whenever an endpoint starts or ends.
     """
     if settings.listen is None:
         yield None
@@ -694,9 +694,8 @@ def serve_endpoints(
             found = structs.replace(workers.count_processes(), unread=files.find_failures())
             if certificate is None:
                 return found
-            certificate.reload_if_changed(
-                datetime.now(UTC)
-            )  # each process checks the certificate itself, and reports its result
+            # Each process checks the certificate itself and reports its own result.
+            certificate.reload_if_changed(datetime.now(UTC))
             return structs.replace(found, certificate=certificate.failure)
 
         yield read_endpoints

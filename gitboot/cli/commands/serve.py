@@ -1,4 +1,4 @@
-"""`gitboot serve`: an endpoint without an instance, for an output tree."""
+"""`gitboot serve`: an endpoint that serves an output tree without an instance."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     "--out",
     "output",
     envvar="GITBOOT_OUT",
-    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
+    allow_from_autoenv=False,  # click would derive GITBOOT_OUTPUT from the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
@@ -159,13 +159,13 @@ def command(
     reject_old_variables()
     if parent is not None:
         end_with_parent(parent)
-        # A terminal sends SIGINT to all processes, but the parent decides when to end.
+        # A terminal sends SIGINT to all of its processes, but the parent decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not output.is_dir():
         raise UsageError(f"{output} is not a directory; pass the output tree with --out")
     if spool is not None:
         create_spool(spool)
-        if parent is None:  # otherwise the instance has checked it
+        if parent is None:  # otherwise the instance has already checked it
             check_fetch_log_folder(
                 spool, accepted_filesystems, partial(_print_event, "StateMayBeLost", is_warning=True)
             )
@@ -181,7 +181,7 @@ def command(
         if push_secret is not None and parent is not None:
             from gitboot.endpoint.webhooks import PushSecret, Webhooks
 
-            fetch = partial(os.kill, parent, signal.SIGHUP)  # the same signal as `gitboot reconcile` sends
+            fetch = partial(os.kill, parent, signal.SIGHUP)  # the signal that `gitboot reconcile` also sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
         _serve_until_stopped(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
@@ -246,7 +246,7 @@ def format_worker_command(
     access: AccessSettings,
     push_secret: Path | None = None,
 ) -> list[str]:
-    """Return the command line of a worker process, which inherits the sockets of this process."""
+    """Return the command line for a worker process, which inherits this process's sockets."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
     paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
     paths.append(("--push-secret", push_secret))
@@ -338,7 +338,7 @@ def _print_changed_files(files: CredentialFiles, certificate: Certificate | None
             print_event(event)
 
 
-_DRAIN_CHECKS: Final = 5  # limits how often a flood of unknown machines wakes an instance
+_DRAIN_CHECKS: Final = 5  # limits how often many unknown machines can wake an instance
 _TOO_MANY_IDLE: Final = (
     "clients keep more idle connections open than the setting idle-connections allows. gitboot closes the oldest ones, "
     "and counts them in gitboot_idle_connections_closed_total"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 _MAX_PROBLEMS: Final = 10
-_POLL_S: Final = 0.5  # between two looks for new events
+_POLL_S: Final = 0.5  # seconds between checks for new events
 _MAX_INSTALLATIONS: Final = 10
 _MAX_SERVERS: Final = 20
 
@@ -85,7 +85,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
         status = read_newest_status(status, published)
     status["process"] = process
     status["lease"] = None
-    with suppress(LedgerError):  # without the database, the lease of the instance is unknown
+    with suppress(LedgerError):  # without the database, it is unknown which instance has the lease
         if process and (lease := read_own_lease(state)) is not None:
             status["lease"] = {"number": lease.number, "until": lease.until}
     written = parse_written_at(status)
@@ -98,13 +98,13 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
 
 def find_status_code(status: Mapping[str, Any]) -> Exit:
-    """Return the exit code for a status: `Exit.FINE` only if all conditions are true.
+    """Return the exit code for a status. It is `Exit.FINE` only if all conditions are true.
 
-    The condition Active of a standby is false as long as the standby waits, which is no fault.
+    A waiting standby is not a fault, so its condition Active may be false.
     """
     false = {each["type"]: each["reason"] for each in status["conditions"] if not each["status"]}
     if false.pop("Active", None) is not None:
-        false.pop("LedgerNamed", None)  # the Fleet names the ledger of the active instance
+        false.pop("LedgerNamed", None)  # the Fleet document names the ledger of the active instance
     if "AcceptingCommits" in false:
         return Exit.SUSPENDED
     if "CommitAccepted" in false:
@@ -113,7 +113,7 @@ def find_status_code(status: Mapping[str, Any]) -> Exit:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return the status in the output tree if that status is newer. STATE may be on a full disk."""
+    """Return ``status`` with newer values from the output tree, if any, because STATE may be on a full disk."""
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
@@ -129,7 +129,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
     age = [_format_fact("written", f"{format_age(age_seconds)} ago")] if age_seconds is not None else []
-    # The active instance shows the rest.
+    # The status of the active instance shows the rest.
     if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):
         return "\n".join(
             [
@@ -193,7 +193,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state)])
 
 
-# Labels and values of the counts in a status.
+# Labels and values for the counts in a status.
 _COUNT_LABELS: Final = {
     "records": "records",
     "installs": "install boots",
@@ -359,7 +359,7 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
         who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
         rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
-    # Usually no unknown machine is similar to a document.
+    # Unknown machines are rarely similar to a document.
     if not any(each.server for each in unknown_machines.machines):
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines]

@@ -38,7 +38,7 @@ from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.text import format_age, format_count
 
-_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets that are not a folder of this machine
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets other than folders on this machine
 
 
 @click.command(
@@ -235,7 +235,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
             found = read_credentials(credentials.parent, credentials.name)
             key = found.username, found.password
         if isinstance(address, BucketAddress):
-            from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
+            from gitboot.publish.targets.s3 import Bucket  # obstore is an optional dependency
 
             return BucketStore(address.name, Bucket(address, key))
         return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
