@@ -30,7 +30,7 @@ Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
 AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
-# Addresses that mean something else on each machine, such as a cloud's metadata service or the machine itself.
+# Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 

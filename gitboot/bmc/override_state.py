@@ -65,7 +65,7 @@ class Medium(Struct, frozen=True, kw_only=True):
     url: str
     state: MediumState
     at: datetime  # the time of the last insert or eject request
-    # The first marks after the override was gone; the next reset ends the use of the medium.
+    # The first marks read after the override was gone; the machine needs the medium until its next reset.
     booted: Marks | None = None
 
     @property
@@ -189,7 +189,7 @@ class OverrideState(StrEnum):
     SET_BY_ANOTHER = "SetByAnother"  # the BMC showed the override before this instance set it; counts as consumed
 
     OPENED = "Opened"  # a person allowed gitboot to set the override, even if the BMC shows another override
-    UNSENT = "Unsent"  # the first request was not sent, so the record does not count
+    UNSENT = "Unsent"  # the first request was never sent, so gitboot ignores the record
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +235,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     at: datetime  # the time of the last request to set or clear the override
     corrections: tuple[datetime, ...] = ()  # times within the last hour at which gitboot had to set it again
     replaces: Override | None = None  # the earlier override for this reason, until the new override is confirmed
-    bmc: BmcAccess | None = None  # the BMC on which it was set, in case the document is removed
+    bmc: BmcAccess | None = None  # the BMC on which the override was set, in case the document is removed
     shown: ReportedIdentity = NO_IDENTITY  # the system on which it was set
     writes_disk: bool = True
     medium: Medium | None = None  # the boot medium that gitboot inserted for the override

@@ -198,7 +198,7 @@ def update_overtaken_record(
 
 
 def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
-    """Return whether a later reading differs in a value that `next_step` uses. The clock is ignored."""
+    """Return whether two readings differ in a value that `next_step` uses. The clock is ignored."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
         after.marks.with_clock_from(before.marks),
@@ -297,7 +297,7 @@ def _eject_medium(
 
     Return None if the medium must stay.
     """
-    # If a medium stayed after its system has stopped, the machine could boot it again.
+    # If the medium stayed after its system has stopped, the machine could boot from the medium again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:

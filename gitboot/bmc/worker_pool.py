@@ -78,7 +78,7 @@ class ConnectionCache:
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
-            self._last_used_s[uuid] = time.monotonic()  # moves the machine to the end
+            self._last_used_s[uuid] = time.monotonic()  # also moves the machine to the end
         pinned = find_pin_at(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
@@ -386,7 +386,7 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # growth in each round, once the limit has been too high
+_STEP: Final = 8  # the growth in each round after the limit has been too high
 _SLOW_FACTOR: Final = 2  # if the latency is this many times the best latency, the network or this machine is overloaded
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that answer immediately
 _MAX_LOST_SHARE: Final = 0.1  # the tolerated share of the BMCs that responded the last time
@@ -404,7 +404,7 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
 
     maximum: int
     limit: int
-    is_probing: bool = True  # whether the limit has never been too high, so that it doubles
+    is_probing: bool = True  # whether each round doubles the limit, because it has never been too high
     best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # the latencies of this round
     lost_count: int = 0  # the number of lost responses in this round

@@ -51,7 +51,7 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
     withdrawn: tuple[str, ...]  # removed because the paths are no longer planned
     expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
     unchanged: int  # number of checked files that did not need to change
-    first_files: int = 0  # the number of files of a first publication; `written` does not list them
+    first_files: int = 0  # the number of files in a first publication, which `written` does not list
 
     @property
     def new(self) -> int:

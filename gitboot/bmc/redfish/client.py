@@ -139,7 +139,7 @@ class BmcConnection:
         self._connector.close()
 
     def observe(self) -> BmcObservation:
-        """Read the system. Later calls need only one request, or two if the override is in the Settings resource."""
+        """Read the system. Later calls send only one request, or two if the override is in the Settings resource."""
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             if len(paths) != 1:
