@@ -1,4 +1,4 @@
-"""Fields of documents: declarations, and reading and writing of values."""
+"""Document fields: how they are declared, and how their values are read and written."""
 
 from __future__ import annotations
 
@@ -168,19 +168,19 @@ def Field(  # noqa: N802 - used like a dataclass field()
     alias: str | None = None,
     min_length: int = 0,
 ) -> Any:
-    """Declare a field of a structure. A field without a default is required."""
+    """Declare a field of a structure. A field without a default value is required."""
     metadata = {"description": description, "alias": alias, "min_length": min_length}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def structure(kind: type[T]) -> type[T]:
-    """Declare a class as a structure: a mapping in a document, with a value for each field."""
+    """Declare a class as a structure, which represents a mapping in a document with a value for each field."""
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
 def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Declare a method that raises `Malformed` if the fields of a structure contradict each other."""
+    """Mark a method as the check that raises `Malformed` if the fields of a structure contradict each other."""
     _CHECKS.add(method)
     return method
 
@@ -201,7 +201,7 @@ class DeclaredField(NamedTuple):
 
 @cache
 def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
-    """Return the fields of a structure in the order of its declaration."""
+    """Return the fields of a structure in the order in which they are declared."""
     types = get_type_hints(kind, include_extras=True)
     return tuple(
         DeclaredField(
@@ -217,7 +217,7 @@ def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
 
 
 def list_words(kind: Any) -> dict[str, Any]:
-    """Return the words of an enumeration or a Literal, and the value of each word."""
+    """Return the allowed words of an enumeration or a Literal, each with its value."""
     return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
 
@@ -263,7 +263,7 @@ class InvalidDocument(ValueError):
 
 
 def read(kind: type[T], value: Any) -> T:
-    """Return a document, or a part of one, as a structure. Raises `Invalid`."""
+    """Convert a document, or a part of one, to a structure. Raises `InvalidDocument` with all faults."""
     declared: Any = kind
     try:
         made: T = _reader(declared)(value)
@@ -274,7 +274,7 @@ def read(kind: type[T], value: Any) -> T:
 
 @cache
 def _reader(kind: Any) -> Read:
-    """Return a function that reads a value of a type, or raises `Malformed` or `Invalid`."""
+    """Return a function that reads a value of a type, and that raises `Malformed` or `InvalidDocument`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         read_scalar: Read = arguments[1].read
@@ -426,7 +426,7 @@ def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
 
 
 def to_yaml_value(value: Any) -> Any:
-    """Return a structure, or a value in one, as plain scalars, lists and mappings without nulls, as in YAML."""
+    """Convert a structure, or a value in one, to scalars, lists and mappings as in YAML, without nulls."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
