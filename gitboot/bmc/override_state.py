@@ -261,7 +261,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether this override, as set last, is the one that an unrecorded clearing has ended."""
+        """Return whether the unrecorded ``clearing`` has ended this override as it was set last."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -345,7 +345,7 @@ class OperatorCondition(StrEnum):
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can determine whether the machine was installed
     CONTENDED = "Contended"  # another program or person keeps changing the override
     UNSUPPORTED = "Unsupported"  # the BMC does not support the override
-    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports a machine other than the documented one, or than before
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports a machine other than the documented or the previous one
     FOREIGN_OVERRIDE = "ForeignOverride"  # the BMC shows an override that gitboot did not set
     FOREIGN_MEDIUM = "ForeignMedium"  # media that gitboot did not insert occupy the slots
 

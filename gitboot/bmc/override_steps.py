@@ -536,8 +536,8 @@ def _build_record(
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
     """Return whether the BMC shows, or has shown, the override that this instance is about to set for the first time.
 
-    Then another instance manages the same machine. Two new instances without a common ledger can detect each other only
-    by the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
+    If so, another instance manages the same machine. Two new instances without a common ledger can detect each other
+    only through the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False

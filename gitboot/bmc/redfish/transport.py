@@ -377,7 +377,7 @@ class Login:
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request. After a 401, log in by the other method and send the request again.
+        """Send a request. After a 401, log in with the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC cannot open a session now.
