@@ -207,7 +207,7 @@ class OutputDirectory:
         may have changed. The first publication of a process must be ``complete``. A complete publication names all
         servers: other files of the tree are removed, and files of the wrong size are replaced. If there is no tree yet,
         the items of ``servers`` are read once and not stored. Later publications need to name only the servers that may
-        have changed, and take no time for other servers. Publishing the same files again writes nothing.
+        have changed, and spend no time on other servers. Publishing the same files again writes nothing.
 
         Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
         or a failure, each file is complete in its old or its new version, and all content that scripts refer to is

@@ -200,7 +200,7 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list of content that has been unused since a time."""
+    """Return the path of the list that names the content unused since ``since``."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 

@@ -258,7 +258,7 @@ class RsyncStore:
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Copy files from the other host to the folder ``read``. Files that are absent there are removed here."""
+        """Copy files from the other host to the folder ``read``, and remove files that are absent on the other host."""
         if not paths:
             return
         with self._lock_folder():

@@ -269,7 +269,7 @@ _EXPECTED: Final = (
 
 
 class _Address(Struct, frozen=True, kw_only=True):
-    """The settings that targets can have. Each kind of target uses only some of them."""
+    """The settings in the URL of a target. Each kind of target uses only some of them."""
 
     # a directory with files username and password; for a bucket, they contain a key's ID and secret
     credentials: Path | None = None
