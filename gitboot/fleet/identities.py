@@ -163,7 +163,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that moved into, out of, or between other sites, for which the instance has no records."""
+    """Machines that moved to, from or between other sites, whose records the instance does not hold."""
 
     arrived: tuple[SystemUuid, ...] = ()  # machines that came from another site
     departed: tuple[Machine, ...] = ()  # machines that left this site, or that left the fleet from another site
@@ -212,7 +212,7 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """By new UUID, return the identity that the machine took from a machine with another UUID: (kind, value, other).
+    """Return the machines that have an identity of a machine with another UUID: by new UUID, (kind, value, other).
 
     A new board has a new UUID, but the disks in the same chassis may contain an installed system.
     """

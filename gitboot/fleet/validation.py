@@ -84,7 +84,7 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     listing: Listing
     files: Mapping[str, LoadedFile]  # the files that contain documents, sorted by path
-    batches: tuple[FileBatch, ...]  # the same files
+    batches: tuple[FileBatch, ...]  # the same files in batches
     repository: FleetRepository
 
 
@@ -98,7 +98,7 @@ class InvalidRevision(Struct, frozen=True, kw_only=True):
 
 
 def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
-    """Return the files of a revision that contain documents. If ``before`` has the same file names, reuse its list."""
+    """List a revision's files that contain documents. Reuse the list of ``before`` if the file names are the same."""
     if before is not None:
         known = before.snapshot
         has_same_names = snapshot.blobs is known.blobs or (
@@ -182,7 +182,7 @@ def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
     )
 
 
-_BATCH: Final = 128  # files
+_BATCH: Final = 128  # files per batch
 
 
 def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
@@ -658,7 +658,7 @@ def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
-    """Yield each value that ``steps`` lead to from ``value``, with its path in the document."""
+    """Follow ``steps`` from ``value``, and yield each value at their end with its path in the document."""
     if not steps:
         yield value, at
         return

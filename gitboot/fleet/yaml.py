@@ -71,7 +71,7 @@ class Document(Struct, frozen=True, kw_only=True):
 class Parsed(NamedTuple):
     """The valid documents of a file, and the problems of its invalid documents."""
 
-    documents: tuple[Document, ...]  # valid documents
+    documents: tuple[Document, ...]
     problems: tuple[Problem, ...]  # the first problems of the invalid documents, sorted
     more: int  # the number of further problems
     unread: tuple[bytes, ...] | None  # the source texts of the invalid documents; None: the file was not read
@@ -221,7 +221,7 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read, and a problem that says why was already added."""
+    """The rest of a document cannot be read, and a problem that explains why was already added."""
 
 
 class _Lines:

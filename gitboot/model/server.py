@@ -265,7 +265,7 @@ class Server(Document):
 
     @property
     def boot_serial(self) -> str | None:
-        """The serial number by which boot loaders find the server. None: not set, a placeholder, or invalid in a path."""
+        """The serial number by which loaders find the server. None: not set, a placeholder, or invalid in a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

@@ -236,7 +236,7 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
     if client.http:
         yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
     else:
-        # If the base URL has a host name, dnsmasq sends its own address as the TFTP server.
+        # If the base URL contains a host name, dnsmasq sends its own address as the TFTP server.
         address = mirror.address
         server = f",,{address}" if address is not None and address.version == 4 else ""
         yield f"dhcp-boot={tags},{path}{server}"

@@ -164,7 +164,7 @@ def parse_alias_list(data: bytes) -> frozenset[str]:
 
 
 def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``httpboot/<uuid>.json`` if the planned boot has a file that firmware can fetch."""
+    """Yield ``httpboot/<uuid>.json`` if the planned boot names a file that firmware can fetch."""
     if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
         return
     answer = encode_canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})

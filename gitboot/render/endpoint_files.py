@@ -226,7 +226,7 @@ class ServingTerms(Struct, frozen=True, kw_only=True):
     """Rules for all boots that an endpoint serves."""
 
     clients: Networks = ()  # networks from which machines boot; (): all networks
-    monitors: Networks = ()  # networks whose fetches never count as evidence
+    monitors: Networks = ()  # networks whose fetches never count as those of a machine
     fetch_log_id: str | None = None  # the fetch log that must record one-time boots; None: no endpoint serves them
     loss_count: int = 0  # the number of deletions from this fetch log that the tree accounts for
     forwards_machines: bool = False  # whether other endpoints send machines to the endpoint with this fetch log
@@ -451,7 +451,7 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
 
 
 def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
-    """Return a shard with pairs removed and added, and without the identities that then have no server."""
+    """Remove pairs from a shard, add others, and drop the identities that are left without a server."""
     names = {identity: set(each) for identity, each in shard.items()}
     for identity, server in removed:
         names.get(identity, set()).discard(server)

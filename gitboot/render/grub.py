@@ -207,11 +207,11 @@ _FIND_BY_UUID: Final = """\
 
 
 def render_first_configuration(*, by_uuid: bool) -> str:
-    """Return ``grub.cfg``, which tries several times to find a boot script by NIC, or by UUID if those are published.
+    """Return ``grub.cfg``, which tries several times to find a boot script by NIC and, if published, by UUID.
 
-    By itself, GRUB looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` has colons, but the paths of
-    the tree have hyphens. The paths are relative to ``grub.cfg``, so that a mirror may use any folder. ``net_bootp`` in
-    the configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
+    By itself, GRUB looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` contains colons, but paths in
+    the output tree contain hyphens. The paths are relative to ``grub.cfg``, so that a mirror may use any folder.
+    ``net_bootp`` in the configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
     """
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\

@@ -70,7 +70,7 @@ def render_server_data(
     return f"{PAGE_DATA}{name}.js", File(render_data_script(name, encode_canonical(facts)), SCRIPT)
 
 
-MAX_HISTORY_PATHS: Final = 5000  # the limit of paths in the page's history, counted from the newest commit
+MAX_HISTORY_PATHS: Final = 5000  # the maximum number of paths in the page's history, from the newest commit on
 _MAX_TEXT: Final = 120  # the maximum number of characters of a subject or an author's name
 
 

@@ -263,7 +263,7 @@ _QUARTER: Final = timedelta(minutes=15)
 
 
 def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
-    """Return the server's state while all network boots are stopped, in which the server boots its disk."""
+    """Return the server's state while all network boots are stopped: the server boots its disk."""
     return plan_server(
         *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
     )
@@ -292,7 +292,7 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     """Render all files of a planned server.
 
     The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens
-    from decisions. In the files for machines, the published names that ``keys`` give replace these tokens.
+    from decisions. In the files for machines, ``keys`` replace these tokens with published names.
     """
     decision, record, about, now = state.decision, state.record, state.about, state.plan
     names = keys.build_names(state.tokens, state.at)
@@ -432,8 +432,8 @@ def _find_window_end(
 ) -> _WindowEnd | None:
     """Return the end of the window that is open now, or None if no window is open or the window has no end.
 
-    If another window follows immediately, the files are those without any maintenance, because a copy ends windows
-    without a publisher but does not open them. A one-time boot that writes the disk may end before its window.
+    If another window follows immediately, the files are those without any maintenance, because without a publisher, a
+    copy can end windows but not open them. A one-time boot that writes the disk may end before its window.
     """
     now = renderings[0]
     if now.maintenance is None:

@@ -25,7 +25,7 @@ _DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, in every record
 _LONG_DATE: Final = b"1980010100000000\0"
 _NO_DATE: Final = b"0" * 16 + b"\0"
 _FOLDER: Final = 2  # the flag that marks the record of a folder
-_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records have fields of the System Use Sharing Protocol (SUSP)
+_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records contain fields of the System Use Sharing Protocol (SUSP)
 _ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # these fields follow the Rock Ridge Interchange Protocol (RRIP)
 
 
@@ -54,7 +54,7 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
 
     The caller must respect these limits:
 
-    - Folders have at most one level, and the records of a folder fit into one sector.
+    - Folders are not nested, and the records of a folder fit into one sector.
     - Names are short and in ASCII. Two names in a folder differ in their first eight characters or in their suffix.
     """
     folders = sorted({path.rpartition("/")[0] for path in files} | {""})

@@ -191,7 +191,7 @@ def _name_template(value: object) -> str:
 
 
 def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
-    # The result is the file's own URL, or that of Cobbler's copy: images/DISTRO/FILE.
+    # Return the file's own URL, or that of Cobbler's copy: images/DISTRO/FILE.
     remote, path = as_text(distro.get(f"remote_boot_{kind}")), as_text(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote

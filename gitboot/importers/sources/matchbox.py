@@ -206,7 +206,7 @@ def _format_other_selectors(group: Mapping[str, Any]) -> str:
 
 
 def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    # The result is variables and labels, without secrets and without values that are not text.
+    # Return variables and labels, without secrets and without values that are not text.
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = as_text(value)

@@ -162,7 +162,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
 
 
 def _complete_url(value: object) -> str | None:
-    """Add a scheme to a URL that has none, which boot-operator also accepts."""
+    """Add http:// to a URL without a scheme, because boot-operator also accepts such a URL."""
     text = as_text(value)
     return text if text is None or "://" in text else f"http://{text}"
 
@@ -240,7 +240,7 @@ def _choose_boot(
     ]
     boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
     if not chosen:
-        # boot-operator sets the same name for a configuration and its owner. Without references, only the UUID counts.
+        # boot-operator gives a configuration the name of its owner. Without references, only the UUID counts.
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [remark_guessed(f"its boot: {each} has its UUID, and no owner") for each in chosen]
