@@ -42,7 +42,7 @@ class UserDataFormat(StrEnum):
 
 
 class ConfigFrom(StrEnum):
-    KERNEL_ARGUMENTS = "KernelArguments"  # the kernel command line has the URL of the user data
+    KERNEL_ARGUMENTS = "KernelArguments"  # the kernel command line contains the URL of the user data
     SYSTEM_UUID = "SystemUUID"  # the system fetches /ignition/<uuid>
     MEDIUM = "Medium"  # the system reads a second virtual medium, which the BMC inserts
     NONE = "None"

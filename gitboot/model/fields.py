@@ -70,7 +70,7 @@ from gitboot.model.scalars import (
 from gitboot.problems import Code
 from gitboot.text import did_you_mean
 
-# Types for editors. They read plain scalars by YAML 1.2, in which 3815.2 is a number. gitboot reads it as text.
+# JSON Schema types. Editors read plain scalars by YAML 1.2, so 3815.2 is a number there, but gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT = {"type": ["string", "number"], "minLength": 1}
 
@@ -80,9 +80,9 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """For `Annotated`: the parser of a single value, and the JSON Schema of the values that the parser accepts.
+    """The parser for a single value, and the JSON Schema of the values that it accepts. Used in `Annotated`.
 
-    If many documents have the same values (``common``), each value is parsed once and shared.
+    ``common`` is for values that occur in many documents: each distinct value is parsed once and shared.
     """
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
@@ -189,7 +189,7 @@ _CHECKS: Final[set[Callable[[Any], None]]] = set()
 
 
 class DeclaredField(NamedTuple):
-    """A field of a structure, as it is declared."""
+    """The declaration of a field in a structure."""
 
     name: str
     alias: str  # the name in YAML
@@ -225,7 +225,7 @@ def list_words(kind: Any) -> dict[str, Any]:
 
 
 class InvalidField(Malformed):
-    """A value that its declaration does not allow, with a message that may begin with the place of the value."""
+    """A field's declaration does not allow its value. The message may begin with the path of the value."""
 
     def __init__(
         self,
@@ -234,9 +234,9 @@ class InvalidField(Malformed):
         hint: str = "",
         at: Path = (),
         *,
-        # For a slow hint, which gitboot computes only for problems that it shows.
+        # Computes a hint that takes long. gitboot calls this only for problems that it shows.
         find_hint: Callable[[], str] | None = None,
-        follows_place: bool = False,  # whether the sentence begins with the place of the value
+        follows_place: bool = False,  # whether `describe` puts the path of the value before the message
     ) -> None:
         super().__init__(code, message, hint, at)
         self._find_hint, self._follows_place = find_hint, follows_place
@@ -247,15 +247,15 @@ class InvalidField(Malformed):
 
 
 class Fault(NamedTuple):
-    """A problem of a document."""
+    """A problem in a document."""
 
-    path: Path  # of the value in the document
+    path: Path  # the path of the value in the document
     error: Malformed
-    is_key: bool = False  # whether the key is wrong, and not the value
+    is_key: bool = False  # whether the key is wrong, rather than the value
 
 
 class InvalidDocument(ValueError):
-    """A document, or a part of a document, is invalid. The error has all faults."""
+    """A document, or a part of a document, is invalid. The exception contains all of its faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(str(faults[0].error))

@@ -98,7 +98,7 @@ class UnknownProfile:
     profile: NameField = Field(description="The name of the BootProfile. Its image must not write disks.")
 
 
-UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
+UNKNOWN_NOT_FOUND: Final = "NotFound"  # the value of unknownServers with which unknown machines get a 404
 UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 

@@ -113,10 +113,10 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):
-    """A field of a kind, for documentation."""
+    """A field of a kind, as the documentation shows it."""
 
     path: str  # such as spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
-    type: str  # for an enumeration its words, each in backquotes
+    type: str  # for an enumeration, its words in backquotes
     is_required: bool
     description: str
 

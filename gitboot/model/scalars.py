@@ -453,7 +453,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
-        # A tag may name another image later, and an image has several files.
+        # A tag may name a different image later, and an image consists of several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
@@ -509,7 +509,7 @@ def _parse_url_text(value: object) -> str:
 
 
 def _require_no_zone(url: str) -> None:
-    # No host name of a URL has a percent sign, except an IPv6 address with a zone.
+    # The host in a URL contains a percent sign only if it is an IPv6 address with a zone.
     require(
         "%" not in urlsplit(url).netloc,
         url,

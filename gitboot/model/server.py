@@ -59,8 +59,8 @@ class Loader(StrEnum):
 
 class Lifecycle(StrEnum):
     ACTIVE = "Active"
-    PARKED = "Parked"  # other people work on the machine
-    RETIRED = "Retired"  # permanently
+    PARKED = "Parked"  # other people work on the machine, so gitboot changes nothing
+    RETIRED = "Retired"  # the machine is permanently out of service
 
 
 @structure
