@@ -228,7 +228,7 @@ class ServingTerms(Struct, frozen=True, kw_only=True):
     clients: Networks = ()  # networks from which machines boot; (): all networks
     monitors: Networks = ()  # networks whose fetches never count as those of a machine
     fetch_log_id: str | None = None  # the fetch log that must record one-time boots; None: no endpoint serves them
-    loss_count: int = 0  # the number of deletions from this fetch log that the tree accounts for
+    loss_count: int = 0  # the number of deletions from this fetch log that the tree takes into account
     forwards_machines: bool = False  # whether other endpoints send machines to the endpoint with this fetch log
     is_prepared: bool = False  # whether the tree is for a host that is not active yet; endpoints serve no boot from it
 
@@ -356,7 +356,7 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
-    """Return the versions of each path, where ``trees`` contains the output tree's files from each instant on."""
+    """Return the versions of each path. ``trees`` holds the output tree's files from each instant on."""
     if len(trees) == 1:  # as for most servers
         [(since, files)] = trees
         return {

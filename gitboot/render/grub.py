@@ -128,7 +128,7 @@ def _format_device_path(file: BootFile) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that load the kernel and the initrds, or the reason why GRUB cannot boot the image."""
+    """Return the commands that load the kernel or the UKI, or the reason why GRUB cannot boot the image."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -154,7 +154,7 @@ def _indent(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-NICS: Final = 4  # the NICs to try, because GRUB cannot count the NICs of a machine
+NICS: Final = 4  # how many NICs to try, because GRUB cannot count the NICs of a machine
 _PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
 _DEFAULT_MAC: Final = '"$net_default_mac"'  # of the NIC from which firmware booted GRUB; empty after `net_bootp`
 _MACS: Final = " ".join(
