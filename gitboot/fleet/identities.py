@@ -212,9 +212,10 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the machines that have an identity of a machine with another UUID: by new UUID, (kind, value, other).
+    """Return the machines in ``after`` that share an identity with a machine in ``before`` but have a different UUID.
 
-    A new board has a new UUID, but the disks in the same chassis may contain an installed system.
+    The result maps the new UUID to the kind and value of the identity and the earlier machine. A replaced board has a
+    new UUID, but the disks in the same chassis may contain an installed system.
     """
     # gitboot never installs a machine whose UUID is unknown.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
