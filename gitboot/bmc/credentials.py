@@ -30,7 +30,7 @@ Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
 AddressFilter = Callable[[Address], bool]
 CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
-# Addresses that mean something else on each machine, such as a cloud's metadata service or the machine itself.
+# Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
@@ -355,7 +355,7 @@ def _unmap_ipv4(address: Address) -> Address:
 
 
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # random for each process, so that a fingerprint is useless elsewhere
-_CACHE_S: Final = 1.0  # file times are coarse, so a changed file can have the same time
+_CACHE_S: Final = 1.0  # file times are coarse, so a changed file can keep its time
 _PASSWORD_CACHE_S: Final = 300.0  # for a password that a command printed
 _RETRY_AFTER_FAILURE_S: Final = 60.0  # the pause after a command failed, or after a BMC rejected its password
 _COMMAND_TIMEOUT_S: Final = 10.0
@@ -371,7 +371,7 @@ def read_credentials(directory: Path, name: str) -> Credentials:
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether gitboot may send a BMC its credentials, or has no such credentials."""
+    """Return whether gitboot may send a BMC its credentials. Also return True if there are no such credentials."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:

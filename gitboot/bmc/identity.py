@@ -93,7 +93,7 @@ class AnotherMachine(Struct, frozen=True, kw_only=True):
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """The BMC reports a different identity than at first contact, and the document does not contain the new one."""
+    """The BMC reports an identity that differs from the one at first contact and that the document does not contain."""
 
     message: str
 

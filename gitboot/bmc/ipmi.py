@@ -51,7 +51,7 @@ _CONTROLS: Final = {
     ResetType.GRACEFUL_SHUTDOWN: 5,
 }
 
-_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
+_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # IPMI 2.0, 5.2: busy, or not possible now
 # The output of ipmitool -v. "is not what we requested": the BMC chose another algorithm than ipmitool requested.
 _NO_SESSION: Final = "Unable to establish"
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)

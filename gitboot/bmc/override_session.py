@@ -372,9 +372,9 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read a BMC with one request.
+    """Read a BMC with one request, or with more requests if they are needed.
 
-    More requests follow if the next step needs slots, firmware settings or the clock.
+    They are needed if the next step depends on slots, firmware settings or the clock.
     """
     records = tuple(records)
     observed = bmc.observe()
@@ -388,7 +388,7 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the request of a step, only the command for IPMI, or () if the step sends no request."""
+    """Return the method and the text of a step's request, for IPMI only the text, or () if there is no request."""
     match step:
         case InsertMedium(slot=slot, url=url):
             return (

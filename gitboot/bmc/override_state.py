@@ -65,7 +65,7 @@ class Medium(Struct, frozen=True, kw_only=True):
     url: str
     state: MediumState
     at: datetime  # the time of the last insert or eject request
-    # The first marks after the override was gone; the next reset ends the use of the medium.
+    # The first marks read after the override was gone; the machine needs the medium until its next reset.
     booted: Marks | None = None
 
     @property
@@ -189,7 +189,7 @@ class OverrideState(StrEnum):
     SET_BY_ANOTHER = "SetByAnother"  # the BMC showed the override before this instance set it; counts as consumed
 
     OPENED = "Opened"  # a person allowed gitboot to set the override, even if the BMC shows another override
-    UNSENT = "Unsent"  # the first request was not sent, so the record does not count
+    UNSENT = "Unsent"  # the first request was never sent, so gitboot ignores the record
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +235,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     at: datetime  # the time of the last request to set or clear the override
     corrections: tuple[datetime, ...] = ()  # times within the last hour at which gitboot had to set it again
     replaces: Override | None = None  # the earlier override for this reason, until the new override is confirmed
-    bmc: BmcAccess | None = None  # the BMC on which it was set, in case the document is removed
+    bmc: BmcAccess | None = None  # the BMC on which the override was set, in case the document is removed
     shown: ReportedIdentity = NO_IDENTITY  # the system on which it was set
     writes_disk: bool = True
     medium: Medium | None = None  # the boot medium that gitboot inserted for the override
@@ -261,7 +261,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether this override, as set last, is the one that an unrecorded clearing has ended."""
+        """Return whether the unrecorded ``clearing`` has ended this override as it was set last."""
         is_same = (self.reason, self.override, self.plan_digest) == (
             clearing.reason,
             clearing.override,
@@ -345,7 +345,7 @@ class OperatorCondition(StrEnum):
     NEEDS_OPERATOR = "NeedsOperator"  # only a person can determine whether the machine was installed
     CONTENDED = "Contended"  # another program or person keeps changing the override
     UNSUPPORTED = "Unsupported"  # the BMC does not support the override
-    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports a machine other than the documented one, or than before
+    ANOTHER_MACHINE = "AnotherMachine"  # the BMC reports a machine other than the documented or the previous one
     FOREIGN_OVERRIDE = "ForeignOverride"  # the BMC shows an override that gitboot did not set
     FOREIGN_MEDIUM = "ForeignMedium"  # media that gitboot did not insert occupy the slots
 

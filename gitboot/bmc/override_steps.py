@@ -198,7 +198,7 @@ def update_overtaken_record(
 
 
 def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
-    """Return whether a later reading differs in a value that `next_step` uses. The clock is ignored."""
+    """Return whether two readings differ in a value that `next_step` uses. The clock is ignored."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
         after.marks.with_clock_from(before.marks),
@@ -297,7 +297,7 @@ def _eject_medium(
 
     Return None if the medium must stay.
     """
-    # If a medium stayed after its system has stopped, the machine could boot it again.
+    # If the medium stayed after its system has stopped, the machine could boot from the medium again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
@@ -536,8 +536,8 @@ def _build_record(
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
     """Return whether the BMC shows, or has shown, the override that this instance is about to set for the first time.
 
-    Then another instance manages the same machine. Two new instances without a common ledger can detect each other only
-    by the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
+    If so, another instance manages the same machine. Two new instances without a common ledger can detect each other
+    only through the BMC. The BMC shows the override until a boot consumes it, and many BMCs show its URI after that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False

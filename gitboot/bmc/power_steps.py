@@ -170,7 +170,7 @@ def next_power_step(
                 f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
                 " reset the machine again"
             )
-    # The machine has not reset since: it is still shutting down, or it did not receive the request, or ignores it.
+    # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
             return NoChange(why=f"gitboot requested a restart by its operating system at {record.at:%H:%M:%S}")
@@ -193,7 +193,7 @@ def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> 
 def find_moving_marks(
     observed: BmcObservation, overrides: Iterable[OverrideRecord], switches: Iterable[PowerRecord]
 ) -> frozenset[str]:
-    """Return the marks that resets of this machine have changed since any of its records was written."""
+    """Return the marks that a reset of this machine has changed since one of its records was written."""
     before = (*(each.marks for each in overrides), *(each.marks for each in switches))
     return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in before))
 
@@ -271,7 +271,7 @@ class PowerAction(StrEnum):
     RESET = "reset"
 
 
-# By action, and by whether the action is forced. gitboot uses the first type that the BMC allows.
+# The reset types for each action, with and without force. gitboot uses the first type that the BMC allows.
 _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
     (PowerAction.ON, False): _POWER_ON_TYPES,
     (PowerAction.ON, True): _POWER_ON_TYPES,
@@ -298,7 +298,7 @@ def choose_reset_type(
     """Return the reset type to send for ``action``. With ``force``, the operating system is not involved.
 
     gitboot changes the power only of the machine in the document, and only after POST, because some BMCs lose settings
-    otherwise.
+    if the machine is reset during POST.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")

@@ -107,9 +107,9 @@ class Marks(Struct, frozen=True, kw_only=True):
                 yield name, before, after
 
     def _clock_was_lost(self, earlier: Marks) -> bool:
-        """Return whether times cannot be compared.
+        """Return whether the Manager has restarted, or its clock was set or is no longer reported.
 
-        Then the Manager has restarted, or its clock was set or is no longer reported.
+        In these cases, earlier and current times cannot be compared.
         """
         if earlier.bmc_time is None:
             return False  # the BMC never had a clock

@@ -78,7 +78,7 @@ class ConnectionCache:
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
-            self._last_used_s[uuid] = time.monotonic()  # moves the machine to the end
+            self._last_used_s[uuid] = time.monotonic()  # also moves the machine to the end
         pinned = find_pin_at(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
@@ -348,7 +348,7 @@ class TaskRunner(Generic[Key, Value]):
             tasks = self._waiting.pop(site)
             _, task = tasks.popitem(last=False)
             if tasks:
-                self._waiting[site] = tasks  # after the other sites
+                self._waiting[site] = tasks  # moves the site behind the other sites
             self._busy[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._run_task, task)
@@ -386,9 +386,9 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # growth in each round, once the limit has been too high
+_STEP: Final = 8  # the growth in each round after the limit has been too high
 _SLOW_FACTOR: Final = 2  # if the latency is this many times the best latency, the network or this machine is overloaded
-_LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that answer immediately
+_LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
 _MAX_LOST_SHARE: Final = 0.1  # the tolerated share of the BMCs that responded the last time
 _BEST_LATENCY_GROWTH: Final = (
     1.1  # the best latency grows by this factor in each round, because a network may become slower permanently
@@ -398,13 +398,13 @@ _BEST_LATENCY_GROWTH: Final = (
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     """The number of tasks that may run at one site, computed from the response times of its BMCs.
 
-    Each sample results in a new object. A round consists of as many samples as the limit. BMCs that have never
+    Each sample produces a new object. A round consists of as many samples as the limit. BMCs that have never
     responded do not count, so that a rack without power does not slow down the others.
     """
 
     maximum: int
     limit: int
-    is_probing: bool = True  # whether the limit has never been too high, so that it doubles
+    is_probing: bool = True  # whether each round doubles the limit, because it has never been too high
     best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # the latencies of this round
     lost_count: int = 0  # the number of lost responses in this round

@@ -1,1 +1,1 @@
-"""Fleet: reads the files of a commit into a valid fleet, or reports every problem with its file and line."""
+"""Fleet: turn the files of a commit into a valid fleet, or report every problem with its file and line."""

@@ -1,4 +1,4 @@
-"""Documents of a file: parse each document to a resource, or report its problems."""
+"""Documents of a file: parse each document into a resource, or report its problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gitboot.text import did_you_mean, printable
 
 
 def read_resource(value: dict[str, Value]) -> Resource:
-    """Return a document as a resource of its kind. Raises `InvalidDocument` with all faults of the document."""
+    """Convert a document to a resource of its kind. Raises `InvalidDocument` with all faults of the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
         expected = "there is no kind" if isinstance(kind, str) else "expected a kind, found"
@@ -52,16 +52,16 @@ def _find_id(value: dict[str, Value]) -> Id | None:
     return None
 
 
-FILE_START: Final = Place(1, 1)  # for problems of a whole file
+FILE_START: Final = Place(1, 1)  # for problems that concern a whole file
 
 
 def build_problem(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """Return a problem at a place of a file. The default hint is that of the code."""
+    """Return a problem at a location in a file. The default hint is that of ``code``."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def format_path(path: Path) -> str:
-    """Return a path for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
+    """Format a field's path for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -70,10 +70,10 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 
 
 class UnreadDocument(NamedTuple):
-    """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
+    """A document whose kind or name gitboot cannot read, or a text that may contain several documents."""
 
     kind: str | None  # None: any kind is possible
-    names: frozenset[str] | None  # all words that may be the name of the document; None: the text was not read
+    names: frozenset[str] | None  # all words that may be the document's name; None: the text was not read
 
 
 ANYTHING: Final = UnreadDocument(None, None)
@@ -95,9 +95,9 @@ class UnreadDocuments:
     """The documents of a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, documents: Iterable[UnreadDocument]) -> None:
-        self._any_name_kinds: set[str | None] = set()  # kinds with a document that may have any name
+        self._any_name_kinds: set[str | None] = set()  # kinds of documents that may have any name
         self._names: set[tuple[str | None, str]] = set()
-        self.kinds: set[str] = set()  # kinds that may be among the documents
+        self.kinds: set[str] = set()  # kinds that the documents may have
         for each in documents:
             self.add(each)
 
@@ -113,17 +113,17 @@ class UnreadDocuments:
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
-    """The documents of one blob at any path: its resources, and its problems without a path."""
+    """The documents of one blob, regardless of its path: its resources, and its problems without a path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
     problems: tuple[Problem, ...]  # the first problems, sorted
     more: int  # the number of further problems
-    broken: tuple[Id, ...]  # documents with problems whose name is known
-    unread: tuple[UnreadDocument, ...]  # documents whose kind or name is not known
+    broken: tuple[Id, ...]  # invalid documents whose kind and name are known
+    unread: tuple[UnreadDocument, ...]  # documents whose kind or name is unknown
 
     @property
     def has_only_servers(self) -> bool:
-        """Whether the blob has only valid Server documents, and at least one."""
+        """Whether the blob contains at least one document, and only valid Server documents."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)
@@ -133,7 +133,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 
 
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
-    """Return the documents of a file, as resources or as problems."""
+    """Parse the documents of a file into resources and problems."""
     if is_lfs_pointer(data):
         problem = build_problem(path, FILE_START, Code.LFS_POINTER, "the file is a Git LFS pointer")
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
@@ -143,7 +143,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     more = parsed.more
     broken: list[Id] = []
     unread = [ANYTHING]
-    if parsed.unread is not None:  # the name of a document that is not YAML is probably in its text
+    if parsed.unread is not None:  # if a document is not valid YAML, its text probably contains its name
         unread = [
             UnreadDocument(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread
         ]
@@ -156,7 +156,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             more += len(invalid.faults) - len(shown)
             if (key := _find_id(document.value)) is not None:
                 broken.append(key)
-            else:  # its name is probably in it, at another place or in another spelling
+            else:  # the document probably contains its name, in another field or with another spelling
                 kind, texts = document.value.get("kind"), _list_texts(document.value)
                 names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
                 unread.append(UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names))
@@ -182,7 +182,7 @@ def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_mo
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
-    """Return the documents of a file. A file that is too large is not read, and has a problem."""
+    """Read and parse a file. For a file that is too large, return a problem without reading it."""
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
@@ -196,7 +196,7 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
 
 
 def build_oversized_problem(path: str, at: Place, error: Oversized) -> Problem:
-    """Return the problem of a file that is too large."""
+    """Return the problem that a file is too large."""
     return build_problem(path, at, Code.FILE_TOO_LARGE, describe_size(error))
 
 
@@ -209,23 +209,23 @@ def is_lfs_pointer(data: bytes) -> bool:
 
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain has about 10 KiB
+MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain is about 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"
 )
-# The age specification, "Header": a version line, stanzas that begin with their type, and a MAC.
+# As the age specification describes in "Header": a version line, stanzas that begin with their type, and a MAC.
 _HEADER: Final = b"age-encryption.org/v1\n"
 _STANZA: Final = re.compile(rb"-> ([!-~]+)(?: [!-~]+)*\n(?:[A-Za-z0-9+/]{64}\n)*[A-Za-z0-9+/]{0,63}\n")
 _MAC: Final = re.compile(rb"--- [A-Za-z0-9+/]{43}\n")
-_MAX_RECIPIENTS: Final = 20  # decryption tries each recipient with each key
+_MAX_RECIPIENTS: Final = 20  # limited because decryption tries each key for each recipient
 
 
 class NotEncrypted(ValueError):
-    """A file is not a secret that an endpoint can decrypt."""
+    """The file is not an encrypted secret that an endpoint can decrypt."""
 
 
 def parse_encrypted(data: bytes) -> bytes:
-    """Return an encrypted file without its armor. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
+    """Remove the armor from an encrypted file. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
     if len(data) > MAX_SECRET_BYTES:
         raise NotEncrypted(f"it has {len(data):,} bytes; the limit is {MAX_SECRET_BYTES:,}")
     if found := _ARMOR.fullmatch(data):

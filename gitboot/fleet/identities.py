@@ -25,16 +25,16 @@ from gitboot.model.server import Server
 
 
 class Identity(NamedTuple):
-    """A value that only one server may have."""
+    """A value that no two servers may share."""
 
     kind: str
     value: str
-    normalized: str  # the normalized value, for comparisons
+    normalized: str  # the value in the form used for comparisons
     path: Path
 
     @property
     def is_placeholder(self) -> bool:
-        """Return whether many machines show this value, or gitboot derived it for a machine without a UUID."""
+        """Whether many machines report this value, or gitboot derived it for a machine without a known UUID."""
         match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)
@@ -48,15 +48,15 @@ class Identity(NamedTuple):
 
 def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
-    # Boot loaders send a UUID in either byte order, so both forms are one identity.
+    # Boot loaders send a UUID in either byte order, so both forms count as one identity.
     if spec.uuid is not None:
         yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
-    if spec.replaces is not None:  # the document of that machine was removed, and no other machine may replace it
+    if spec.replaces is not None:  # the replaced machine's document was removed, and no other machine may replace it
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
-        # The file system of a mirror may be case-insensitive.
+        # The file system of a mirror may ignore case.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
-    first_interfaces: dict[str, int] = {}  # the number of the first interface with an IP address
+    first_interfaces: dict[str, int] = {}  # by IP address, the number of the first interface that has it
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
         yield Identity("MAC address", interface.mac.replace("-", ":"), interface.mac, (*at, "mac"))
@@ -71,7 +71,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
     yield Identity("BMC", place, same, ("spec", "bmc", "address"))
     if bmc.reports is None:
         return
-    # The values that a BMC shows identify its machine too, so no other server may have them.
+    # The values that a BMC reports also identify its machine, so no other server may have them.
     uuid, serial = bmc.reports.uuid, bmc.reports.serial
     if uuid is not None and uuid not in byte_orders(server.uuid):
         yield Identity("UUID", uuid, byte_orders(uuid)[0], ("spec", "bmc", "reports", "uuid"))
@@ -81,7 +81,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Return the normalized address and system of a BMC, so that equal values mean the same system."""
+    """Normalize the address and system of a BMC, so that equal results mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -99,7 +99,7 @@ def _normalize_host(host: str) -> str:
 
 
 def _normalize_path(path: str) -> str:
-    """Return a path without empty segments and a final slash. Only characters that need it are percent-encoded."""
+    """Remove empty segments and the final slash from a path, and percent-encode only the characters that require it."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
@@ -108,12 +108,12 @@ IdentityKey = tuple[str, str]  # an identity: (kind, value)
 
 
 class LostIdentity(NamedTuple):
-    """An identity that a machine had in one commit, and that its document lacks in the next commit."""
+    """An identity that a machine's document contained in one commit but not in the next."""
 
     kind: str
     value: str
     uuid: SystemUuid  # the UUID of the machine
-    netboots: bool = False  # whether the machine may run a system from the network, which its record does not show
+    netboots: bool = False  # whether the machine may run a network-booted system, which its record does not show
 
     @property
     def key(self) -> IdentityKey:
@@ -121,16 +121,16 @@ class LostIdentity(NamedTuple):
 
 
 class BmcAccess(Struct, frozen=True, kw_only=True):
-    """The address of a BMC, how its certificate is checked, and the name of its credentials, but not their values."""
+    """A BMC's address, how to check its certificate, and the name of its credentials, but not the credentials."""
 
     address: str
-    system: str | None  # the path of the ComputerSystem; None: the BMC has only one
+    system: str | None  # the path of the Redfish ComputerSystem; None: the BMC manages only one
     credentials: str
     verify: bool
     ca: str | None  # PEM
-    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from the server's UUID
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from that of the server
     reports_serial: str | None = None
-    fingerprint: str | None = None  # the fingerprint of the only allowed certificate, in addition to the other checks
+    fingerprint: str | None = None  # of the only accepted certificate, in addition to the other checks
 
     @property
     def uses_ipmi(self) -> bool:
@@ -138,22 +138,22 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def normalized_address(self) -> tuple[str, str | None]:
-        """The normalized address and system. Two BMCs never have the same pair."""
+        """The normalized address and system. No two servers of a fleet have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The identity of a machine in its Server document."""
+    """The identities and the BMC of a machine, from its Server document."""
 
     uuid: SystemUuid
     name: str
-    macs: tuple[MacAddress, ...]  # the MAC addresses of all its interfaces, sorted
+    macs: tuple[MacAddress, ...]  # the sorted MAC addresses of all interfaces
     serial: str | None
     bmc: BmcAccess | None
-    replaces: SystemUuid | None = None  # its UUID before its board was replaced
+    replaces: SystemUuid | None = None  # the machine's UUID before its board was replaced
 
     def list_keys(self) -> Iterator[tuple[str, str]]:
-        """Yield the values that no other machine may have: (kind, value)."""
+        """Yield the values that no other machine may have, each as (kind, value)."""
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
         if self.serial is not None and not is_placeholder_serial(self.serial):
@@ -163,11 +163,11 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that move between the instance's site and other sites, for which the instance has no records."""
+    """Machines that moved to, from or between other sites, whose records the instance does not hold."""
 
     arrived: tuple[SystemUuid, ...] = ()  # machines that came from another site
-    departed: tuple[Machine, ...] = ()  # out of this site, or out of the fleet from another site
-    passed_on: tuple[SystemUuid, ...] = ()  # machines that moved from another site to a third site
+    departed: tuple[Machine, ...] = ()  # machines that left this site, or that left the fleet from another site
+    passed_on: tuple[SystemUuid, ...] = ()  # machines that moved from one other site to another
 
     @property
     def machines(self) -> frozenset[SystemUuid]:
@@ -178,14 +178,14 @@ NO_MOVES: Final = Moves()
 
 
 def list_machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
-    """Return the machines of a commit, or those with these names, by UUID and in the order of their names."""
+    """Return all machines of a commit by UUID, or only those with these ``names``, in the order of their names."""
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
     return {servers[name].uuid: build_machine(repository, servers[name]) for name in wanted}
 
 
 def build_machine(repository: FleetRepository, server: Server) -> Machine:
-    """Return the identity of one machine in a commit."""
+    """Return the identities and the BMC of a server's machine."""
     spec, bmc = server.spec, server.spec.bmc
     access = None
     if bmc is not None:
@@ -212,9 +212,10 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the machines with a new UUID and an identity of another machine: by the new UUID (kind, value, other).
+    """Return the machines in ``after`` that share an identity with a machine in ``before`` but have a different UUID.
 
-    A new board has a new UUID, but the disks in the same chassis may contain an installed system.
+    The result maps the new UUID to the kind and value of the identity and the earlier machine. A replaced board has a
+    new UUID, but the disks in the same chassis may contain an installed system.
     """
     # gitboot never installs a machine whose UUID is unknown.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))

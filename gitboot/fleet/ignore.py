@@ -1,4 +1,4 @@
-"""`.gitbootignore`: the files of a revision that gitboot does not read."""
+"""`.gitbootignore`: patterns for the files of a revision that gitboot does not read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gitboot.problems import Code, Problem
 MAX_BYTES: Final = 64 * 1024
 
 
-@lru_cache(maxsize=2)  # for the accepted commit and the next commit
+@lru_cache(maxsize=2)  # one entry for the accepted commit, one for the next
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
-    """Return the patterns of a file, and its invalid lines."""
+    """Return the patterns in a ``.gitbootignore`` file, and its invalid lines."""
     patterns, malformed = [], []
     for line in list_lines(data):
         try:
@@ -32,7 +32,7 @@ def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
 
 
 class Ignore:
-    """The patterns of .gitbootignore. Results are cached."""
+    """The patterns of a .gitbootignore file, with cached results."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
@@ -63,18 +63,18 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """The states of the automaton, in the order of the lines: before a token, or at the end of a pattern."""
+    """The automaton's states in the order of the lines. A state is before a token or at the end of a pattern."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
-        self.single_bytes: dict[Bytes, list[int]] = {}  # by the set of bytes: states that accept one byte
+        self.single_bytes: dict[Bytes, list[int]] = {}  # states that accept one byte, by the accepted bytes
         self.stars: list[int] = []
         self.crossing: list[int] = []  # stars that also accept "/"
-        self.entries: list[int] = []  # before `AnyFolders`, which can be skipped
+        self.entries: list[int] = []  # states before an `AnyFolders`, which may match no folder
         self.file_ends: list[int] = []
-        self.ends: list[int] = []  # ends of patterns for folders
-        self.negations: list[int] = []  # ends of patterns with "!"
-        self.at_path: list[int] = []  # starts of patterns for whole paths
+        self.ends: list[int] = []  # states at the end of a pattern
+        self.negations: list[int] = []  # states at the end of a pattern with "!"
+        self.at_path: list[int] = []  # states at the start of a pattern that must match a whole path
         self.at_name: list[int] = []
         for pattern in patterns:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
@@ -104,7 +104,7 @@ class _States:
 
 
 class _Automaton:
-    """All patterns as one automaton. A set of states is an integer with one bit for each state."""
+    """One automaton for all patterns. It represents a set of states as an integer with one bit per state."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -132,14 +132,14 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Return the states, and all states that follow without reading a byte."""
+        """Return the states and all further states that can be reached without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _to_bits(states: list[int]) -> int:
-    """Return a number in which these sorted bits are set. Setting single bits would copy the number each time."""
+    """Return an integer with these sorted bits set. Setting single bits would copy the integer each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8
@@ -153,22 +153,22 @@ _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class InvalidPattern(ValueError):
-    """A line is not a pattern, so it never matches. Git ignores such a line."""
+    """The line is not a valid pattern. Git ignores such a line."""
 
 
 class Line(NamedTuple):
-    """A line with a pattern: not empty, not a comment."""
+    """A line that contains a pattern, so it is neither empty nor a comment."""
 
     number: int  # 1-based
     text: bytes
 
 
 def list_lines(data: bytes) -> Iterator[Line]:
-    """Return the lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
+    """Return the lines of a file as Git reads them: no byte order mark, no CR before LF, and no trailing spaces."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
-        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # keep a space after a backslash
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # keep a trailing space after a backslash
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
@@ -178,7 +178,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
-    """Matches one of these bytes."""
+    """Matches a single byte from a set."""
 
     bytes: Bytes
 
@@ -190,23 +190,23 @@ class Star(NamedTuple):
 
 
 class AnyFolders(NamedTuple):
-    """Matches any number of folders, each with its "/"."""
+    """Matches any number of folders, each with its final "/"."""
 
 
 Token = OneByte | Star | AnyFolders
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """The pattern of one line."""
+    """The parsed pattern of one line."""
 
     tokens: tuple[Token, ...]
-    is_path: bool  # whether the whole path is compared, or each name in the path
-    is_negated: bool  # a pattern with "!": matching files are read, even if an earlier line ignores them
+    is_path: bool  # whether the pattern must match the whole path; otherwise, it must match a name in the path
+    is_negated: bool  # a pattern with "!": gitboot reads matching files even if an earlier line ignores them
     folders_only: bool
 
 
 def parse_pattern(text: bytes) -> Pattern:
-    """Return the pattern of a line. Raises `InvalidPattern`."""
+    """Parse the pattern in a line. Raises `InvalidPattern` if Git would ignore the line."""
     takes_in = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
@@ -235,7 +235,8 @@ _TOKEN: Final = re.compile(
 
 def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
     tokens: list[Token] = []
-    # Git compares the bytes before this position and treats the rest as a separate pattern, which may begin with "**".
+    # Git compares the bytes before this position literally and treats the rest as a separate pattern, which may begin
+    # with "**".
     literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
     position = 0
     while position < len(glob):
@@ -244,7 +245,7 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
             raise InvalidPattern
         end = found.end()
         if found["stars"]:
-            # Several stars match more than one name only if they form a whole name.
+            # Consecutive stars match across folders only if they form a whole name.
             is_name = is_path and end - position > 1 and (position == literal or glob[position - 1] == SLASH)
             if is_name and glob.startswith(b"/", end):
                 end += 1
@@ -255,7 +256,7 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
         elif found["negated"] is not None:
             members = _parse_members([found["first"], *_MEMBER.findall(found["others"])])
             tokens.append(OneByte((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
-        else:  # a byte, perhaps after a backslash
+        else:  # a byte, optionally escaped with a backslash
             tokens.append(OneByte(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
         position = end
     return tokens
@@ -270,7 +271,7 @@ def _parse_members(parts: Iterable[bytes]) -> Bytes:
             members |= _CLASSES[name]
         else:
             plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
-            first, last = plain[0], plain[-1]  # the ends of a range; equal for a single byte
+            first, last = plain[0], plain[-1]  # the ends of a range, which are equal for a single byte
             if last < first:
                 raise InvalidPattern
             members |= (1 << last + 1) - (1 << first)
@@ -298,15 +299,15 @@ _CLASSES: Final[Mapping[bytes, Bytes]] = {
 
 
 class Listing(NamedTuple):
-    """The files of a fleet, by path, sorted."""
+    """The sorted paths of a fleet's files."""
 
     documents: tuple[str, ...]
-    irregular: tuple[str, ...]  # paths at or below which there may be any file
+    irregular: tuple[str, ...]  # paths that gitboot cannot read, at or below which there may be any file
     problems: tuple[Problem, ...]
 
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
-    """Return the files of a revision, without dot-files, dot-folders and files that ``.gitbootignore`` matches."""
+    """List the files of a revision, except dot-files, dot-folders and the files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Layered dictionary: a large dictionary with some values replaced."""
+"""Layered dictionaries: large dictionaries that share most of their values with an earlier version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ V = TypeVar("V")
 def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
     """Return ``before`` with the changed values and without the removed keys.
 
-    If the result equals ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be sorted.
-    ``before`` must not change afterwards.
+    If the result would equal ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be
+    sorted. The caller must not change ``before`` afterwards.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
         return before
@@ -23,7 +23,7 @@ def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys. Values are not compared."""
+    """Return ``before`` with the changed values and without the removed keys, without comparing values."""
     if not changed and not removed:
         return before
     base, over, without = before, dict(changed), set[K]()
@@ -37,7 +37,7 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
         return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
     come = tuple(sorted(key for key in over if key not in base))
     # Each change copies the upper layer, and sometimes also the base. The total cost is lowest if the upper layer is
-    # limited to about the square root of the base. A base that is not a dict may compute its values only on access.
+    # limited to about the square root of the base. A base that is not a dict may compute its values on access.
     if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
         return Overlay(base, over, without, come)
     flat = {**base, **over}
@@ -47,27 +47,27 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Return the keys whose values are different objects. Values of a shared base are not compared."""
+    """Return the keys whose values are different objects. The values of a shared base are not compared."""
     (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
 
 
 def _split_layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
-    """Return the base of a mapping, and the keys that differ from the base."""
+    """Return the base of a mapping, and the keys whose values may differ from the base."""
     if isinstance(mapping, Overlay):
         return mapping.base, mapping.over.keys() | mapping.removed_keys
     return mapping, ()
 
 
 class Overlay(Mapping[K, V]):
-    """A mapping with a base mapping, with which it shares nearly all values."""
+    """A mapping that shares nearly all of its values with a base mapping."""
 
     __slots__ = ("added_keys", "base", "over", "removed_keys")
 
     def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
         self.base, self.over, self.removed_keys = base, over, without
-        self.added_keys = come  # sorted; the base does not have these keys
+        self.added_keys = come  # sorted keys that the base does not contain
 
     def __getitem__(self, key: K) -> V:
         if key in self.over:

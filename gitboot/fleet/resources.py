@@ -1,4 +1,4 @@
-"""Resources of a valid revision."""
+"""The resources of a revision, with their files and source locations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Final[Mapping[str, type[Resource]]] = {
 
 
 class Id(NamedTuple):
-    """The kind and name of a resource, in messages: BootPolicy/web."""
+    """The kind and name of a resource, formatted as BootPolicy/web in messages."""
 
     kind: str
     name: str
@@ -32,15 +32,15 @@ class Id(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The place of a document in the repository."""
+    """The location of a document in the repository."""
 
     path: str
     blob: BlobId
-    document: int  # its index in the file, 0-based
+    document: int  # the 0-based index of the document in its file
 
 
 class FleetRepository(Struct, frozen=True, kw_only=True):
-    """A valid revision: all resources by name, sorted, and the files to which they refer."""
+    """A valid revision: all resources, sorted by name, and the files to which they refer."""
 
     revision: Revision
     fleet: Fleet
@@ -50,12 +50,12 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, BootProfile]
     policies: Mapping[str, BootPolicy]
     maintenances: Mapping[str, Maintenance]
-    files: Mapping[str, bytes]  # templates, certificates and secrets that resources name
+    files: Mapping[str, bytes]  # contents of the templates, certificates and secrets to which resources refer
     origins: Mapping[Id, Origin]
     read: Callable[[BlobId], bytes]
 
     def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
-        """Return the file of a resource and the place of the value at ``path``, or of the nearest existing parent."""
+        """Return a resource's file, and the location of the value at ``path`` or of its nearest existing parent."""
         origin = self.origins[resource]
         return origin.path, locate(self.read(origin.blob), origin.document, path)
 

@@ -1,4 +1,4 @@
-"""Revision: its files, message, author and signer."""
+"""Revisions: the files, message, author and signer of a commit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from msgspec import Struct, field
 
 
 class Verify(StrEnum):
-    """The objects that a trusted key has to sign before gitboot accepts a commit."""
+    """The objects that a trusted key must sign before gitboot accepts a commit."""
 
     HEAD = "head"  # the newest commit
     RANGE = "range"  # each first-parent commit since the accepted commit
-    TAG = "tag"  # the followed tag, which points to the newest commit
+    TAG = "tag"  # the tag that gitboot follows, which points to the newest commit
 
 
 class ReinstallsNeed(StrEnum):
-    """The requirement for acknowledging that servers are installed again."""
+    """What is required to allow a commit that installs servers again."""
 
     APPROVE = "approve"  # `gitboot approve` on the host of the instance
-    SIGNED = "signed"  # `gitboot approve`, or a line in a commit message that is signed by a listed key
+    SIGNED = "signed"  # `gitboot approve`, or a line in the message of a commit that is signed by a listed key
 
 
 class Signer(NamedTuple):
     """The owner of a signing key, as named in the settings of the instance."""
 
-    person: str  # principal of the allowed signers, user id of an OpenPGP key, or name of a forge
+    person: str  # a principal of the allowed signers, the user ID of an OpenPGP key, or the name of a forge
     key: str  # the key's fingerprint
-    # The key of a forge, which proves that the forge created the merge, but not who requested it.
+    # Whether the key belongs to a forge. Such a signature proves that the forge created the merge, but not who
+    # requested it.
     is_forge: bool = False
 
     def __str__(self) -> str:
@@ -44,23 +45,23 @@ class Message(NamedTuple):
     text: str
     author: str = ""  # Name <address>, not verified
     committer: str = ""
-    signer: Signer | None = None  # None: not signed by a trusted key, or not verified
-    content: str = ""  # SHA-256 of the commit without its signatures, if the commit may contain an acknowledgement
+    signer: Signer | None = None  # None: the commit is not signed by a trusted key, or was not verified
+    content: str = ""  # SHA-256 of the commit without its signatures, if the message may contain an acknowledgement
 
     @property
     def by(self) -> str:
-        """Return the origin of the message as text: the signer, the author, the committer and the commit."""
+        """Return a text that names the signer, the author, the committer and the commit of the message."""
         names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
         written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
         return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"
 
 
-BlobId = NewType("BlobId", str)  # identifies content: equal ids mean equal bytes
-Revision = NewType("Revision", str)  # a commit id, or WORKTREE
+BlobId = NewType("BlobId", str)  # identifies content: equal IDs mean equal bytes
+Revision = NewType("Revision", str)  # a commit ID, or WORKTREE
 
 
 class Irregular(StrEnum):
-    """The kinds of tree entries that gitboot cannot read as files."""
+    """A kind of Git tree entry that gitboot cannot read as a file."""
 
     SUBMODULE = "submodule"
     SYMLINK = "symlink"
@@ -68,7 +69,7 @@ class Irregular(StrEnum):
 
 
 class Oversized(Exception):
-    """A blob that gitboot did not read, because it is larger than the limit for files of a fleet."""
+    """The blob was not read, because it exceeds the size limit for files of a fleet."""
 
     def __init__(self, size: int) -> None:
         self.size = size  # bytes
@@ -76,14 +77,14 @@ class Oversized(Exception):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The files of a revision below the fleet's root, and a function that reads them."""
+    """The files of a revision below the fleet's root directory, and a function that reads them."""
 
     revision: Revision
-    blobs: Mapping[str, BlobId]  # path -> content, "/" between folders
+    blobs: Mapping[str, BlobId]  # the blob at each path, with "/" between folders
     read: Callable[[BlobId], bytes]  # raises `Oversized`
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
-    folder: str = ""  # the fleet's root in the repository
-    changed: frozenset[str] | None = None  # paths that differ from the previous snapshot; None: unknown
+    folder: str = ""  # the fleet's root directory in the repository
+    changed: frozenset[str] | None = None  # paths that changed since the previous snapshot; None: unknown
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -99,7 +100,7 @@ class CommitSummary(Struct, frozen=True, kw_only=True):
 
 
 class FileChanges(Struct, frozen=True, kw_only=True):
-    """A commit, and the files of the fleet that the commit changed against its first parent."""
+    """A commit, and the fleet's files that differ from the commit's first parent."""
 
     commit: CommitSummary
-    files: tuple[str, ...]  # paths below the fleet's folder, sorted
+    files: tuple[str, ...]  # sorted paths below the fleet's root directory

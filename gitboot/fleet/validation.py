@@ -43,22 +43,22 @@ from gitboot.text import find_similar
 
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
-    """The documents of one file, and the values that checks across files compare."""
+    """The documents of one file, and the values that are compared across files."""
 
     blob: BlobId
     parsed: ParsedBlob
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
-    references: tuple[Id, ...]  # resources, and files of kind "file"
-    identities: tuple[str, ...]  # of the servers in the file: kind and normalized value
+    references: tuple[Id, ...]  # the resources and files that the documents refer to; a file has the kind "file"
+    identities: tuple[str, ...]  # the identities of the file's servers: kind and normalized value
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
-    has_only_servers: bool  # whether the file has only valid Server documents; gitboot caches only such files
+    has_only_servers: bool  # whether the file contains only valid Server documents; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileBatch:
-    """Consecutive files of a revision, and their values together. Batches are compared by identity."""
+    """Consecutive files of a revision, and the values of all of them. Batches are compared by object identity."""
 
     files: tuple[LoadedFile, ...]
     resources: Mapping[str, Mapping[str, Resource]]  # by kind and name
@@ -66,11 +66,11 @@ class FileBatch:
     references: frozenset[Id]
     identities: frozenset[str]
     bmcs: frozenset[tuple[str, bool]]
-    has_problems: bool  # whether a file has problems, or two documents have the same name or the same identity
+    has_problems: bool  # whether a file has problems, or two documents share a name or an identity
 
     @cached_property
     def label_counts(self) -> Mapping[str, Counter[str]]:
-        """Return the number of servers for each value of each label."""
+        """The number of servers for each value of each label."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for server in self.resources.get("Server", {}).values():
             for label, value in server.metadata.labels.items():
@@ -83,22 +83,22 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
 
     snapshot: Snapshot
     listing: Listing
-    files: Mapping[str, LoadedFile]  # the files with documents, by path, sorted
-    batches: tuple[FileBatch, ...]  # the same files
+    files: Mapping[str, LoadedFile]  # the files that contain documents, sorted by path
+    batches: tuple[FileBatch, ...]  # the same files in batches
     repository: FleetRepository
 
 
 class InvalidRevision(Struct, frozen=True, kw_only=True):
-    """An invalid revision, with the parts that gitboot can read."""
+    """An invalid revision, with the parts of it that gitboot can read."""
 
     problems: tuple[Problem, ...]
-    well_formed: FleetRepository  # all well-formed documents, which may refer to missing resources
-    complete: FleetRepository  # the well-formed documents that name only existing resources
-    incomplete_kinds: frozenset[str]  # kinds with malformed documents, or with documents that name a missing resource
+    well_formed: FleetRepository  # all well-formed documents, even if they refer to missing resources
+    complete: FleetRepository  # the well-formed documents that refer only to existing resources
+    incomplete_kinds: frozenset[str]  # kinds with documents that are malformed or refer to a missing resource
 
 
 def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
-    """Return the files of a revision that have documents. If ``before`` has the same file names, reuse its list."""
+    """List a revision's files that contain documents. Reuse the list of ``before`` if the file names are the same."""
     if before is not None:
         known = before.snapshot
         has_same_names = snapshot.blobs is known.blobs or (
@@ -116,12 +116,12 @@ def load_revision(
     before: LoadedRevision | None = None,
     listing: Listing | None = None,  # the result of `list_files`
 ) -> LoadedRevision | InvalidRevision:
-    """Return the revision at ``snapshot``, valid or invalid.
+    """Load and validate the revision of ``snapshot``.
 
-    ``cache`` has the parsed blobs of earlier calls. Files that have the same blob in ``before`` are not read.
+    ``cache`` holds the blobs parsed by earlier calls. Files that have the same blob in ``before`` are not read again.
     """
     listing = listing or list_files(snapshot, before)
-    # A file is read to parse it, and often again to locate its problems.
+    # Each file is read once to parse it, and often again to locate its problems.
     snapshot = structs.replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
     cache, known = {} if cache is None else cache, before.files if before is not None else {}
     blobs, blobs_before = snapshot.blobs, before.snapshot.blobs if before is not None else {}
@@ -148,7 +148,7 @@ def load_revision(
 
 
 def _find_yaml_templates(snapshot: Snapshot, files: Mapping[str, LoadedFile]) -> set[str]:
-    """Return the YAML files that documents name as templates, such as cloud-config. They are not documents."""
+    """Return the YAML files that documents use as templates, such as cloud-config, and that are not documents."""
     faulty = [path for path, each in files.items() if each.has_problems and not each.resources]
     if not faulty:
         return set()
@@ -182,11 +182,11 @@ def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
     )
 
 
-_BATCH: Final = 128  # files
+_BATCH: Final = 128  # files per batch
 
 
 def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
-    """Return files in batches. A batch of ``before`` with the same files at the same position is reused."""
+    """Divide files into batches, and reuse each batch of ``before`` that has the same files at the same position."""
     left, known, found = iter(files), iter(before), []
     while successive := tuple(islice(left, _BATCH)):
         old = next(known, None)
@@ -227,7 +227,7 @@ def _reuse_repository(
 def _build_valid_repository(
     snapshot: Snapshot, batches: Sequence[FileBatch], before: LoadedRevision | None
 ) -> FleetRepository | None:
-    """Return the repository, or None if a check across files fails. `_examine` then finds the problems."""
+    """Return the repository, or None if a check across files fails, so that `_examine` must find the problems."""
     if any(each.has_problems for each in batches):
         return None
     resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
@@ -243,7 +243,7 @@ def _build_valid_repository(
         len(origins) != sum(len(each.origins) for each in batches)
         or len(resources["Fleet"]) != 1
         or len(identities_of_all) != sum(len(each.identities) for each in batches)
-        # One server names a system of a BMC, and another server of the same BMC names no system.
+        # One server names a system of a BMC, but another server with the same BMC does not.
         or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
@@ -260,7 +260,7 @@ def _build_repository(
     origins: Mapping[Id, Origin],
     files: Mapping[str, bytes],
 ) -> FleetRepository:
-    """Return resources as a repository. If there is no Fleet document, the repository gets one with defaults."""
+    """Build a repository from resources. If there is no Fleet document, add one with defaults."""
     fleet = next(iter(dict(sorted(resources["Fleet"].items())).values()), None)
     if fleet is None:
         metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
@@ -291,7 +291,7 @@ _ATTRIBUTES: Final = {
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
-    # The value is None for a file that is missing or that must not be used.
+    # The result is None if a file is missing or must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -401,7 +401,7 @@ def _describe_duplicate(identity: Identity, holder: str, other: Identity, place:
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Yield servers that name no system of a BMC, if another server of the same BMC names a system."""
+    """Yield a remark for each server that names no system, although another server with the same BMC does."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -431,7 +431,7 @@ def _has_empty_reports(server: Server) -> bool:
 
 
 def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
-    """Yield references to missing resources and files. The named files are read into the draft."""
+    """Yield a remark for each reference to a missing resource or file. Read the existing files into the draft."""
     known, blobs = draft.list_known(), draft.snapshot.blobs
     names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
@@ -476,7 +476,7 @@ class _Names:
         return f"did you mean {meant}?" if meant else otherwise
 
 
-_COMPARISONS: Final = 50_000  # limits the time for many wrong names; each comparison takes microseconds
+_COMPARISONS: Final = 50_000  # limits the time spent on many wrong names; each comparison takes microseconds
 
 
 class Draft:
@@ -486,12 +486,12 @@ class Draft:
         self.snapshot = snapshot
         self._irregular = frozenset(irregular)
         self._lengths = {len(path) for path in irregular}
-        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # an unreadable file may be a resource
+        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # an unreadable file may contain any resource
         self.resources: dict[Id, Resource] = {}
-        self.files: dict[str, bytes] = {}  # named by resources
+        self.files: dict[str, bytes] = {}  # contents of the files that resources refer to
         self.remarks: list[Remark] = []
         self.problems: list[Problem] = []
-        self.more: Counter[str] = Counter()  # the number of further problems, by path
+        self.more: Counter[str] = Counter()  # the number of problems that are not in `problems`, by path
         self._origins: dict[Id, Origin] = {}
         self._broken: set[Id] = set()
         self._twice: set[Id] = set()
@@ -524,13 +524,11 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, including malformed ones, so that a reference to a malformed resource is not a second
-        problem.
-        """
+        """Return all resources, including malformed ones, so that references to these are not reported."""
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether a path is at or below an unreadable path, where there may be any file."""
+        """Return whether there may be a file at ``path``, because gitboot cannot read it or one of its parents."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -538,9 +536,7 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that occur once, and whose references lead to other such resources and existing
-        files.
-        """
+        """Return the resources that occur only once and refer only to existing files and to other such resources."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -548,12 +544,12 @@ class Draft:
 
     def _is_complete(self, key: Id, candidates: set[Id]) -> bool:
         if key.kind == "Fleet":
-            return True  # the other resources need it, even if its profile is missing
+            return True  # a repository needs a Fleet, even if the Fleet's profile is missing
         named = ((kind, name) for kind, name, _ in list_references(self.resources[key]) if kind != "Server")
         return all(name in self.files if kind == "file" else Id(kind, name) in candidates for kind, name in named)
 
     def build_repository(self, ids: frozenset[Id] | None = None) -> FleetRepository:
-        """Return the resources with these ids, or all, as a repository. The first Fleet is always included."""
+        """Build a repository from the first Fleet and the resources with these ``ids``. None: all resources."""
         fleets = {key for key, _ in self.list_kind(Fleet)[:1]}
         resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
         for key, resource in self.resources.items():
@@ -566,13 +562,13 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource before its line is determined."""
+    """A problem of a resource whose line is not yet determined."""
 
     spot: Spot
     code: Code
-    message: str | Callable[[str], str]  # a function gets the place of ``other``: fleet.yaml:12
-    hint: str | Callable[[], str] = ""  # a function if the hint takes long to compute; "": the hint of the code
-    other: Spot | None = None  # the other place that the message names
+    message: str | Callable[[str], str]  # a function is called with the location of ``other``, such as fleet.yaml:12
+    hint: str | Callable[[], str] = ""  # a function if the hint takes long to compute; "": the default hint of the code
+    other: Spot | None = None  # a second location, which the message names
 
     @property
     def path(self) -> str:
@@ -580,7 +576,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Return the first remarks of each file as problems, and the number of further remarks by path."""
+    """Convert the first remarks on each file to problems. Also return the number of further remarks by path."""
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -606,7 +602,8 @@ def _locate_spots(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dic
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
-# The fields that name other resources: (kind of the named resource, field). * is each item of a list or a mapping.
+# The fields that refer to other resources: (kind of the other resource, field). * matches each item of a list or
+# mapping.
 _REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
     Fleet: (
         ("BootProfile", "unknown_servers.profile"),
@@ -661,7 +658,7 @@ def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
-    """Yield each value at a path of fields, and its path in the document. A scalar has no fields."""
+    """Follow ``steps`` from ``value``, and yield each value at their end with its path in the document."""
     if not steps:
         yield value, at
         return
@@ -674,9 +671,9 @@ def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iter
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
-    """Return the fleet repository at ``snapshot``. Raises `InvalidRepository` with the problems of its documents.
+    """Return the valid fleet of ``snapshot``. Raises `InvalidRepository` with the problems of its documents.
 
-    ``cache`` has the parsed blobs of earlier calls. Only other blobs are read.
+    ``cache`` holds the blobs parsed by earlier calls, which are not parsed again.
     """
     found = load_revision(snapshot, cache)
     if isinstance(found, InvalidRevision):

@@ -1,9 +1,9 @@
-"""YAML reader: documents whose scalars keep their source text, with the place of each value.
+"""YAML reader: documents whose scalars keep their source text, and the location of each value.
 
-The schema decides the type of a scalar, so each scalar keeps its text: ``no``, ``0755``, ``12:30`` and
-``52:54:00:12:34:56`` are text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
+The schema of a field decides the type of its scalar, so the reader keeps ``no``, ``0755``, ``12:30`` and
+``52:54:00:12:34:56`` as text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
 and crashes on 100,000 nested brackets. A file is split before each ``---`` line. YAML does not allow such a line within
-a document, so a fault in one document does not hide faults in the next document.
+a document, so a fault in one document does not hide faults in later ones.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ MAX_DEPTH = 64  # depth of nested lists and mappings
 
 
 class Quoted(str):
-    """A scalar in quotes or in a block. Quoted text is never null and never a plain true or false."""
+    """A quoted scalar or a block scalar, which is always text: never null, true or false."""
 
     __slots__ = ()
 
 
 class Spot(NamedTuple):
-    """The position of a value, in characters, and the positions of its parts, by key or index."""
+    """The position of a value, in characters, and the positions of its items by key or index."""
 
     start: int
-    end: int | None = None  # the end of a scalar that is present
-    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping also the position of the key
+    end: int | None = None  # the end of the value, if it is a scalar that is present
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping, also the position of each key
 
 
 # A scalar is None if it is plain and empty, `null` or `~`. Any other plain scalar is an exact `str`. All other scalars
@@ -66,21 +66,22 @@ class Place(NamedTuple):
 
 class Document(Struct, frozen=True, kw_only=True):
     value: dict[str, Value]
-    index: int  # 0-based in its file, without empty documents
+    index: int  # 0-based in the file, not counting empty documents
 
 
 class Parsed(NamedTuple):
-    """The documents of a file."""
+    """The valid documents of a file, and the problems of its invalid documents."""
 
-    documents: tuple[Document, ...]  # valid documents
+    documents: tuple[Document, ...]
     problems: tuple[Problem, ...]  # the first problems of the invalid documents, sorted
     more: int  # the number of further problems
-    unread: tuple[bytes, ...] | None  # the texts of the invalid documents; None: the file was not read
+    unread: tuple[bytes, ...] | None  # the source texts of the invalid documents; None: the file was not read
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
-# "%" after each end of a line in libyaml. YAML allows it there in a quoted scalar, but that does not occur in practice.
+# A "%" after any line break that libyaml recognizes. YAML allows it in a quoted scalar, but that does not occur in
+# practice.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
 _LINE_FEED = re.compile("\n")
 _NULLS = frozenset({"", "null", "~"})
@@ -89,7 +90,7 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Return the valid YAML documents of a file, and the problems of invalid documents. Empty documents are skipped."""
+    """Return the valid YAML documents of a file and the problems of its invalid documents, and skip empty documents."""
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
@@ -112,10 +113,11 @@ def parse(data: bytes, path: str) -> Parsed:
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
-    """Return the place of a value, or of its key, in the document with this index.
+    """Return the location of the value at ``path``, or of its key, in the document with this index.
 
-    An absent value has the place of its key. If the path does not exist, return the place of its last existing value.
-    Callers should look up all places of one document before those of the next, so that each document is read only once.
+    For an absent value, return the location of its key. If the path does not exist, return the location of the last
+    value on the path that exists. Callers should finish all lookups in one document before starting with the next, so
+    that each document is read only once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -130,7 +132,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 
 
 def value_lines(data: bytes, index: int) -> dict[Path, int]:
-    """Return the line of each value of a document, by its path. An absent value has the line of its key."""
+    """Return the line of each value of a document by path. For an absent value, this is the line of its key."""
     layout = _layout(data, index)
     return {path: layout.lines.place(spot.start).line for path, spot in _list_spots((), layout.root)}
 
@@ -146,20 +148,20 @@ def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
 
 
 def document_text(data: bytes, index: int) -> bytes:
-    """Return the bytes of a document, from its `---` line to the next `---` line."""
+    """Return the bytes of a document, from its `---` line up to the next `---` line."""
     span = _list_spans(data)[index]
     return data[span.start : span.end]
 
 
 def lines_above(data: bytes, index: int) -> int:
-    """Return the number of lines above a document in its file."""
+    """Return the number of lines that precede a document in its file."""
     return _list_spans(data)[index].lines_before
 
 
 def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """Return the file with one scalar of a document replaced by ``text``. All other bytes stay the same.
+    """Return the file with one scalar of a document replaced by ``text`` and all other bytes unchanged.
 
-    Raises KeyError if the path leads to no scalar.
+    Raises `KeyError` if there is no scalar at the path.
     """
     at = _layout(data, index).root
     for step in path:
@@ -177,7 +179,7 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
     return data[: span.start] + mark + changed + data[span.end :]
 
 
-@lru_cache(maxsize=2)  # the document of a problem, and the document that the problem names
+@lru_cache(maxsize=2)  # one entry for the document with a problem, and one for a document that the problem names
 def _layout(data: bytes, index: int) -> _Layout:
     try:
         span = _list_spans(data)[index]
@@ -220,11 +222,11 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read. A problem was already added."""
+    """The rest of a document cannot be read, and a problem that explains why was already added."""
 
 
 class _Lines:
-    """Finds the line and column of a character in a text that begins after some lines of its file."""
+    """Converts character positions to lines and columns, for a text that begins after some lines of its file."""
 
     def __init__(self, text: str, lines_before: int) -> None:
         self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
@@ -249,16 +251,16 @@ class _Layout(NamedTuple):
 
 
 class _Reader:
-    """Reads one document, event by event, and continues after a fault if libyaml can."""
+    """Reads one document event by event, and continues after a fault if libyaml can."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
-        self.problems: list[Problem] = []  # for the author of the document
+        self.problems: list[Problem] = []  # shown to the author of the document
         self.more = 0  # the number of further problems
         self.source = data[span.start : span.end]
         self._path, self._lines_before = path, span.lines_before
         self._next: Callable[[], Any] = CParser(self.source).get_event
         self._may_have_properties = b"&" in self.source or b"!" in self.source
-        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
+        self._root: Any = self._attempt(self._begin)  # the event with which the document's value begins
 
     @property
     def is_empty(self) -> bool:
@@ -279,7 +281,7 @@ class _Reader:
 
     @cached_property
     def lines(self) -> _Lines:
-        # The line and column of libyaml's marks differ: it also ends lines at CR, U+0085, U+2028 and U+2029.
+        # Lines and columns in libyaml's marks differ, because libyaml also ends lines at CR, U+0085, U+2028 and U+2029.
         return _Lines(self.source.decode("utf-8-sig", "replace"), self._lines_before)
 
     def place(self, mark: Any) -> Place:
@@ -322,7 +324,7 @@ class _Reader:
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
             code, message, hint = Code.NOT_YAML, "YAML needs spaces here, found a tab", "indent with spaces"
-        elif "nesting depth" in problem:  # libyaml 0.2.6 rejects it before it returns an event
+        elif "nesting depth" in problem:  # libyaml 0.2.6 rejects this before returning an event
             code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
             code, message, hint = Code.TAG, f"a tag is not allowed: {problem}", _NO_TAGS
@@ -334,14 +336,14 @@ class _Reader:
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """Return the result of ``step``, or add a problem and return None if the document cannot be read further."""
+        """Return the result of ``step``. If the document cannot be read any further, add a problem and return None."""
         try:
             return step()
         except ReaderError as error:
             self.note_bytes(error)
         except MarkedYAMLError as error:
             self.note_syntax(error)
-        except UnicodeDecodeError:  # PyYAML raises it for %-escapes in a tag
+        except UnicodeDecodeError:  # PyYAML raises this for %-escapes in a tag
             self.note(self.start, Code.TAG, "a tag is not allowed: it is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
@@ -367,7 +369,7 @@ class _Reader:
         return self._next_root()
 
     def _next_root(self) -> Any:
-        """Return the first event of the next root value, or None after the last root value."""
+        """Return the event with which the next root value begins, or None if there is no further root value."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
             if not _is_absent(root):
@@ -395,7 +397,7 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """Read the value that begins with ``event``. ``depth`` is 1 plus the number of enclosing lists and mappings."""
+        """Read the value that begins with ``event``. ``depth`` counts the enclosing lists and mappings, plus 1."""
         if self._may_have_properties:
             self._refuse_properties(event)
         kind = type(event)  # faster than isinstance(), and events have no subclasses
@@ -459,7 +461,7 @@ class _Reader:
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
-            return  # its anchor is the name of its target
+            return  # here, `anchor` is the name of the alias's target
         if event.anchor is not None:
             self.refuse(
                 event,
@@ -494,12 +496,12 @@ def _is_absent(event: Any) -> bool:
 
 _TOO_DEEP: Final = f"lists and mappings are nested more than {MAX_DEPTH} levels deep"
 _NEST_LESS: Final = "reduce the nesting"
-# git-merge(1), "How conflicts are presented".
+# Conflict markers: git-merge(1), "How conflicts are presented".
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
 _RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>"
 _NO_TAGS = "remove the tag; put text that begins with '!' in quotes"
 _QUOTE_TEMPLATES = "write text as the key; put a value that begins with '{{' in quotes"
-# Problems that libyaml reports after the place where the fault is.
+# Problems for which libyaml reports a location after the actual fault.
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
 )

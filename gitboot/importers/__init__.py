@@ -1,1 +1,1 @@
-"""Import of a fleet from another provisioning system, and comparison of the boots of both."""
+"""Import of a fleet from another provisioning system, and comparison of the boots that both systems serve."""

@@ -1,4 +1,4 @@
-"""Boot comparison: the boot that another system serves a machine, and the boot of the fleet."""
+"""Boot comparison: what another system boots on a machine, compared with what gitboot would boot."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gitboot.resolve.server_decision import Boot, BootFile
 
 
 class Verdict(StrEnum):
-    """The result of a comparison of two boots."""
+    """The result of comparing two boots."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
-    MISSING = "missing"  # the old system has no boot for the server
+    MISSING = "missing"  # the old system defines no boot for the server
     NOTHING = "no boot"  # gitboot boots the server from its disk
-    UNKNOWN = "unknown"  # the old system did not answer
+    UNKNOWN = "unknown"  # the old system did not respond
 
 
-_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # of Ironic, with another value in each deployment
+_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # of Ironic, with a different value in each deployment
 
 
 class BootComparison(Struct, frozen=True, kw_only=True):
-    """The comparison of one server. Values that look like secrets are hidden."""
+    """The comparison of one server's boots, in which values that look like secrets are hidden."""
 
     server: str
     verdict: Verdict
@@ -51,10 +51,10 @@ def compare_boots(
     base_url: str,
     macs: Collection[str] = (),
 ) -> BootComparison:
-    """Compare two boots. ``old_data`` is the user data that the old arguments link to, or None.
+    """Compare two boots. ``old_data`` is the user data at the URL in the old arguments, or None.
 
-    ``digests`` are the SHA-256 of the old files by URL, as far as they are available. ``macs`` are the MAC addresses of
-    the interfaces that boot, with colons.
+    ``digests`` maps the URLs of old files to their SHA-256, if known. ``macs`` are the MAC addresses of the boot
+    interfaces, with colons.
     """
 
     def is_same(url: str | None, file: BootFile | None) -> bool:
@@ -70,7 +70,7 @@ def compare_boots(
             ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
         )
     theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
-    if any(map(names_boot_nic, ours)):  # the old system names the NIC that fetched the script
+    if any(map(names_boot_nic, ours)):  # the old system's arguments name the NIC that fetched the script
         theirs, ours = ([_generalize_macs(each, macs) for each in arguments] for arguments in (theirs, ours))
     only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
     if only_old or only_new:
@@ -88,7 +88,7 @@ def compare_boots(
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
-    """Yield the URLs of old files with another path than gitboot's files. Their content may still be the same."""
+    """Yield the URLs of old files whose path differs from that of gitboot's file. The content may still be the same."""
     for url, file in _pair_files(old, new):
         if (
             url is not None
@@ -105,7 +105,7 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
-    """Return the arguments without user data URLs, because the data is compared, and without ids of one request."""
+    """Leave out user data URLs, because the data itself is compared, and arguments that differ in each request."""
     named = ((each.partition("=")[0], each) for each in arguments)
     return [
         each
@@ -147,9 +147,9 @@ def _format_size(text: str | None) -> str:
     return f"{len(text.encode()):,} bytes" if text is not None else "-"
 
 
-# Paths below --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee, README;
-# Cobbler 3.3 and 4, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go;
-# MAAS 3, provisioningserver/boot/ipxe.py (port 5248 of a rack); Foreman 3, unattended_controller.rb.
+# Paths below the URL in --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee,
+# README; Cobbler 3.3 and 4, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go; MAAS 3,
+# provisioningserver/boot/ipxe.py (port 5248 of a rack); Foreman 3, unattended_controller.rb.
 SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}",
     "openchami": "boot/v1/bootscript?mac={mac}",
@@ -160,26 +160,27 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "maas": "ipxe.cfg-{mac}",
     "foreman": "unattended/iPXE?mac={mac}",
 }
-# Paths for servers that do not answer the first one. boot-service serves boot/v1 only with enable_legacy_api.
+# Paths to try if the old system does not serve the first one. boot-service serves boot/v1 only with enable_legacy_api.
 OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={mac}"}
-# Systems that name a uki for UEFI HTTP boot. boot-operator finds the machine by its addresses in X-Forwarded-For.
+# Systems that return the URL of a UKI for UEFI HTTP boot. boot-operator finds the machine by the addresses in
+# X-Forwarded-For.
 HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # the limit of lines in a script
+_MAX_LINES: Final = 10_000  # the maximum number of lines of a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
 class ComparedMachine(Struct, frozen=True, kw_only=True):
-    """The machine whose boot script gitboot requests from the old system."""
+    """A machine whose boot script gitboot requests from the old system."""
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # the addresses of the interfaces that boot, with colons
+    macs: tuple[str, ...]  # of the boot interfaces, with colons
     serial: str
     addresses: tuple[str, ...] = ()
 
     def list_script_urls(self, old: str, system: str, paths: Mapping[str, str] = SCRIPT_PATHS) -> tuple[str, ...]:
-        """Return the URLs of the boot script, one for each MAC address if the system uses MAC addresses."""
+        """Return the URLs of the boot script: one for each MAC address if the system's URLs contain one."""
         found = []
         for mac in (self.macs or ("",)) if system in paths else ():
             hexhyp = mac.replace(":", "-")
@@ -197,14 +198,14 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
 
 class OldBoot(Struct, frozen=True, kw_only=True):
-    """The boot of a script. Without a kernel, it boots the disk or the ``chain`` URL."""
+    """The boot that an old boot script describes. Without a kernel, the script boots the disk or the ``chain`` URL."""
 
     kernel: str | None = None
     initrds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     chain: str | None = None
-    data_url: str | None = None  # of user data to which no argument leads
-    fails: bool = False  # the script stops the machine: the system has no boot for it
+    data_url: str | None = None  # the URL of user data that no argument names
+    fails: bool = False  # whether the script stops the machine, because the old system defines no boot for it
 
     @property
     def user_data_url(self) -> str | None:
@@ -218,7 +219,7 @@ class OldBoot(Struct, frozen=True, kw_only=True):
         return next((match[0] for match in found if match), None)
 
 
-# Kernel arguments with the URL of the user data.
+# Kernel arguments that contain the URL of the user data.
 USER_DATA_ARGUMENTS: Final = frozenset(
     {
         "autoyast",
@@ -237,7 +238,7 @@ USER_DATA_ARGUMENTS: Final = frozenset(
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it. URLs are absolute."""
+    """Return the boot that the first ``kernel`` line and its ``initrd`` lines describe, with absolute URLs."""
     kernel, initrds, arguments, chain, fails = None, list[str](), list[str](), None, False
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
@@ -249,7 +250,7 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
         elif command == "boot" and kernel is not None:
             break
         elif command in ("boot", "halt") and not words:
-            fails = True  # as boot-service answers for an unknown node
+            fails = True  # as in boot-service's response for an unknown node
         elif command == "chain" and kernel is None and chain is None and words:
             chain = words[0]
     return OldBoot(
@@ -262,7 +263,7 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
 
 
 def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
-    """Return the boot that boot-operator names for UEFI HTTP boot. None: it names only its default uki."""
+    """Return the boot in boot-operator's UEFI HTTP boot response, or None if the response is not for ``uuid``."""
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
@@ -274,14 +275,14 @@ def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
 
 
 def _make_absolute(base: str, url: str) -> str:
-    # Cobbler also writes URLs of other servers for iPXE as GRUB spells them.
+    # Even for iPXE, Cobbler writes URLs of other servers in GRUB's notation.
     return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands of a script with their words, without options and without the part after ``||``.
+    """Yield each command of a script with its words, without options and without the part after ``||`` or ``&&``.
 
-    Each ``goto`` without a condition is followed once.
+    An unconditional ``goto`` is followed once per label.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

@@ -1,4 +1,4 @@
-"""Fleet files: documents and report of an import, and documents of new servers."""
+"""Fleet files: the documents and the report of an import, and documents for new servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
 _NO_UUID: Final = remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")
-PENDING: Final = "pending"  # the folder of documents that a person has to complete
+PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
 
@@ -54,7 +54,7 @@ _NOTED: Final = (RemarkKind.GUESSED, RemarkKind.REJECTED, RemarkKind.MISSING)  #
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
-    """The document of one machine or boot, with its remarks."""
+    """An imported document of one machine or boot, with its remarks."""
 
     kind: str
     name: str
@@ -63,7 +63,7 @@ class ImportedDocument(Struct, frozen=True, kw_only=True):
 
 
 class ImportedFleet(Struct, frozen=True, kw_only=True):
-    """The files of an imported fleet, by path, with the data of the report."""
+    """The files of an imported fleet by path, and the contents of its report."""
 
     files: Mapping[str, str]
     items: tuple[ImportedDocument, ...]
@@ -71,13 +71,13 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Return the documents of an inventory. The order of machines and boots does not change the result.
+    """Convert an inventory to documents. The order of its machines and boots does not matter.
 
-    Each server is Parked and has no provision number, so gitboot installs no server.
+    Each server is Parked and has no provision number, so gitboot does not install any server.
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready: dict[str, str] = {}  # the policies of complete boots, by the name of the boot
+    ready: dict[str, str] = {}  # by boot name, the policies of boots whose documents are complete
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, supplement)
         files |= texts
@@ -95,9 +95,9 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by document name. If two values have the same name, the second gets NAME-2.
+    """Return values by a unique document name. If two values have the same name, the second one becomes NAME-2.
 
-    A value whose name needs no change has precedence.
+    A value whose name is already a valid document name takes precedence.
     """
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
@@ -162,9 +162,9 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
 
 
 def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> list[ImportedNic]:
-    """Return one interface for each MAC address. Sources repeat the MAC address of an interface for each VLAN.
+    """Merge interfaces with the same MAC address, which many sources repeat for each VLAN.
 
-    The interfaces of a bond have the same IP addresses.
+    The interfaces of a bond all have its IP addresses.
     """
     found: dict[MacAddress, ImportedNic] = {}
     for nic in nics:
@@ -271,7 +271,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     ]
 
 
-# The boots of machines
+# Boots
 
 
 def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
@@ -352,7 +352,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
 
 
 def _guess_version(boot: ImportedBoot) -> str:
-    """Return the first number with a dot in the URLs of a boot, or its name."""
+    """Guess a boot's version: the first dotted number in its URLs, or else its name."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
@@ -412,20 +412,20 @@ class _Dumper(yaml.SafeDumper):
 
 
 class NewServer(Struct, frozen=True, kw_only=True):
-    """The data of a machine that has no document yet."""
+    """The known facts about a machine that has no document yet."""
 
     macs: Mapping[MacAddress, str | None]  # interface names by MAC address; None: unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # in the form of a document
+    bmc: Mapping[str, Any] | None = None  # as in a Server document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return the document of a new server, which is Parked so that gitboot leaves the machine alone.
+    """Return a document for a new server. The server is Parked, so that gitboot leaves the machine alone.
 
-    Policy, loader, kernel arguments and variables come from ``like``.
+    The policy, loader, local disk, kernel arguments, variables and labels are copied from ``like``.
     """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
@@ -456,7 +456,7 @@ _PARKED: Final = "Parked until you decide what it is for: then remove lifecycle.
 
 
 def summarize(fleet: ImportedFleet) -> str:
-    """Return the numbers of servers and boots, and how many of them are pending."""
+    """Return a text with the number of servers and boots, and how many of each are pending."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
@@ -466,9 +466,7 @@ def summarize(fleet: ImportedFleet) -> str:
 
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
-    """Return import-report.md. The same source gives the same report. ``edited_files`` are files that the import
-    kept.
-    """
+    """Return the text of import-report.md. ``edited_files`` are files with changes that the import did not replace."""
     return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Inventory of another system: its machines and boots, the remarks on them, and helpers for the sources."""
+"""Inventory of another system: machines, boots and remarks on them, with helpers for reading sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.secret_scan import is_secret_argument
 
 T = TypeVar("T")
-Texts = Mapping[str, str]  # the files of a source, by path
+Texts = Mapping[str, str]  # the texts of a source's files, by path
 _ARCHITECTURES: Final = {
     "amd64": Architecture.X86_64,
     "x86_64": Architecture.X86_64,
@@ -49,24 +49,24 @@ _FIRMWARES: Final = {
 
 
 def parse_json(path: str, text: str) -> Any:
-    """Return the JSON of a file. Raises `UsageError` with the path of the file, and without its content."""
+    """Parse the JSON of a file. Raises `UsageError`, which names the file but does not quote its content."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
-            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python adds the position after these
+            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python appends the position to these
             place = f"line {error.lineno}, column {error.colno}: {message}"
         raise UsageError(f"{path} is not JSON: {place}") from None
 
 
 def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON of each file whose name ends with .json, in the order of the paths. Raises `UsageError`."""
+    """Yield the parsed JSON of each .json file, ordered by path. Raises `UsageError` if a file is not JSON."""
     return ((path, parse_json(path, text)) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
 def parse_yaml(path: str, text: str) -> list[Any]:
-    """Return the YAML documents of a file. All scalars stay text, for example MAC addresses. Raises `UsageError`."""
+    """Parse the YAML documents of a file, leaving all scalars as text, such as MAC addresses. Raises `UsageError`."""
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
@@ -76,7 +76,7 @@ def parse_yaml(path: str, text: str) -> list[Any]:
 
 
 def get_nested(value: Any, *keys: str | int) -> Any:
-    """Return the value at a path of keys, or None."""
+    """Return the value at a path of nested keys, or None."""
     for key in keys:
         try:
             value = value[key]
@@ -86,7 +86,7 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in a list, or [] if the value is not a list."""
+    """Return the items of a list that are mappings, or [] if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
@@ -101,7 +101,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
-    """Return rows by the text at a path of keys."""
+    """Group rows by the text at a path of nested keys."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(str(get_nested(row, *keys)), []).append(row)
@@ -124,7 +124,7 @@ _SHORT_MAC: Final = re.compile(r"[0-9a-f]{1,2}(?:([:-])[0-9a-f]{1,2})(?:\1[0-9a-
 
 
 def parse_mac_or_none(value: object) -> MacAddress | None:
-    """Return a MAC address. DHCP servers also read octets of one digit."""
+    """Return a MAC address, or None. Octets may consist of one digit, which DHCP servers also accept."""
     return _parse_or_none(parse_lookup_mac, _pad_octets(value)) if isinstance(value, str) and value else None
 
 
@@ -134,7 +134,7 @@ def _pad_octets(value: str) -> str:
 
 
 def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
-    """Return the MAC address of an interface, and a remark if the source has another value."""
+    """Return the MAC address of an interface, or a remark if the source contains an invalid value."""
     if value is None or value == "":
         return None, ()
     try:
@@ -149,7 +149,7 @@ def read_mac(value: object, subject: str = "its") -> tuple[MacAddress | None, tu
 
 
 def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
-    """Return the UUID of a machine, and a remark if the source has another value."""
+    """Return the UUID of a machine, or a remark if the source contains an invalid value."""
     if value is None or value == "":
         return None, ()
     try:
@@ -159,12 +159,12 @@ def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
-    """Return the UUID of a machine, or None for other values and for placeholders."""
+    """Return the UUID of a machine, or None if the value is a placeholder or not a UUID."""
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
 def parse_architecture(value: object) -> str | None:
-    """Return an architecture as documents name it, or as the source does if gitboot does not support it."""
+    """Return an architecture's name in documents, or its name in the source if gitboot does not support it."""
     text = (as_text(value) or "").strip().lower()
     return _ARCHITECTURES.get(text, text) or None
 
@@ -174,10 +174,10 @@ def parse_firmware(value: object) -> Firmware | None:
 
 
 def parse_address(address: object, netmask: object = None) -> str | None:
-    """Return an IP address, with its prefix length if there is a netmask. None: the value is not an address."""
+    """Return an IP address, with a prefix length if there is a netmask, or None if the value is not an address."""
     text = str(address or "").strip()
     if "%" in text:
-        return None  # an address with a zone is valid on one machine only
+        return None  # an address with a zone is only valid on one machine
     if netmask and "/" not in text:
         with suppress(ValueError):
             return str(ip_interface(f"{text}/{netmask}"))
@@ -188,13 +188,13 @@ def parse_address(address: object, netmask: object = None) -> str | None:
 
 
 def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
-    """Return an address as `parse_address` does, or another text as it is: `render_fleet` rejects it with a remark."""
+    """Return the parsed address. Return other text unchanged, so that `render_fleet` rejects it with a remark."""
     found = parse_address(address, netmask) or as_text(address)
     return (found,) if found else ()
 
 
 def build_document_name(text: str) -> str:
-    """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
+    """Convert a text to a valid document name. Equal texts give equal names."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
@@ -207,14 +207,14 @@ _USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 
 def is_secret(argument: str) -> bool:
-    """Return whether a kernel argument, a URL or ``name=value`` contains a secret."""
+    """Return whether a kernel argument, a URL or a ``name=value`` text seems to contain a secret."""
     name, equals, value = argument.partition("=")
     is_named_so = equals and value and _SECRET.search(name)
     return bool(is_named_so or _USERINFO.search(argument) or is_secret_argument(argument))
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return the arguments without secrets, and a remark for each argument with a secret."""
+    """Return the arguments that contain no secret, and a remark for each argument that does."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
@@ -241,12 +241,12 @@ _BOOTIF: Final = re.compile(r"BOOTIF=(?:(?P<hyphens>01-)\$\{(?:net[0X]/)?mac:hex
 
 
 def escape_template(text: str) -> str:
-    """Return a template that renders to this text."""
+    """Return a template that renders to ``text``."""
     return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Return a kernel argument of an iPXE script as a template, or None if only iPXE can fill in a variable of it."""
+    """Convert an iPXE kernel argument to a template, or return None if only iPXE knows one of its variables."""
     if (bootif := _BOOTIF.fullmatch(text)) is not None:
         return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
     pieces = _VARIABLE.split(text)
@@ -258,7 +258,7 @@ def translate_ipxe_argument(text: str) -> str | None:
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return kernel arguments as templates, without secrets and without variables that only iPXE can fill in."""
+    """Convert kernel arguments to templates, except those with a secret or with a variable that only iPXE knows."""
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
     for argument in safe_arguments:
@@ -266,7 +266,7 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
             remarks += (
                 remark_lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),
             )
-        elif template.strip() and not argument.startswith("initrd="):  # gitboot adds these itself
+        elif template.strip() and not argument.startswith("initrd="):  # gitboot adds ``initrd=`` itself
             templates.append(template)
     return tuple(templates), remarks
 
@@ -283,9 +283,7 @@ _REDFISH: Final = re.compile(
 def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return a BMC from an address in the notation of Metal3 and Ironic, without the user and password in the
-    address.
-    """
+    """Parse a BMC address in the notation of Metal3 and Ironic, and remove a user and a password from it."""
     if not address:
         return None, ()
     if address.lower().startswith("ipmi://"):
@@ -313,24 +311,24 @@ def parse_bmc(
 
 
 class RemarkKind(StrEnum):
-    """The outcome for one fact of the source."""
+    """What the import did with one fact from the source."""
 
     KEPT = "kept"
-    GUESSED = "guessed"  # the source does not have it
+    GUESSED = "guessed"  # the import derived a value that the source does not contain
     LOST = "lost"
-    REJECTED = "rejected"  # the value in the source cannot be right
-    MISSING = "missing"  # a person has to supply it first
+    REJECTED = "rejected"  # the source contains a value that cannot be right
+    MISSING = "missing"  # a person must supply the value first
 
 
 class ImportRemark(NamedTuple):
-    """A line of the report."""
+    """One remark in the report."""
 
     kind: RemarkKind
     text: str
 
 
 def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
-    """Return a tuple with the remark, or an empty tuple if the condition is false."""
+    """Return a tuple that contains the remark if the condition is true, and otherwise an empty tuple."""
     return (remark,) if condition else ()
 
 
@@ -342,7 +340,7 @@ remark_missing: Final = partial(ImportRemark, RemarkKind.MISSING)
 
 
 class ImportedNic(Struct, frozen=True, kw_only=True):
-    """A network interface."""
+    """A network interface of an imported machine."""
 
     mac: MacAddress
     name: str | None = None
@@ -351,26 +349,26 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
 
 
 class ImportedBmc(Struct, frozen=True, kw_only=True):
-    """A BMC with Redfish or IPMI. The import never reads users and passwords."""
+    """A BMC that supports Redfish or IPMI. The import never reads its user or password."""
 
     address: str
-    credentials: str  # a name
+    credentials: str  # a name for the credentials, not their values
     system: str | None = None
     verify: bool = True
 
 
 class ImportedData(Struct, frozen=True, kw_only=True):
-    """User data that needs no translation."""
+    """User data that gitboot can serve unchanged."""
 
-    format: str  # a format of a BootProfile
+    format: str  # one of the formats that a BootProfile supports
     text: str
 
 
 class ImportedMachine(Struct, frozen=True, kw_only=True):
-    """A machine with the data that the source has."""
+    """A machine, with the facts that the source contains."""
 
     name: str  # the name in the source
-    uuid: SystemUuid | None = None  # from SMBIOS, not an id of the source itself
+    uuid: SystemUuid | None = None  # the UUID in SMBIOS, not an ID that the source assigned
     serial: str | None = None
     architecture: str | None = None  # as `parse_architecture` returns it
     firmware: Firmware | None = None
@@ -379,13 +377,13 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
-    removed_arguments: tuple[str, ...] = ()  # names of arguments of the boot that this machine does not get
+    removed_arguments: tuple[str, ...] = ()  # names of arguments of the boot that are left out for this machine
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 
 
 class ImportedBoot(Struct, frozen=True, kw_only=True):
-    """A boot of the source: a kernel with its files, or a uki."""
+    """A boot from the source: a kernel with its files, or a UKI."""
 
     name: str
     kernel: str | None = None  # URLs, or assets:PATH
@@ -407,22 +405,22 @@ class ImportedInventory(Struct, frozen=True, kw_only=True):
 
     machines: tuple[ImportedMachine, ...] = ()
     boots: tuple[ImportedBoot, ...] = ()
-    remarks: tuple[ImportRemark, ...] = ()  # on the source as a whole
+    remarks: tuple[ImportRemark, ...] = ()  # remarks on the source as a whole
 
 
 class Supplement(Struct, frozen=True, kw_only=True):
-    """Data that the source lacks: UUIDs by MAC address or name, and digests by file path."""
+    """Facts that the source does not contain: UUIDs by MAC address or machine name, and digests by file path."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """Return the UUID of a machine: from the source, or by one of its MAC addresses, or by its name."""
+        """Return the UUID of a machine from the source, or else from this supplement by MAC address or name."""
         found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
         return machine.uuid or next(filter(None, found), None)
 
     def digest(self, url: str) -> str | None:
-        """Return the digest of the file with the longest path that the URL ends with, or None."""
+        """Return the digest of the file whose path the URL ends with, or None. The longest matching path wins."""
         path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))
@@ -430,9 +428,9 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
 
 def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
-    """Parse lines ``MAC UUID`` or ``NAME UUID``, or the JSON of `gitboot bmc scan` or `gitboot unknown-machines`.
+    """Parse ``MAC UUID`` or ``NAME UUID`` lines, or the JSON of `gitboot bmc scan` or `gitboot unknown-machines`.
 
-    Raises `UsageError` for the first other line.
+    Raises `UsageError` for the first invalid line.
     """
     if text.lstrip().startswith("{"):
         return dict(_list_found_uuids(parse_json(path, text)))
@@ -452,7 +450,7 @@ def _list_found_uuids(document: Any) -> Iterator[tuple[str, SystemUuid]]:
 
 
 def parse_digest_list(text: str, path: str) -> dict[str, str]:
-    """Parse the output of ``sha256sum``. Raises `UsageError` for the first other line."""
+    """Parse the output of ``sha256sum``. Raises `UsageError` for the first invalid line."""
     return _parse_pairs(
         text,
         path,

@@ -42,7 +42,7 @@ class UserDataFormat(StrEnum):
 
 
 class ConfigFrom(StrEnum):
-    KERNEL_ARGUMENTS = "KernelArguments"  # the kernel command line has the URL of the user data
+    KERNEL_ARGUMENTS = "KernelArguments"  # the kernel command line contains the URL of the user data
     SYSTEM_UUID = "SystemUUID"  # the system fetches /ignition/<uuid>
     MEDIUM = "Medium"  # the system reads a second virtual medium, which the BMC inserts
     NONE = "None"
@@ -56,7 +56,7 @@ _FORMATS = (
 
 
 def parse_user_data_format(value: object) -> str:
-    """Read ``Ignition/3.x`` with its minor version, or the name of another format."""
+    """Parse ``Ignition/3.x`` with its minor version, or the name of another format."""
     found = text(value)
     if found not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"
@@ -151,7 +151,7 @@ class Artifacts:
             raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:
-        """Yield each file with the path of its field."""
+        """Yield each file of the image with the path of its field."""
         for name in ("kernel", "rootfs", "uki", "iso", "loader"):
             if (artifact := getattr(self, name)) is not None:
                 yield (name,), artifact

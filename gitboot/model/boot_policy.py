@@ -112,7 +112,7 @@ class UserData:
 
     @property
     def extra_templates(self) -> dict[str, tuple[str, str]]:
-        """Return the templates of vendor-data and network-config: field and path, by the name of the file."""
+        """Return the templates for vendor-data and network-config: (field, path of the template) by file name."""
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
             "network-config": ("networkConfig", self.network_config),

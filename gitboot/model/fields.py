@@ -1,4 +1,4 @@
-"""Fields of documents: declarations, and reading and writing of values."""
+"""Document fields: how they are declared, and how their values are read and written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from gitboot.model.scalars import (
 from gitboot.problems import Code
 from gitboot.text import did_you_mean
 
-# Types for editors. They read plain scalars by YAML 1.2, in which 3815.2 is a number. gitboot reads it as text.
+# JSON Schema types. Editors read plain scalars by YAML 1.2, so 3815.2 is a number there, but gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT = {"type": ["string", "number"], "minLength": 1}
 
@@ -80,9 +80,9 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """For `Annotated`: the parser of a single value, and the JSON Schema of the values that the parser accepts.
+    """The parser for a single value, and the JSON Schema of the values that it accepts. Used in `Annotated`.
 
-    If many documents have the same values (``common``), each value is parsed once and shared.
+    ``common`` is for values that occur in many documents: each distinct value is parsed once and shared.
     """
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
@@ -168,19 +168,19 @@ def Field(  # noqa: N802 - used like a dataclass field()
     alias: str | None = None,
     min_length: int = 0,
 ) -> Any:
-    """Declare a field of a structure. A field without a default is required."""
+    """Declare a field of a structure. A field without a default value is required."""
     metadata = {"description": description, "alias": alias, "min_length": min_length}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def structure(kind: type[T]) -> type[T]:
-    """Declare a class as a structure: a mapping in a document, with a value for each field."""
+    """Declare a class as a structure, which represents a mapping in a document with a value for each field."""
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
 def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Declare a method that raises `Malformed` if the fields of a structure contradict each other."""
+    """Mark a method as the check that raises `Malformed` if the fields of a structure contradict each other."""
     _CHECKS.add(method)
     return method
 
@@ -189,7 +189,7 @@ _CHECKS: Final[set[Callable[[Any], None]]] = set()
 
 
 class DeclaredField(NamedTuple):
-    """A field of a structure, as it is declared."""
+    """The declaration of a field in a structure."""
 
     name: str
     alias: str  # the name in YAML
@@ -201,7 +201,7 @@ class DeclaredField(NamedTuple):
 
 @cache
 def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
-    """Return the fields of a structure in the order of its declaration."""
+    """Return the fields of a structure in the order in which they are declared."""
     types = get_type_hints(kind, include_extras=True)
     return tuple(
         DeclaredField(
@@ -217,7 +217,7 @@ def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
 
 
 def list_words(kind: Any) -> dict[str, Any]:
-    """Return the words of an enumeration or a Literal, and the value of each word."""
+    """Return the allowed words of an enumeration or a Literal, each with its value."""
     return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
 
@@ -225,7 +225,7 @@ def list_words(kind: Any) -> dict[str, Any]:
 
 
 class InvalidField(Malformed):
-    """A value that its declaration does not allow, with a message that may begin with the place of the value."""
+    """A field's declaration does not allow its value. The message may begin with the path of the value."""
 
     def __init__(
         self,
@@ -234,9 +234,9 @@ class InvalidField(Malformed):
         hint: str = "",
         at: Path = (),
         *,
-        # For a slow hint, which gitboot computes only for problems that it shows.
+        # Computes a hint that takes long. gitboot calls this only for problems that it shows.
         find_hint: Callable[[], str] | None = None,
-        follows_place: bool = False,  # whether the sentence begins with the place of the value
+        follows_place: bool = False,  # whether `describe` puts the path of the value before the message
     ) -> None:
         super().__init__(code, message, hint, at)
         self._find_hint, self._follows_place = find_hint, follows_place
@@ -247,15 +247,15 @@ class InvalidField(Malformed):
 
 
 class Fault(NamedTuple):
-    """A problem of a document."""
+    """A problem in a document."""
 
-    path: Path  # of the value in the document
+    path: Path  # the path of the value in the document
     error: Malformed
-    is_key: bool = False  # whether the key is wrong, and not the value
+    is_key: bool = False  # whether the key is wrong, rather than the value
 
 
 class InvalidDocument(ValueError):
-    """A document, or a part of a document, is invalid. The error has all faults."""
+    """A document, or a part of a document, is invalid. The exception contains all of its faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(str(faults[0].error))
@@ -263,7 +263,7 @@ class InvalidDocument(ValueError):
 
 
 def read(kind: type[T], value: Any) -> T:
-    """Return a document, or a part of one, as a structure. Raises `Invalid`."""
+    """Convert a document, or a part of one, to a structure. Raises `InvalidDocument` with all faults."""
     declared: Any = kind
     try:
         made: T = _reader(declared)(value)
@@ -274,7 +274,7 @@ def read(kind: type[T], value: Any) -> T:
 
 @cache
 def _reader(kind: Any) -> Read:
-    """Return a function that reads a value of a type, or raises `Malformed` or `Invalid`."""
+    """Return a function that reads a value of a type, and that raises `Malformed` or `InvalidDocument`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         read_scalar: Read = arguments[1].read
@@ -426,7 +426,7 @@ def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
 
 
 def to_yaml_value(value: Any) -> Any:
-    """Return a structure, or a value in one, as plain scalars, lists and mappings without nulls, as in YAML."""
+    """Convert a structure, or a value in one, to scalars, lists and mappings as in YAML, without nulls."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value

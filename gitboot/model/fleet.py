@@ -1,4 +1,4 @@
-"""Fleet: the settings for all servers of the repository."""
+"""Fleet: the settings for all servers in the repository."""
 
 from enum import StrEnum
 from typing import Final, Literal
@@ -98,7 +98,7 @@ class UnknownProfile:
     profile: NameField = Field(description="The name of the BootProfile. Its image must not write disks.")
 
 
-UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
+UNKNOWN_NOT_FOUND: Final = "NotFound"  # the value of unknownServers with which unknown machines get a 404
 UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 
@@ -264,16 +264,16 @@ class FleetSpec:
 
     @property
     def has_instances_by_site(self) -> bool:
-        """Return whether a site names a ledger."""
+        """Whether any site names its own ledger."""
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
         """Return the ledger whose instance may be active for a site, or for all sites if ``site`` is None.
 
-        Return None if any instance may publish. Then no instance may change BMCs, because several instances would
-        change the same BMC. If the site names no ledger, the result is `NO_LEDGER`, because two instances that do not
-        share their records would install a machine twice. An instance for all sites may be active if no site names a
-        ledger, or all sites name the same ledger.
+        If any instance may publish, return None. In that case, no instance may change BMCs, because several instances
+        would change the same BMC. If the given site names no ledger, return `NO_LEDGER`, because two instances that do
+        not share their records would install a machine twice. An instance for all sites may be active if no site names
+        a ledger, or if all sites name the same ledger.
         """
         if site is not None:
             return next((each.ledger for each in self.sites if each.name == site), None) or NO_LEDGER
@@ -281,7 +281,7 @@ class FleetSpec:
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return the orders that an instance obeys before it accepts the commit. ``site`` is None for all sites."""
+        """Return the orders that the instance for ``site`` obeys before it accepts the commit. None: for all sites."""
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 

@@ -1,4 +1,4 @@
-"""JSON Schema of documents, for editors."""
+"""JSON Schema of documents, for use in editors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, 
 
 
 def build_schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of the documents of a kind.
+    """Return the JSON Schema for documents of a kind.
 
-    Editors read plain scalars by YAML 1.2, gitboot by this schema. Where gitboot reads text, a number is valid too.
+    Editors decide the types of plain scalars by YAML 1.2, but gitboot decides by the field. So if gitboot reads text,
+    the schema also allows a number.
     """
     definitions: dict[str, Any] = {}
     found = build_structure_schema(kind, definitions)
@@ -30,7 +31,7 @@ def build_schema(kind: type) -> dict[str, Any]:
 
 
 def build_any_document_schema() -> dict[str, Any]:
-    """Return the JSON Schema of documents of all kinds, which selects by kind so that an error refers to one kind."""
+    """Return the JSON Schema for documents of any kind, which selects by kind so that an error refers to only one."""
     definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
@@ -53,7 +54,7 @@ def build_any_document_schema() -> dict[str, Any]:
 
 
 def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a structure, and add the definitions that the schema refers to."""
+    """Return the JSON Schema of a structure, and add the definitions to which that schema refers."""
     properties = {}
     for field in list_fields(kind):
         found = _build_value_schema(field.type, definitions)
@@ -112,16 +113,16 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):
-    """A field of a kind, for documentation."""
+    """A field of a kind, as the documentation shows it."""
 
     path: str  # such as spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
-    type: str  # for an enumeration its words, each in backquotes
+    type: str  # for an enumeration, its words in backquotes
     is_required: bool
     description: str
 
 
 def list_schema_fields(kind: type) -> Iterator[SchemaField]:
-    """Yield `spec` and all fields below it for a kind. Each field comes before the fields that it contains."""
+    """Yield `spec` of a kind and all fields below it, each field before the fields that it contains."""
     (spec,) = (field for field in list_fields(kind) if field.alias == "spec")
     return _list_field(spec, "spec")
 

@@ -1,4 +1,4 @@
-"""Scalars: parse names, numbers, addresses, URLs and digests."""
+"""Scalars: parsers for names, numbers, addresses, URLs and digests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAC: Final = re.compile(
 
 
 def parse_mac(value: object) -> MacAddress:
-    """Read a MAC address with colons, hyphens, dots or no separators, in any case. Group addresses are malformed."""
+    """Parse a MAC address in any case, with colons, hyphens, dots or no separators. Group addresses are malformed."""
     found = text(value)
     if (is_mac := _MAC.fullmatch(found)) is None:
         _reject_infiniband(found)
@@ -51,10 +51,10 @@ _INFINIBAND_KINDS: Final = {"address": "address of 20 bytes", "gid": "GID of 16 
 
 
 def _reject_infiniband(found: str) -> None:
-    """Raise `Malformed` for an InfiniBand address, with the MAC address by which iPXE asks.
+    """Raise `Malformed` for an InfiniBand address, and name the MAC address that iPXE uses instead.
 
-    iPXE leaves out the fourth and the fifth byte of the GUID (src/drivers/net/ipoib.c, ``ipoib_init_addr``). Ironic
-    derives the same MAC address.
+    iPXE omits the fourth and the fifth byte of the GUID (src/drivers/net/ipoib.c, ``ipoib_init_addr``). Ironic derives
+    the MAC address in the same way.
     """
     if not (match := _INFINIBAND.fullmatch(re.sub("^0x|[:.-]", "", found))):
         return
@@ -70,7 +70,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 
 
 def parse_uuid(value: object) -> SystemUuid:
-    """Read an SMBIOS system UUID in any case."""
+    """Parse an SMBIOS system UUID in any case."""
     hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
     found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
@@ -82,7 +82,7 @@ def parse_uuid(value: object) -> SystemUuid:
 
 
 def parse_ledger(value: object) -> str:
-    """Read the identity of a ledger: a UUID in any case."""
+    """Parse the identity of a ledger, which is a UUID in any case."""
     hint = "copy the UUID from `gitboot status --state STATE`"
     return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
 
@@ -90,26 +90,26 @@ def parse_ledger(value: object) -> str:
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
     """Return the UUID with its first three fields in the other byte order.
 
-    SMBIOS 2.6 defined them as little-endian. Older firmware and some loaders print the bytes in memory order (SMBIOS
-    reference specification, 7.2.1).
+    SMBIOS 2.6 defined these fields as little-endian. Older firmware and some loaders print the bytes in memory order
+    (SMBIOS reference specification, 7.2.1).
     """
     u = uuid
     return SystemUuid(f"{u[6:8]}{u[4:6]}{u[2:4]}{u[:2]}-{u[11:13]}{u[9:11]}-{u[16:18]}{u[14:16]}{u[18:]}")
 
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return a UUID in both byte orders, sorted."""
+    """Return both byte orders of a UUID, sorted."""
     return tuple(sorted({uuid, swap_byte_order(uuid)}))
 
 
 @lru_cache(maxsize=256)  # the rendering of one server uses the same few values several times
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: ``uuid``, then its other byte order. Placeholder: ()."""
+    """Return the UUIDs by which the endpoint finds a machine: both byte orders, ``uuid`` first. Placeholder: ()."""
     return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
 def parse_lookup_uuid(value: object) -> SystemUuid:
-    """Return the system UUID in a request or a command. Raises `Malformed` for a placeholder too."""
+    """Parse the system UUID in a request or a command. Also raises `Malformed` for a placeholder."""
     uuid = parse_uuid(value)
     if is_placeholder_uuid(uuid):
         raise Malformed(
@@ -119,7 +119,7 @@ def parse_lookup_uuid(value: object) -> SystemUuid:
 
 
 def parse_lookup_mac(value: object) -> MacAddress:
-    """Return the MAC address in a request or a command. Raises `Malformed` for a placeholder too."""
+    """Parse the MAC address in a request or a command. Also raises `Malformed` for a placeholder."""
     mac = parse_mac(value)
     if is_placeholder_mac(mac):
         raise Malformed(
@@ -140,7 +140,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 
 def parse_local_disk(value: object) -> str:
-    """Read how a loader boots the local disk: a word, or the path of an EFI program on the system partition."""
+    """Parse how a loader boots the local disk: a word, or the path of an EFI program on the system partition."""
     found = text(value)
     return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
@@ -157,7 +157,7 @@ _DERIVED_UUID_PREFIX: Final = (
 
 
 def derive_uuid(mac: MacAddress) -> SystemUuid:
-    """Return the UUID that gitboot uses for a machine with an unknown UUID, derived from its MAC address."""
+    """Derive a UUID from a MAC address, for a machine whose own UUID is unknown."""
     return SystemUuid(_DERIVED_UUID_PREFIX + mac.replace("-", ""))
 
 
@@ -166,7 +166,7 @@ def is_derived_uuid(uuid: SystemUuid) -> bool:
 
 
 def parse_interface_address(value: object) -> str:
-    """Read an IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
     address, most = (
@@ -223,7 +223,7 @@ _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
-    """Return texts of ``length`` hexadecimal digits that count up or down: 0123…, 00010203…, 00112233…, 1234…."""
+    """Return the texts of ``length`` hexadecimal digits that count up or down: 0123…, 00010203…, 00112233…, 1234…."""
     digits = "0123456789abcdef"
     up = (
         4 * digits,
@@ -240,7 +240,7 @@ _RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 123456
 
 
 def _swap_digits(digits: str) -> str:
-    """Return 32 digits with the first three fields of their UUID in the other byte order."""
+    """Return 32 hexadecimal digits of a UUID with its first three fields in the other byte order."""
     d = digits
     return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
 
@@ -253,9 +253,10 @@ _OF_32_DIGITS: Final = frozenset(
 
 
 def is_placeholder_uuid(uuid: SystemUuid) -> bool:
-    """Return whether firmware shows this UUID if no UUID is set, in either byte order of SMBIOS.
+    """Return whether firmware reports this UUID, in either SMBIOS byte order, if no UUID is set.
 
-    Patterns are placeholders too: one or two repeated digits, groups of repeated digits, and counting digits or bytes.
+    Patterns also count as placeholders: one or two repeated digits, groups of repeated digits, and counting digits or
+    bytes.
     """
     digits = uuid.replace("-", "")
     if digits in _OF_32_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_ALL_F_BUT_THE_FIRST):
@@ -294,7 +295,7 @@ _MACS: Final = frozenset(
 def is_placeholder_mac(mac: MacAddress) -> bool:
     """Return whether a MAC address is a known placeholder or a pattern, such as a repeated byte or counting digits.
 
-    Group addresses are not possible here, because `parse_mac` rejects them.
+    ``mac`` is never a group address, because `parse_mac` rejects these.
     """
     digits = mac.replace("-", "")
     return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
@@ -316,10 +317,10 @@ _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*
 
 @lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
 def is_placeholder_serial(serial: str) -> bool:
-    """Return whether boards show this serial number, in any case, if no serial number is set.
+    """Return whether boards report this serial number, in any case, if no serial number is set.
 
-    Placeholders are known texts, several words without a digit, fewer than three different characters, and digits that
-    count.
+    Placeholders are known texts, several words without a digit, texts with fewer than three different characters, and
+    counting digits.
     """
     lower = serial.casefold().strip()
     words = re.sub(r"[\s_-]+", " ", lower)
@@ -366,7 +367,7 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 
 def parse_count_or_percent(value: object) -> str:
-    """Read a number of servers or a percentage: 1, 25%."""
+    """Parse a number of servers or a percentage: 1, 25%."""
     return require_match(
         value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
     )
@@ -381,9 +382,9 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key that sorts versions by their dotted numbers: 3602.2.3 < 3815.0. Other text sorts before numbers.
+    """Return a key that sorts versions by their dotted numbers (3602.2.3 < 3815.0), and other text before numbers.
 
-    Numbers of the same length are compared as text, because `int` refuses very long ones.
+    Numbers of equal length are compared as text, because `int` rejects very long ones.
     """
     parts = _VERSION_PART.findall(version)
     digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
@@ -395,7 +396,7 @@ _WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:
 
 
 def parse_instant(value: object) -> datetime:
-    """Read an RFC 3339 time with its offset, in whole seconds. Return the time in UTC."""
+    """Parse an RFC 3339 time with an offset and whole seconds, and return it in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if _WITH_FRACTION.fullmatch(found):
@@ -421,7 +422,7 @@ def parse_digest(value: object) -> Digest:
 
 
 def parse_fingerprint(value: object) -> Digest:
-    """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs print it."""
+    """Parse a certificate's SHA-256 as openssl and BMCs print it: in any case, with or without colons."""
     hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
@@ -440,7 +441,7 @@ OCI: Final = re.compile(
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
-    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    """Parse ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
     found = _parse_url_text(value)
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
@@ -452,7 +453,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
-        # A tag may name another image later, and an image has several files.
+        # A tag may name a different image later, and an image consists of several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
@@ -463,9 +464,9 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
 
 
 def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
-    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end.
+    """Parse an http(s) URL to which paths can be appended, and return it without a trailing slash.
 
-    An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may have one.
+    An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may contain a zone.
     """
     found = _parse_url_text(value)
     if not allow_zone:
@@ -476,7 +477,7 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
 
 
 def parse_bmc_address(value: object) -> str:
-    """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
+    """Parse the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
         return parse_base_url(value, allow_zone=True)
     found = _parse_url_text(value)
@@ -508,7 +509,7 @@ def _parse_url_text(value: object) -> str:
 
 
 def _require_no_zone(url: str) -> None:
-    # No host name of a URL has a percent sign, except an IPv6 address with a zone.
+    # The host in a URL contains a percent sign only if it is an IPv6 address with a zone.
     require(
         "%" not in urlsplit(url).netloc,
         url,
@@ -534,17 +535,17 @@ class Malformed(ValueError):
         self.code, self.message, self.hint, self.at = code, message, hint, at
 
     def describe(self, place: str) -> tuple[str, str]:
-        """Return the message and the hint for a value. ``place`` is its path, such as spec.uuid."""
+        """Return the message and the hint for the value at ``place``, a path such as spec.uuid."""
         return f"{place}: {self.message}", self.hint
 
 
 def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    """Return the error of a rendered document. ``line`` is 1-based. 0: the error concerns the document as a whole."""
+    """Return an error in rendered user data. ``line`` is 1-based, or 0 if the error concerns the whole document."""
     return Malformed(code, message, hint, (line,) if line else ())
 
 
 def quote_value(value: object) -> str:
-    """Return a value for a message: quoted, shortened, on one line."""
+    """Format a value for a message: quoted, shortened, and on one line."""
     if isinstance(value, str):
         return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
@@ -558,13 +559,13 @@ def text(value: object) -> str:
 
 
 def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
-    """Return the source text of a scalar if a pattern matches all of it. Raises `Malformed` otherwise."""
+    """Return the source text of a scalar if the pattern matches all of it, and raise `Malformed` otherwise."""
     found = text(value)
     return require(pattern.fullmatch(found), found, code, expected, hint)
 
 
 def require(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
-    """Return ``found`` if the condition is true. Raises `Malformed` otherwise."""
+    """Return ``found`` if the condition is true, and raise `Malformed` otherwise."""
     if not condition:
         raise Malformed(code, f"expected {expected}, found {quote_value(found)}", hint)
     return found
@@ -581,7 +582,7 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 
 def parse_name(value: object) -> Name:
-    """Read a DNS-1123 subdomain, as in names of Kubernetes objects."""
+    """Parse a DNS-1123 subdomain, the form of Kubernetes object names."""
     found = text(value)
     return Name(
         require(
@@ -603,7 +604,7 @@ _LABEL_HINT: Final = (
 
 
 def parse_label_key(value: object) -> str:
-    """Read the key of a Kubernetes label: an optional DNS prefix and a name."""
+    """Parse a Kubernetes label key: an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
     has_prefix = not slash or (len(prefix) <= 253 and NAME.fullmatch(prefix))
@@ -628,13 +629,13 @@ def parse_variable_name(value: object) -> str:
 
 
 def parse_variable(value: object) -> str | bool:
-    """Return the source text, or a boolean for plain ``true`` and ``false``, which templates can test."""
+    """Return plain ``true`` and ``false`` as booleans, which templates can test, and other scalars as source text."""
     found, is_plain = text(value), type(value) is str  # a quoted value is a `Quoted`
     return found == "true" if is_plain and found in ("true", "false") else found
 
 
 def parse_file_path(value: object) -> str:
-    """Read the path of a file in the repository, relative to the fleet's root."""
+    """Parse the path of a file in the repository, relative to the fleet's root."""
     found = parse_nonempty(value)
     return require(
         not found.startswith("/") and "\\" not in found and {"", ".", ".."}.isdisjoint(found.split("/")),
@@ -649,7 +650,7 @@ AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 
 def parse_secret_path(value: object) -> str:
-    """Read the path of a file that is encrypted with age. The suffix shows that to people and editors."""
+    """Parse the path of a file that is encrypted with age, which its suffix must show to people and editors."""
     found = parse_file_path(value)
     return require(
         found.endswith(AGE_SUFFIX),
@@ -664,15 +665,15 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 def is_reserved_argument(argument: str) -> bool:
-    """Return whether only gitboot and boot loaders may write this kernel argument.
+    """Return whether only gitboot and boot loaders may set this kernel argument.
 
-    The EFI stub of Linux and PXELINUX load the file that ``initrd=`` names. PXELINUX and GRUB write ``BOOT_IMAGE=``.
+    Linux's EFI stub and PXELINUX load the file that ``initrd=`` names. PXELINUX and GRUB set ``BOOT_IMAGE=``.
     """
     return argument.startswith(("initrd=", "BOOT_IMAGE="))
 
 
 def parse_kernel_argument(value: object) -> str:
-    """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
+    """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
         raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes {found.partition('=')[0]}= itself")
@@ -693,7 +694,7 @@ _UTC_TIME: Final = 0x17
 
 
 def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
-    """Return when each certificate in a PEM file expires, in the order of the file. () if one of them is malformed."""
+    """Return when each certificate in a PEM file expires, in the file's order, or () if a certificate is malformed."""
     try:
         return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
     except (ValueError, IndexError):

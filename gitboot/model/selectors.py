@@ -1,4 +1,4 @@
-"""Selectors of servers: All, None, labels as in Kubernetes, or names."""
+"""Server selectors: All, None, labels as in Kubernetes, or names."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -94,7 +94,7 @@ Select = Literal["All", "None"] | Selector
 
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
-    """Return whether ``select`` selects the server with this name and these labels."""
+    """Return whether ``select`` matches the server with this name and these labels."""
     if isinstance(select, str):
         return select == "All"
     return select.matches(name, labels)

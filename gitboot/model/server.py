@@ -1,4 +1,4 @@
-"""Server: a machine with its identity, interfaces and BMC."""
+"""Server: a machine with its identities, interfaces and BMC."""
 
 import re
 from enum import StrEnum
@@ -59,8 +59,8 @@ class Loader(StrEnum):
 
 class Lifecycle(StrEnum):
     ACTIVE = "Active"
-    PARKED = "Parked"  # other people work on the machine
-    RETIRED = "Retired"  # permanently
+    PARKED = "Parked"  # other people work on the machine, so gitboot changes nothing
+    RETIRED = "Retired"  # the machine is permanently out of service
 
 
 @structure
@@ -251,7 +251,7 @@ class Server(Document):
 
     @property
     def uuid(self) -> SystemUuid:
-        """Return the key of the server in the ledger: its UUID, or a UUID derived from its first MAC address."""
+        """The server's key in the ledger: its UUID, or a UUID derived from its first MAC address."""
         return self.spec.uuid if self.spec.uuid is not None else derive_uuid(self.spec.interfaces[0].mac)
 
     @property
@@ -260,14 +260,12 @@ class Server(Document):
 
     @property
     def lookup_macs(self) -> tuple[MacAddress, ...]:
-        """Return the MAC addresses by which loaders find the server: of interfaces that may boot, not placeholders."""
+        """The MAC addresses by which loaders find the server: those of boot interfaces, without placeholders."""
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:
-        """The serial number by which boot loaders find the server, or None for a placeholder or an invalid path
-        component.
-        """
+        """The serial number by which loaders find the server. None: not set, a placeholder, or invalid in a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

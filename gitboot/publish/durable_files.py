@@ -153,7 +153,7 @@ class Disk:
             return None
 
     def has_file(self, path: str) -> bool:
-        """Return whether ``path`` is a regular file that is reached without following a symlink."""
+        """Return whether ``path`` is a regular file that can be reached without following a symlink."""
         try:
             return is_file(self.lstat(path))
         except NotAFolder:

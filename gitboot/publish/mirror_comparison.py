@@ -126,8 +126,8 @@ def compare_files(
 ) -> MirrorReport:
     """Compare a mirror with these files. Files published during the comparison are compared again.
 
-    ``look_again`` is called with whether there are findings. It returns the current files, or None if they have not
-    changed.
+    ``look_again`` returns the current files, or None if they have not changed. Its argument states whether there are
+    findings.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -265,9 +265,9 @@ class WebMirror:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline covers a response without its body. The body must arrive at least at ``rate``.
+        """``deadline_s`` limits a response without its body. The body must arrive at ``rate`` or faster.
 
-        ``nonce`` must be a text that no earlier request contained, so that no cache can answer.
+        ``nonce`` must be a text that no earlier request contained, so that no cache has stored a response for it.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
@@ -600,8 +600,9 @@ def is_fetched_by_machines_only(path: str) -> bool:
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return paths below boot/ that an earlier publication may have left for the same machines.
 
-    ``paths`` are the currently published paths. If none of them is of some kind, the Fleet no longer names that output.
-    An earlier tree then had a path of that kind for every machine, so it is enough to check `SAMPLE_SIZE` machines.
+    ``paths`` are the currently published paths. If none of them is of a certain kind, the Fleet does not name the
+    output of that kind. An earlier tree with that output contained such a path for every machine, so it is enough to
+    check `SAMPLE_SIZE` machines.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}

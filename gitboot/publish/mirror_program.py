@@ -54,7 +54,8 @@ _LIST_FILE = re.compile(
 )
 _LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
 _RSYNC_IDLE_S = 60
-_LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2)
+# The errors of link(2) after which the program copies the file instead.
+_LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
 _BLOCK_BYTES = 1 << 20
 
 

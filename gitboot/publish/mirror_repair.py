@@ -374,7 +374,7 @@ def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
-        # The version is dated at its transition. Versions without a transition have no defined time.
+        # A version that starts at a transition is dated at that time. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
     raise Overtaken(f"{path}: the tree does not have the current version (let gitboot publish again)")

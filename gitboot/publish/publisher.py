@@ -51,7 +51,7 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
     withdrawn: tuple[str, ...]  # removed because the paths are no longer planned
     expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
     unchanged: int  # number of checked files that did not need to change
-    first_files: int = 0  # the number of files of a first publication; `written` does not list them
+    first_files: int = 0  # the number of files in a first publication, which `written` does not list
 
     @property
     def new(self) -> int:
@@ -207,7 +207,7 @@ class OutputDirectory:
         may have changed. The first publication of a process must be ``complete``. A complete publication names all
         servers: other files of the tree are removed, and files of the wrong size are replaced. If there is no tree yet,
         the items of ``servers`` are read once and not stored. Later publications need to name only the servers that may
-        have changed, and take no time for other servers. Publishing the same files again writes nothing.
+        have changed, and spend no time on other servers. Publishing the same files again writes nothing.
 
         Before anything is written, gitboot decides all changes and checks their paths for foreign files. After a crash
         or a failure, each file is complete in its old or its new version, and all content that scripts refer to is

@@ -127,7 +127,7 @@ class ListState(Struct, frozen=True, kw_only=True):
     bins: Mapping[str, int]  # the version of each bin, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp must be renewed: it expires soon, or a clock that was ahead dated it."""
+        """Return whether the timestamp must be renewed, because it expires soon or was dated by a fast clock."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
@@ -332,7 +332,7 @@ class SignedList:
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
-            # Root metadata of a lost root key, with which readers would otherwise continue after the new root.
+            # Readers would accept root metadata of a lost root key as the successor of the new root.
             if name.endswith(_ROOT_ENDING):
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
@@ -536,7 +536,7 @@ def read_list_keys(folder: Path) -> ListKeys:
 
 
 def find_next_version(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
-    """Return the content of the files in a folder whose name matches, by the number in the name."""
+    """Return the files in a folder whose names match ``name``, as content by the number in the name."""
     try:
         found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
         return {number: path.read_bytes() for number, path in found.items()}

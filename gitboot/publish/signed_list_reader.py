@@ -244,7 +244,7 @@ def parse_instant(value: Any) -> datetime:
 
 
 def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
-    """Parse the metadata file of a role. Raises `ListProblem`, also if the file is of another role than ``kind``."""
+    """Parse the metadata file of a role. Raises `ListProblem` if the file is malformed or not of type ``kind``."""
     try:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]

@@ -62,9 +62,9 @@ class Publication(Struct, frozen=True, kw_only=True):
     """The files to publish."""
 
     servers: Mapping[str, Files | None]  # the servers that may have changed; None: the server is gone
-    shared: Files | None  # files that belong to no server, without those in parts; None: unchanged
+    shared: Files | None  # files that belong to no server, except those rendered in parts; None: unchanged
     complete: bool  # whether all servers are named
-    parts: FileUpdates = NO_UPDATES  # the shared files in parts that may have changed
+    parts: FileUpdates = NO_UPDATES  # shared files that are rendered in parts and may have changed
 
     def __iter__(self) -> Iterator[Files]:
         """Yield the files of each server, and then files that belong to no server."""

@@ -200,7 +200,7 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list of content that has been unused since a time."""
+    """Return the path of the list that names the content unused since ``since``."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
@@ -360,7 +360,7 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 def read_records(path: Path) -> dict[SystemUuid, Record]:
     """Read exported records from a file, or from all files in a folder, such as a tree's ``ops/records``.
 
-    Raises OSError, and `UsageError` that names a file without valid records.
+    Raises OSError, or a `UsageError` that names the file without valid records.
     """
     if not path.is_dir():
         return _import_records(path)
@@ -386,7 +386,7 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
 
 
 def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
-    """Return the records of servers in a tree, skipping files that are not readable."""
+    """Return the records of the servers in a tree, skipping unreadable files."""
     from gitboot.resolve.provisioning_record import parse_exported_records  # imported here, as above
 
     found: dict[SystemUuid, Record] = {}
@@ -412,11 +412,11 @@ class Inventory(Struct, frozen=True, kw_only=True):
 def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
     """Return the servers whose files differ from ``before``, with the content that the files refer to.
 
-    Servers that an interrupted publication affects are included. Return None if the process cannot continue from this
-    tree. This function reads only the records of the tree; `find_suspects` compares the records with the files.
+    The result includes servers that an interrupted publication affects. Return None if the process cannot continue from
+    this tree. This function reads only the records of the tree; `find_suspects` compares the records with the files.
     """
-    # If PENDING is in the set, each pending file belongs to a server whose state is in the set, or to no server: see
-    # `write_changes`.
+    # If the pending paths include PENDING, each pending file belongs to a server whose state is also pending, or to no
+    # server: see `write_changes`.
     tells_whom = not tree.pending or PENDING in tree.pending
     if tree.head is None or tree.outdated or not tells_whom:
         return None
@@ -482,7 +482,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """Return the server if one of its identities is missing from the index, or `ALL` if a shard is not readable."""
+    """Return the server's name if the index lacks one of its identities, or `ALL` if a shard is not readable."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
@@ -557,7 +557,7 @@ def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
 
 
 def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
-    """Return an instance's conditions, with a stop that was ordered after the instance wrote them."""
+    """Return an instance's conditions, updated for a stop that was ordered after the instance wrote them."""
     found = [dict(each) for each in conditions]
     if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
         return found

@@ -1,1 +1,1 @@
-"""Render plans to boot files, and the fleet to DHCP configuration, web-server configuration and the page."""
+"""Rendering of boot files, DHCP configuration, web-server configuration and the web page for operators."""

@@ -1,4 +1,4 @@
-"""Boot files of a server in all formats, and the versions for copies without an endpoint."""
+"""Boot files of a server in all formats, including the variants for copies that no endpoint serves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from gitboot.resolve.server_plan import BootPlan, StopScope
 def select_copy_files(
     decision: Decision, plan: BootPlan | None, stop: StopScope, files: Files, policy_files: Files
 ) -> dict[str, File]:
-    """Return the files of a plan for OUTPUT and its copies.
+    """Return the boot files that OUTPUT and its copies contain for a plan.
 
-    ``files`` are the files that the endpoint serves for the plan. ``policy_files`` are the files of the boot that the
-    policies alone select if that boot writes no disk, else of the disk boot.
+    ``files`` are the files that the endpoint serves for the plan. ``policy_files`` belong to the boot that the policies
+    alone select. If that boot writes a disk, ``policy_files`` belong to the local-disk boot instead.
 
     A copy contains no one-time boot, because every client could fetch it many times. A copy also contains no boot of a
     maintenance, because the copy cannot end the maintenance if the publisher stops. Instead, the boot scripts in the
     copy query the endpoint first, and boot ``policy_files`` if the endpoint does not respond. A loader that cannot
-    query the endpoint gets ``policy_files`` at once, unless the Fleet allows more.
+    query the endpoint boots ``policy_files`` directly, unless the Fleet allows copies to serve one-time boots or to end
+    a maintenance late.
     """
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
@@ -42,8 +43,8 @@ def select_copy_files(
 def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope) -> bool:
     """Return whether a copy must query the endpoint because a maintenance may have ended.
 
-    False without a maintenance, without an endpoint, and if the boot is the same before and after the end. With
-    ``StopScope.ALL``, the server boots its disk before and after the end.
+    Return False if the plan has no maintenance, if there is no endpoint, or if the boot is the same before and after
+    the end of the maintenance. With ``StopScope.ALL``, the server boots its disk both before and after the end.
     """
     if plan.maintenance is None or decision.endpoint is None or stop is StopScope.ALL:
         return False
@@ -53,7 +54,8 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
 def render_asking_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     """Return boot scripts that query the endpoint first, and boot ``policy_files`` if it does not respond.
 
-    Return no scripts if the Fleet names no endpoint. An endpoint that cannot record fetches serves these scripts too.
+    If the Fleet names no endpoint, the result is empty. An endpoint that cannot record fetches also serves these
+    scripts.
     """
     kinds = {
         path: kind for path in files.keys() & policy_files.keys() if (kind := paths.find_path_kind(path)) is not None
@@ -66,8 +68,8 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     found = {**files}
-    # The one-time boot and its fallback fetch user data from the same paths if these have no token. A copy has the user
-    # data of the fallback there.
+    # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. There, a copy
+    # contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found |= data
     can_ask = all(files[path] == file for path, file in data.items())
@@ -124,15 +126,15 @@ def _has_role(path: str, role: Role) -> bool:
 
 
 def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
-    """Return the boot script that queries the endpoint first. None: no endpoint, or the loader cannot query it."""
+    """Return the boot script that queries the endpoint first. None: no endpoint, or the loader cannot query one."""
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
     loader, below = find_loader(kind.text), path.removeprefix(paths.BOOT)
     if loader not in _ENDPOINT_REQUESTS:
         return None
     if loader is ScriptLoader.PXELINUX:
-        # PXELINUX has no variable that could prevent a second query. If a load balancer answered with a copy of this
-        # same configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
+        # PXELINUX has no variable that could prevent a second query. If a load balancer returned a copy of this same
+        # configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
         below = f"{paths.ASKED}{below}"
     text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
@@ -143,7 +145,7 @@ def _can_ask_endpoint(decision: Decision, kind: PathKind) -> bool:
     return not is_https or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
 
 
-# The renderer of a script that asks the endpoint first.
+# For each loader, the renderer of the script that queries the endpoint first.
 _ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
     ScriptLoader.IPXE: ipxe.render_endpoint_request,
     ScriptLoader.GRUB: grub.render_endpoint_request,
@@ -155,8 +157,7 @@ Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield ``v1/boot/<mac>/provisioned/<token>`` and ``v1/boot/<mac>/failed/<token>``, for every plan.
 
-    An installation can end after its deadline, or during the window of a maintenance. The endpoint accepts its report
-    in both cases.
+    The endpoint accepts the report of an installation that ends after its deadline or during a maintenance window.
     """
     named = (decision.token, plan.token if plan is not None else None)
     for token in (each for each in named if each is not None):
@@ -164,7 +165,7 @@ def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[t
 
 
 _EMPTY: Final = File(b"")
-# One path and the renderer of each format. The path determines which output of the Fleet enables the format.
+# A path and the renderer for each format. The path determines which output of the Fleet enables the format.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
     (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
@@ -181,7 +182,7 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.USER_DATA, user_data_files.render_matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.render_boot_parameters),
 )
-# Renderers of the files that a loader fetches through an interface that its machine may not boot from.
+# Renderers of the files that a loader fetches through an interface with `boot: false`.
 IDLE_RENDERERS: Final = ((Output.GRUB, grub.render_idle), (Output.PXELINUX, pxelinux.render_idle))
 # Renderers of the files that every machine fetches first, and of other files of the fleet, by output.
 SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File]]]], ...]] = (
@@ -197,9 +198,9 @@ SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple
 
 
 def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
-    """Return the files of one server by path.
+    """Return the boot files of one server by path.
 
-    A server that boots its disk has the same boot script at each path. A restricted server has no boot script then.
+    If the server boots its disk, each boot script only boots the disk, and a restricted server has no boot script.
     """
     found: dict[str, File] = {}
     for render in _select_renderers(decisions.outputs, decisions.evidence):
@@ -213,17 +214,17 @@ def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan
 def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer, ...]:
     requested = {None, evidence, *outputs}
     if Output.EC2 in requested:
-        requested.add(Output.NOCLOUD)  # EC2 metadata serves the NoCloud files
+        requested.add(Output.NOCLOUD)  # the EC2 metadata service returns the NoCloud files
     return tuple(render for made, render in RENDERERS if made.requested_by in requested)
 
 
 def render_idle_files(
     outputs: Collection[Output], decision: Decision, idle_macs: tuple[MacAddress, ...]
 ) -> dict[str, File]:
-    """Return the files of interfaces that a server may not boot from.
+    """Return the boot files of the interfaces from which a server may not boot.
 
-    The plan does not change these files, and a fetch of them is not evidence. A restricted server has no such files, so
-    an endpoint answers 404.
+    These files do not depend on the plan, and fetching one is not evidence. A restricted server has no such files, so
+    an endpoint returns 404.
     """
     if decision.restrict:
         return {}
@@ -236,7 +237,7 @@ def render_idle_files(
 
 
 def lists_interfaces(outputs: Collection[Output]) -> bool:
-    """Return whether the files of the fleet list the interfaces of each server."""
+    """Return whether a fleet file, such as a DHCP configuration, lists the interfaces of each server."""
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 

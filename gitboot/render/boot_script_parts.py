@@ -1,4 +1,4 @@
-"""Parts of boot scripts: the heading and the local-disk boot."""
+"""Parts of boot scripts: the heading comment and the local-disk boot."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
-# The build architectures that loaders report, by machine architecture. A BIOS build reports i386 on any x86 machine.
+# For each machine architecture, the build architectures that its loaders report. A BIOS build reports i386 on every x86
+# machine.
 LOADER_ARCHITECTURES: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
 IDENTITY_QUERY: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # lets the endpoint detect another machine
-# After a success, UEFI firmware stops at its menu. Only after an error does it try the next boot option
-# (UEFI specification 2.10, 3.1.2).
+# UEFI firmware stops at its menu after a boot option succeeds, and tries the next boot option only after an error (UEFI
+# specification 2.10, 3.1.2).
 IPXE_DISK_BOOT: Final = """\
 iseq ${platform} efi && exit 1 ||
 sanboot --no-describe --drive 0x80 ||
@@ -70,7 +71,7 @@ _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
 def render_ipxe_disk_boot(local_disk: str | None) -> str:
-    """Return the end of an iPXE script, which boots the disk. ``local_disk`` is from a document. None: the default."""
+    """Return the end of an iPXE script that boots the disk. If ``local_disk`` is None, use the default disk boot."""
     if local_disk is None:
         return IPXE_DISK_BOOT
     if local_disk == EXIT:
@@ -84,7 +85,7 @@ _BACKSLASH: Final = "\\"  # the separator in UEFI paths (UEFI specification 10.3
 
 
 def render_grub_disk_boot(local_disk: str | None) -> str:
-    """Return the end of a GRUB configuration, which boots the disk."""
+    """Return the end of a GRUB configuration that boots the disk."""
     if local_disk == EXIT:
         return "exit\n"
     return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
@@ -107,12 +108,12 @@ def render_pxelinux_disk_label(local_disk: str | None) -> str:
 
 
 def render_pxelinux_disk_boot(local_disk: str | None) -> str:
-    """Return a whole PXELINUX configuration that boots the disk."""
+    """Return a complete PXELINUX configuration that boots the disk."""
     return f"default disk\nprompt 0\n{render_pxelinux_disk_label(local_disk)}"
 
 
 def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
-    """Return the boot script at ``path`` that boots the disk. None: boot loaders do not fetch this path."""
+    """Return the boot script for ``path`` that boots the disk, or None if boot loaders do not fetch ``path``."""
     loader = find_loader(path)
     if loader is None:
         return None
@@ -121,7 +122,7 @@ def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | Non
 
 
 class ScriptLoader(StrEnum):
-    """The boot loaders that fetch boot scripts. The value is a part of each path of their scripts."""
+    """A boot loader that fetches boot scripts. Its value occurs in every path of its scripts."""
 
     IPXE = "ipxe"
     GRUB = "grub.cfg"
@@ -129,11 +130,11 @@ class ScriptLoader(StrEnum):
 
 
 def find_loader(path: str) -> ScriptLoader | None:
-    """Return the boot loader whose script is at ``path``. None: boot loaders do not fetch this path."""
+    """Return the boot loader that fetches its script from ``path``, or None if boot loaders do not fetch ``path``."""
     return next((loader for loader in ScriptLoader if loader in path), None)
 
 
-# The first line of a boot script, and the renderer of its end, which boots the disk.
+# For each loader, the first line of its boot scripts and the renderer of the commands that boot the disk.
 _DISK_SCRIPTS: Final = {
     ScriptLoader.IPXE: ("#!ipxe\n", render_ipxe_disk_boot),
     ScriptLoader.GRUB: ("", render_grub_disk_boot),
@@ -153,17 +154,17 @@ UNKNOWN_REQUEST_COMMENT: Final = """\
 
 
 def describe_missing_plan(decision: Decision) -> str:
-    """Return the reason in the comment of a server without a plan."""
+    """Return why a server has no plan, for the comment in its boot scripts."""
     return f"gitboot makes no plan (lifecycle {decision.lifecycle})"
 
 
 def render_disk_comment(machine: str, reason: str) -> str:
-    """Return the comment at the top of a boot script that has no plan and boots the disk."""
+    """Return the comment at the top of a boot script that boots the disk without a plan."""
     return f"# {machine}: {reason}\n# The machine boots its local disk.\n"
 
 
 def render_endpoint_comment(url: str) -> str:
-    """Return the comment at the top of a boot script that asks the endpoint at ``url``."""
+    """Return the comment at the top of a boot script that queries the endpoint at ``url``."""
     return f"""\
 # gitboot: this script fetches the current boot script from the endpoint
 # Endpoint: {url}
@@ -172,7 +173,7 @@ def render_endpoint_comment(url: str) -> str:
 
 
 def render_heading(plan: BootPlan) -> str:
-    """Return the comment at the top of a boot script. It depends only on the plan."""
+    """Return the comment at the top of a plan's boot scripts. It depends only on the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
     source_line = f"{source} boots the local disk"
     if (boot := plan.boot) is not None:

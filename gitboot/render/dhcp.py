@@ -1,4 +1,4 @@
-"""DHCP configuration: dnsmasq and Kea."""
+"""DHCP configuration for dnsmasq and Kea."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _V4:
 
 
 def _build_boot_file_options(url: str, *options: Element) -> Element:
-    """Return options with a boot file URL: option 67, and the header field of 128 bytes if the URL fits."""
+    """Return the options that carry a boot file URL: option 67, and the 128-byte header field if the URL fits."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
@@ -78,7 +78,7 @@ def _build_boot_file_options(url: str, *options: Element) -> Element:
 class _V6:
     """Expressions and options of kea-dhcp6."""
 
-    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: two length bytes come first
+    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: the value begins with two length bytes
     architecture = "option[61].hex"
 
     @staticmethod
@@ -103,7 +103,7 @@ def _build_bootfile_url_option(url: str) -> Element:
 
 
 def _escape_commas(text: str) -> str:
-    """Put a backslash before each comma. Kea splits the data of an option at other commas."""
+    """Escape commas with backslashes, because Kea splits option data at commas."""
     return text.replace(",", r"\,")
 
 
@@ -117,9 +117,9 @@ _VENDOR_CLASS6: Final[Element] = {
 
 
 def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
-    """Yield the client classes. A class comes after the classes that its test names.
+    """Yield the Kea client classes, each after the classes that its test refers to.
 
-    A machine is in at most one of the classes that have options.
+    A machine matches at most one of the classes that set options.
     """
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
@@ -159,7 +159,7 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
 # Reservations
 
 
-@lru_cache(maxsize=2)  # for DHCPv4 and DHCPv6; most commits change no interface
+@lru_cache(maxsize=2)  # one entry each for DHCPv4 and DHCPv6; most commits change no interface
 def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
     for each in list_reservations(hosts):
@@ -217,7 +217,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             script = _quote(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader in (None, *requested):  # first for servers that request no loader by name
+        for loader in (None, *requested):  # first the loaders for servers that request no loader by name
             tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
             for offer in list_loader_offers(decisions, loader):
                 yield from _render_loader_lines(
@@ -236,7 +236,7 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
     if client.http:
         yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
     else:
-        # If the base URL has a host name, dnsmasq sends its own address as the TFTP server.
+        # If the base URL contains a host name, dnsmasq sends its own address as the TFTP server.
         address = mirror.address
         server = f",,{address}" if address is not None and address.version == 4 else ""
         yield f"dhcp-boot={tags},{path}{server}"
@@ -264,10 +264,10 @@ def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
 
 
 def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ...], Reservation]]:
-    """Return the reservations of one server, each with its MAC addresses. Interfaces that share an address are joined.
+    """Return one server's reservations with their MAC addresses, and merge the interfaces that share an IP address.
 
-    dnsmasq rejects an address in two reservations. A reservation may have several MAC addresses (dnsmasq(8),
-    ``dhcp-host``), but only one IPv4 address.
+    dnsmasq rejects an IP address that occurs in two reservations. A reservation may contain several MAC addresses
+    (dnsmasq(8), ``dhcp-host``), but only one IPv4 address.
     """
     found: list[tuple[tuple[str, ...], Reservation]] = []
     for each in reservations:
@@ -286,7 +286,7 @@ def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ..
 
 
 def _quote(url: str) -> str:
-    """Put a URL in double quotes, so that a comma does not end the value. The URL has no quotes and no backslashes."""
+    """Quote a URL so that a comma does not end the value. The URL must not contain quotes or backslashes."""
     return f'"{url}"'
 
 
@@ -294,7 +294,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
     """The DHCP reservation of one interface."""
 
     mac: str  # with colons
-    ipv4: str | None  # a DHCPv4 lease has only one address
+    ipv4: str | None  # a DHCPv4 lease contains only one address
     ipv6: tuple[str, ...]
     hostname: str | None
     site: str | None
@@ -302,7 +302,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
 
 
 def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Yield a reservation of every boot interface, by server. Skip retired servers."""
+    """Yield the reservations of all boot interfaces, grouped by server, without retired servers."""
     for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
         for nic in (each for each in host.nics if each.boots):
             yield Reservation(
@@ -315,12 +315,13 @@ def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
             )
 
 
-# Server names that a DHCP server reads as another value: lease times, addresses, keywords of dnsmasq's dhcp-host.
+# Server names that a DHCP server would not read as a host name: lease times, addresses, keywords of dnsmasq's
+# dhcp-host.
 _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
 def _as_hostname(server: str) -> str | None:
-    """Return a server's name if it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
+    """Return a server's name if it is a valid host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
 
@@ -334,7 +335,7 @@ class Platform(StrEnum):
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """A kind of DHCP client."""
+    """A kind of DHCP client: the firmware types for which one loader is chosen."""
 
     name: str
     platform: Platform
@@ -355,8 +356,9 @@ CLIENTS: Final = (
     Client(name="http_aarch64", platform=Platform.AARCH64, types=(19,), http=True),
     Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
 )
-# A platform uses the first loader whose output the Fleet has. If a package contains iPXE with the driver of the
-# firmware, that build is here: iPXE of Debian 12 with its own drivers hangs when it returns to the firmware.
+# For each platform, the loaders in order of preference. The Fleet's outputs decide which loaders are available. If a
+# package contains an iPXE build that uses the firmware's network driver, the list names that build, because Debian 12's
+# iPXE with its own drivers hangs when it returns to the firmware.
 LOADERS: Final = (
     (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
     (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
@@ -368,7 +370,7 @@ LOADERS: Final = (
 
 
 class Mirror(Struct, frozen=True, kw_only=True):
-    """The base URL from which machines fetch: the Fleet's, or a site's."""
+    """The base URL from which machines fetch their files, either the Fleet's or a site's."""
 
     site: str | None  # None: for machines without a site
     base_url: str
@@ -381,7 +383,7 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> IPv4Address | IPv6Address | None:
-        """The address of the host, which also serves TFTP. None: the base URL has a host name."""
+        """The IP address in the base URL, whose host also serves TFTP. None: the base URL contains a host name."""
         try:
             return ip_address(urlsplit(self.base_url).hostname or "")
         except ValueError:
@@ -393,7 +395,7 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
 
 def list_mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
-    """Return the mirror of the Fleet, then the mirror of each site."""
+    """Return the Fleet's mirror, followed by the mirror of each site."""
     sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
 
@@ -407,7 +409,7 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
 
 
 def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
-    """Yield one loader for each kind of client: the ``preferred`` loader if the client can load it, else the first."""
+    """Yield one loader per kind of client: ``preferred`` if the client can load it, otherwise the first available."""
     for client in CLIENTS:
         found = [
             LoaderOffer(client=client, path=path, loader=loader)

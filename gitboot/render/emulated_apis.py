@@ -23,13 +23,13 @@ FORMAT: Final = 1
 
 
 class Alias(NamedTuple):
-    """A path of another system. The query of a request identifies the machine."""
+    """A path of another system's API, at which the query of the request identifies the machine."""
 
     output: str  # the output of the Fleet that enables the alias
     path: str  # below boot/
-    keys: Mapping[str, IdentityKind]  # keys of the query, in the order of precedence
-    kinds: tuple[PathKind, ...]  # the kinds of paths that it leads to; the first path that exists counts
-    name: str = ""  # the file name, if the path needs a file name
+    keys: Mapping[str, IdentityKind]  # query keys, in order of precedence
+    kinds: tuple[PathKind, ...]  # the kinds of paths that the alias refers to; the first existing path is served
+    name: str = ""  # the file name, if these paths contain one
 
 
 _MACHINE: Final = {"mac": IdentityKind.MAC, "uuid": IdentityKind.UUID, "serial": IdentityKind.SERIAL}
@@ -53,9 +53,9 @@ TABLE: Final = (
     Alias("foreman", "unattended/built", _TOKEN, (paths.PROVISIONED,)),
     Alias("foreman", "unattended/failed", _TOKEN, (paths.FAILED,)),
 )
-# The scripts of unknown machines. The query from the first script identifies the machine. If this machine has a boot
-# script after all, it gets the boot script, or an error if the boot script cannot be read. So a known machine does not
-# boot as an unknown machine.
+# The scripts for unknown machines. The first script identifies the machine in the query. If the machine turns out to
+# have a boot script, the endpoint returns that script, or an error if it cannot read the script. So a known machine
+# never boots as an unknown machine.
 FOR_UNKNOWN: Final = {
     alias.path: alias
     for alias in (
@@ -68,28 +68,28 @@ FOR_UNKNOWN: Final = {
         Alias("grub", "unknown.grub.cfg", {"mac": IdentityKind.MAC}, (paths.GRUB_BY_MAC,)),
     )
 }
-METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # an endpoint builds the answer from the query
+METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # an endpoint builds the response from the query
 EC2: Final = "ec2"
-EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which identifies a machine by its address
-INVENTORY: Final = "inventory"  # endpoints accept the inventory that an image sends of an unknown machine
+EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which identifies a machine by its IP address
+INVENTORY: Final = "inventory"  # endpoints accept the inventory that an image sends from an unknown machine
 _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
 def find_alias(path: str, outputs: Collection[str]) -> Alias | None:
-    """Return the alias at ``path``, below boot/, in a fleet with these outputs."""
+    """Return the alias at ``path`` (relative to boot/), if one of the fleet's ``outputs`` enables an alias there."""
     alias = _BY_PATH.get(path)
     return alias if alias is not None and alias.output in outputs else None
 
 
 class QueryIdentity(NamedTuple):
-    """An identity of a machine in a query."""
+    """A machine identity from the query of a request."""
 
     kind: IdentityKind
-    value: str  # in the spelling of the tree
+    value: str  # in the output tree's spelling
 
 
 def parse_query_identities(alias: Alias, query: Mapping[str, str]) -> Iterator[QueryIdentity]:
-    """Yield the valid identities of a machine in a query."""
+    """Yield the valid machine identities in a query."""
     for key, kind in alias.keys.items():
         if (value := query.get(key)) is not None and (parsed := _parse_value(kind, value)) is not None:
             yield QueryIdentity(kind, parsed)
@@ -112,10 +112,10 @@ def _parse_value(kind: IdentityKind, text: str) -> str | None:
 
 
 def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Collection[str]) -> Iterator[str]:
-    """Yield the paths that an alias leads to. ``identity`` is from the query, ``uuid`` and ``macs`` are of its machine.
+    """Yield an alias's paths for the machine that the query names by ``identity`` and that has ``uuid`` and ``macs``.
 
-    Only the identity in the query leads to a boot script. So the MAC address of an interface that does not boot leads
-    to no boot script.
+    Only the identity in the query selects a boot script. So a query with the MAC address of an interface that may not
+    boot does not select any.
     """
     own = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
@@ -133,9 +133,9 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
-    """Return the path of the boot script that an alias and its query lead to. Return other paths unchanged.
+    """Return the path of the boot script that an alias and its query select, or ``path`` itself if they select none.
 
-    All paths are below boot/.
+    All paths are relative to boot/.
     """
     if (alias := _BY_PATH.get(path)) is None:
         return path
@@ -149,14 +149,14 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
 
 
 def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Yield the file with the outputs that have aliases. Endpoints read this file."""
+    """Yield the file that tells endpoints which outputs with aliases the fleet enables."""
     chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(encode_canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
 
 
 def parse_alias_list(data: bytes) -> frozenset[str]:
-    """Return the outputs in a file of `render_alias_list`. Raises `ValueError` for other content."""
+    """Return the outputs that a file from `render_alias_list` contains. Raises `ValueError` for other content."""
     match json.loads(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
@@ -164,7 +164,7 @@ def parse_alias_list(data: bytes) -> frozenset[str]:
 
 
 def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``httpboot/<uuid>.json`` if the boot of the plan names a file that firmware can fetch."""
+    """Yield ``httpboot/<uuid>.json`` if the planned boot names a file that firmware can fetch."""
     if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
         return
     answer = encode_canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
@@ -172,10 +172,10 @@ def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield the HTTP boot answer for an address that belongs to no server, like the default answer of boot-operator.
+    """Yield the HTTP boot response for an address that belongs to no server, like boot-operator's default response.
 
-    The answer names the image of unknown machines in a form that firmware can start: its UKI, its loader or its ISO.
-    The request contains no architecture, so an image for x86_64 has precedence.
+    The response names a file of the image for unknown machines that firmware can start: a UKI, a loader or an ISO. The
+    request contains no architecture, so an image for x86_64 takes precedence.
     """
     from gitboot.model.server import Architecture  # imported here, because endpoints start without the model
 
@@ -186,10 +186,10 @@ def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]
 
 
 def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the answer to pixiecore for a server that boots from the network: a script that fetches the boot script.
+    """Yield the Pixiecore response for a server that boots from the network: a script that fetches the boot script.
 
-    Pixiecore sends a request at each DISCOVER, and not at a boot. So the answer does not contain the boot itself
-    (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
+    Pixiecore sends a request for each DHCPDISCOVER, even if no machine boots. So the response does not contain the boot
+    itself (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
     """
     if plan is None or plan.boot is None:
         return
@@ -200,9 +200,10 @@ def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the boot parameters of BSS, for people and tools. They leave out a boot that writes a disk.
+    """Yield BSS boot parameters for people and tools, without any boot that writes a disk.
 
-    The answer is a list with one item, as BSS answers a request for one machine (bss: api/swagger.yaml, BootParams).
+    The response is a list with one item, like the BSS response for a single machine (bss: api/swagger.yaml,
+    BootParams).
     """
     parameters: dict[str, object] = {
         "hosts": [decision.server],

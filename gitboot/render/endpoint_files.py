@@ -54,29 +54,29 @@ class NeededFile(NamedTuple):
 class DiskWrite(NamedTuple):
     """How an endpoint serves a boot that writes a disk, and what it serves if it withholds the boot."""
 
-    once: bool  # whether it is a one-time boot, which the endpoint must record before it serves the boot
-    offer: str | None  # the offer of a one-time boot, regardless of other changes of the plan; None: served each time
-    fallback: str | None  # sha256 of the content that is served instead; None: 404
-    hop: str | None = None  # sha256 of the script that leads to the endpoint that may serve the boot; None: no script
-    needs: tuple[NeededFile, ...] = ()  # the files that the boot fetches next, if an endpoint may have them
-    report: str | None = None  # token of the installer's report, after which no boot of this attempt is served
+    once: bool  # whether this is a one-time boot, which the endpoint must record before serving it
+    offer: str | None  # the offer of a one-time boot, regardless of other changes of the plan; None: served every time
+    fallback: str | None  # sha256 of the content that is served if the boot is withheld; None: 404
+    hop: str | None = None  # sha256 of the script that queries the endpoint that may serve the boot; None: no script
+    needs: tuple[NeededFile, ...] = ()  # the files that the boot fetches next, as far as an endpoint may store them
+    report: str | None = None  # token of the installer's report, after which this attempt's boot is no longer served
     in_copies: bool = False  # whether OUTPUT and its copies also serve the boot, although it is a one-time boot
 
 
 class PathVersion(NamedTuple):
-    """The answer at a path from one instant until the next version."""
+    """What an endpoint returns at a path, from one instant until the next version."""
 
-    since: datetime | None  # None: before all transitions
+    since: datetime | None  # None: from the beginning, before the first transition
     content: str | None  # sha256; None: 404
     content_type: str
     role: Role
-    digest: str | None = None  # of the plan that it boots, or the token of a report; None: a fetch is no evidence
+    digest: str | None = None  # the digest of the plan, or the token of a report; None: a fetch is not evidence
     writes: DiskWrite | None = None  # None: the boot writes no disk
     in_window: bool = False  # whether a maintenance selects the boot
 
 
 class PublishedServer(Struct, frozen=True, kw_only=True):
-    """The state of one server, in one file, so that all paths of the server change together."""
+    """The published state of one server. It is a single file, so that all paths of the server change together."""
 
     server: str
     identities: tuple[str, ...]  # sorted
@@ -84,12 +84,12 @@ class PublishedServer(Struct, frozen=True, kw_only=True):
     summary: Mapping[str, Any]  # the plan as the API shows it
     plan: Mapping[str, Any]  # decision and plan, with their digests
     files: Mapping[str, ListedFile]  # all files of the server except this state, by path below the output directory
-    contents: Mapping[str, str]  # texts of answers, by sha256, except those of `stored_paths`
+    contents: Mapping[str, str]  # response texts by sha256, except those of `stored_paths`
     paths: Mapping[str, tuple[PathVersion, ...]]  # by path below the output directory, sorted by time
 
     @property
     def stored_paths(self) -> dict[str, str]:
-        """The paths of the contents that the tree has as files, by sha256."""
+        """The paths of the contents that the output tree stores as separate files, by sha256."""
         return {
             each.sha256: path
             for path, each in self.files.items()
@@ -102,7 +102,7 @@ def state_path(server: str) -> str:
 
 
 def parse_state_path(path: str) -> str | None:
-    """Return the server whose state is at ``path``. None: the file is not a state."""
+    """Return the server whose state file is at ``path``, or None if ``path`` is not a state file."""
     return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
 
 
@@ -117,7 +117,7 @@ def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathV
 
 
 def render_state(state: PublishedServer) -> bytes:
-    """Return the state as canonical JSON. The same state gives the same bytes."""
+    """Return the state as canonical JSON: equal states give equal bytes."""
     document = {
         "format": FORMAT,
         "server": state.server,
@@ -148,14 +148,14 @@ def _encode_version(version: PathVersion) -> dict[str, Any]:
 
 
 class Outline(NamedTuple):
-    """The part of a published state that a publisher needs."""
+    """The parts of a published state that a publisher needs."""
 
     identities: tuple[str, ...]
     files: tuple[str, ...]  # the paths of all files of the server except the state
 
 
 def parse_outline(data: bytes) -> Outline:
-    """Return only the outline of a state, which takes less time. Raises `ValueError` for other content."""
+    """Return the outline of a state, without the cost of parsing the rest. Raises `ValueError` for other content."""
     from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
 
     try:
@@ -175,7 +175,7 @@ def _outline_decoder() -> Decoder[Any]:
 
 
 def parse_state(data: bytes) -> PublishedServer:
-    """Return the state that `render_state` wrote. Raises `ValueError` for other content and other formats."""
+    """Parse a state that `render_state` wrote. Raises `ValueError` for other content or formats."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not the state of a server in format {FORMAT}")
@@ -226,9 +226,9 @@ class ServingTerms(Struct, frozen=True, kw_only=True):
     """Rules for all boots that an endpoint serves."""
 
     clients: Networks = ()  # networks from which machines boot; (): all networks
-    monitors: Networks = ()  # networks whose fetches never count
+    monitors: Networks = ()  # networks whose fetches never count as those of a machine
     fetch_log_id: str | None = None  # the fetch log that must record one-time boots; None: no endpoint serves them
-    loss_count: int = 0  # how often this fetch log has deleted entries that the tree takes into account
+    loss_count: int = 0  # the number of deletions from this fetch log that the tree takes into account
     forwards_machines: bool = False  # whether other endpoints send machines to the endpoint with this fetch log
     is_prepared: bool = False  # whether the tree is for a host that is not active yet; endpoints serve no boot from it
 
@@ -236,7 +236,7 @@ class ServingTerms(Struct, frozen=True, kw_only=True):
 def build_serving_terms(
     provisioning: Provisioning, fetch_log_id: str | None, *, endpoint: str | None = None, loss_count: int = 0
 ) -> ServingTerms:
-    """Return the serving terms of a Fleet. The instance reads the fetch log with the id ``fetch_log_id``."""
+    """Return a Fleet's serving terms for an instance that reads the fetch log ``fetch_log_id``."""
     return ServingTerms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
@@ -247,7 +247,7 @@ def build_serving_terms(
 
 
 def render_terms(terms: ServingTerms) -> dict[str, File]:
-    """Return the file of the terms by path."""
+    """Return the file that contains the serving terms, by path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
@@ -261,7 +261,7 @@ def render_terms(terms: ServingTerms) -> dict[str, File]:
 
 
 def parse_terms(data: bytes) -> ServingTerms:
-    """Return the terms that `render_terms` wrote. Raises `ValueError` for other content and other formats."""
+    """Parse serving terms that `render_terms` wrote. Raises `ValueError` for other content or formats."""
     match json.loads(data):
         case {
             "format": 1,
@@ -286,7 +286,7 @@ SHARED_LISTING: Final = f"{SIGNED}shared.json"  # lists the files that belong to
 
 
 class FileVersion(NamedTuple):
-    """The file at a path from one instant until the next version."""
+    """The state of one file, from one instant until the next version."""
 
     since: datetime | None  # None: since the tree was published
     sha256: str | None  # None: no file
@@ -294,7 +294,7 @@ class FileVersion(NamedTuple):
 
 
 class WindowEnd(Struct, frozen=True):
-    """The changes that a copy makes at the end of a maintenance window if it receives no newer tree."""
+    """The changes that a copy makes at the end of a maintenance window if it has received no newer tree."""
 
     since: datetime
     files: Mapping[str, File | None]  # the files that change, by path below the output directory; None: delete the file
@@ -313,22 +313,22 @@ def listing_path(server: str) -> str:
 
 
 def target_name(path: str) -> str:
-    """Return the name of the listing at ``path`` in TUF metadata."""
+    """Return the name that TUF metadata uses for the listing at ``path``."""
     return path.removeprefix(SIGNED)
 
 
 def is_listing(path: str) -> bool:
-    """Return whether ``path`` is the listing of a server, which the manifest lists as a file of this server."""
+    """Return whether ``path`` is a server's listing, which the manifest includes in the server's files."""
     return path.startswith(_LISTING_SERVERS)
 
 
 def is_shared_list_file(path: str) -> bool:
-    """Return whether ``path`` is a file of the signed list that belongs to no server."""
+    """Return whether ``path`` is part of the signed list but belongs to no server."""
     return path.startswith(SIGNED) and not is_listing(path)
 
 
 def listing_name(path: str) -> str:
-    """Return the name of a path in a listing: the path below ``boot/``, or its sha256 if the path has a token.
+    """Return the name of a path in a listing: the path below ``boot/``, or its sha256 if the path contains a token.
 
     Anyone who can read the list learns every path in it, and a path with a token reveals the token of an installation.
     """
@@ -339,7 +339,7 @@ def listing_name(path: str) -> str:
 
 
 def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
-    """Return the changes of a copy at the end of a window. ``before`` and ``after`` are the files of the tree.
+    """Return the changes that a copy makes at the end of a window, from the tree's files ``before`` to those ``after``.
 
     Leave out paths with a token. The list must not contain these paths, and no boot script names them after the window.
     """
@@ -356,7 +356,7 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
-    """Return the versions of each path. ``trees`` are the files of the tree from each instant on."""
+    """Return the versions of each path. ``trees`` holds the output tree's files from each instant on."""
     if len(trees) == 1:  # as for most servers
         [(since, files)] = trees
         return {
@@ -383,7 +383,7 @@ def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
 
 
 def render_listing(listing: Listing) -> bytes:
-    """Return the listing as canonical JSON. The same listing gives the same bytes."""
+    """Return the listing as canonical JSON: equal listings give equal bytes."""
     end: dict[str, object] | None = None
     texts: dict[str, str] = {}  # the texts that a copy needs at the end of the open window, by sha256
     if listing.end is not None:
@@ -406,11 +406,11 @@ def render_listing(listing: Listing) -> bytes:
     return encode_canonical(document) + b"\n"
 
 
-# The index: shards that map each identity to the servers that it may mean.
+# The index: shards that map each identity to the servers that may have it.
 
 INDEX: Final = "ops/index"
-Shard = Mapping[str, tuple[str, ...]]  # names, sorted, by identity
-Pair = tuple[str, str]  # an identity and the server that it may mean
+Shard = Mapping[str, tuple[str, ...]]  # sorted server names by identity
+Pair = tuple[str, str]  # an identity, and a server that may have it
 
 
 def is_index_path(path: str) -> bool:
@@ -427,12 +427,12 @@ def render_shard(shard: Shard) -> bytes:
 
 
 def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """Return the files of shards by path. None: the shard is empty, so delete its file."""
+    """Return the shard files by path, with None for the file of an empty shard, which must be deleted."""
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
-    """Return the shard that `render_shard` wrote. Raises `ValueError` for other content."""
+    """Parse a shard that `render_shard` wrote. Raises `ValueError` for other content."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
         raise ValueError("not a shard of an index")
@@ -451,7 +451,7 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
 
 
 def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
-    """Return a shard without the ``removed`` pairs and with the ``added`` pairs. Drop identities without servers."""
+    """Remove pairs from a shard, add others, and drop the identities that are left without a server."""
     names = {identity: set(each) for identity, each in shard.items()}
     for identity, server in removed:
         names.get(identity, set()).discard(server)

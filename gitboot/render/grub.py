@@ -1,4 +1,4 @@
-"""GRUB configurations for each boot NIC and UUID, the shared first configuration, and the one for unknown machines."""
+"""GRUB configurations: per boot NIC, per UUID, the shared first configuration, and the one for unknown machines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the GRUB configurations of a server by MAC address, in the folder ``v1`` and at ``grub.cfg-01-<mac>``.
+    """Yield a server's GRUB configurations for each MAC address, in the folder ``v1`` and at ``grub.cfg-01-<mac>``.
 
-    GRUB itself looks for the second path. Without a plan, the configurations boot the disk, so that a known machine
-    never boots as an unknown machine.
+    GRUB looks for ``grub.cfg-01-<mac>`` by itself. Without a plan, the configurations boot the disk, so that a known
+    machine never boots as an unknown machine.
     """
     shared = _render_file(decision, plan)
     needs_boot_nic = reads_boot_nic(shared.content.decode())
@@ -34,13 +34,13 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield the configurations for interfaces that the server may not boot from. They boot the disk."""
+    """Yield configurations that boot the disk, for the interfaces from which the server may not boot."""
     configuration = _render_disk_boot(decision, IDLE_REASON)
     yield from ((paths.GRUB_LOOKUP.build_path(mac), configuration) for mac in idle_macs)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``grub.cfg-<uuid>`` in both byte orders."""
+    """Yield ``grub.cfg-<uuid>`` for both byte orders of the UUID."""
     configuration = _render_file(decision, plan)
     yield from ((paths.GRUB_BY_UUID.build_path(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
 
@@ -52,7 +52,7 @@ def _render_disk_boot(decision: Decision, reason: str) -> File:
 
 
 def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
-    """Return a configuration that GRUB finds by the address ``mac``. None: GRUB finds it by another identity."""
+    """Return a configuration that GRUB finds by the MAC address ``mac``, or by another identity if ``mac`` is None."""
     if plan is None:
         return _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
@@ -68,11 +68,11 @@ def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | No
 
 
 def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
-    """Return lines that try the boot several times. If all attempts fail, GRUB continues after these lines.
+    """Return lines that try the boot several times. If every attempt fails, GRUB continues after these lines.
 
-    GRUB has two dialects. With UEFI and Secure Boot, the GRUB of older distributions boots only with ``linuxefi`` and
-    ``initrdefi``. Other builds do not have these two commands. So the lines try ``linux`` first, then ``linuxefi``. A
-    command that GRUB does not have fails before GRUB fetches a file.
+    With UEFI and Secure Boot, the GRUB of older distributions boots only with ``linuxefi`` and ``initrdefi``, which
+    other builds lack. So the lines try ``linux`` first, then ``linuxefi``. A command that GRUB lacks fails before GRUB
+    fetches a file.
     """
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
@@ -93,7 +93,7 @@ def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
+    """Return a configuration that queries the endpoint at ``url`` once, and boots ``fallback`` if there is no response.
 
     Return None for https, which GRUB does not support. `configfile` reads the response in a new context with the
     exported variables. So if the response is this same configuration, GRUB does not query the endpoint again (GRUB
@@ -128,7 +128,7 @@ def _format_device_path(file: BootFile) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that load the boot, or the reason why GRUB cannot boot it."""
+    """Return the commands that load the kernel or the UKI, or the reason why GRUB cannot boot the image."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -144,7 +144,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _nest_steps(steps: tuple[str, ...], last: str) -> list[str]:
-    """Return lines that run each step only if the step before succeeded."""
+    """Return lines that run each step only if the previous one succeeded."""
     if not steps:
         return [last]
     return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
@@ -154,7 +154,7 @@ def _indent(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-NICS: Final = 4  # to try; GRUB cannot count the NICs of a machine
+NICS: Final = 4  # how many NICs to try, because GRUB cannot count the NICs of a machine
 _PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
 _DEFAULT_MAC: Final = '"$net_default_mac"'  # of the NIC from which firmware booted GRUB; empty after `net_bootp`
 _MACS: Final = " ".join(
@@ -162,14 +162,14 @@ _MACS: Final = " ".join(
 )
 _GROUPS: Final = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
 _IS_MAC: Final = f"regexp {_GROUPS} '^(..):(..):(..):(..):(..):(..)$'"
-# GRUB counts two words for each `--set`, and writes beyond its memory if there are six single words (GRUB: lib/arg.c,
+# GRUB counts two words for each `--set`, and overruns its buffer if there are six single words (GRUB: lib/arg.c,
 # grub_arg_list_alloc).
 _SAFE_IS_MAC: Final = _IS_MAC.replace("--set=", "--set ")
 _MAC: Final = "-".join(f"${name}" for name in _PAIRS)
 
 
 def _render_boot_nic(mac: MacAddress | None) -> str:
-    """Return lines that set the MAC address of the boot NIC, with colons and as `BOOTIF`."""
+    """Return lines that set variables to the boot NIC's MAC address, once with colons and once as `BOOTIF`."""
     addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
     return f"""\
 insmod regexp
@@ -207,11 +207,11 @@ _FIND_BY_UUID: Final = """\
 
 
 def render_first_configuration(*, by_uuid: bool) -> str:
-    """Return ``grub.cfg``, which looks up the boot script of each NIC, and by UUID if that is published, several times.
+    """Return ``grub.cfg``, which tries several times to find a boot script by NIC and, if published, by UUID.
 
-    GRUB itself looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` has colons, but the paths of the
-    tree have hyphens. The paths are relative to this file, so that a mirror may use any folder. ``net_bootp`` in the
-    configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
+    By itself, GRUB looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` contains colons, but paths in
+    the output tree contain hyphens. The paths are relative to ``grub.cfg``, so that a mirror may use any folder.
+    ``net_bootp`` in the configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
     """
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\

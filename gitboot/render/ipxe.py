@@ -1,4 +1,4 @@
-"""iPXE scripts: by boot NIC, by UUID, by serial number, the shared first script, and the one for unknown machines."""
+"""iPXE scripts: per boot NIC, UUID and serial number, the shared first script, and the one for unknown machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the iPXE scripts of a server by MAC address, and by UUID in both byte orders.
+    """Yield a server's iPXE scripts for each MAC address, and for both byte orders of its UUID.
 
     Without a plan, the scripts boot the disk, so that a known machine never boots as an unknown machine.
     """
@@ -29,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """Return a renderer of the script of each boot interface at paths of these kinds."""
+    """Return a function that renders the boot script of each boot interface, at the paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
         script = _render_file(decision, plan)
@@ -65,7 +65,7 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     elif boot is None:
         message = _render_messages(f"gitboot: {plan.server} boots its local disk")
         text = f"{render_heading(plan)}{message}{disk_boot}"
-    elif (own := boot.entries.get("ipxe")) is not None:  # a template of the fleet, without its first line
+    elif (own := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
         text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
@@ -80,7 +80,7 @@ def _render_messages(*messages: str) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands of a boot, each of which may fail, or the reason why iPXE cannot boot it."""
+    """Return the commands of a boot, each of which may fail, or the reason why iPXE cannot boot the image."""
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
@@ -99,9 +99,9 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
-    """Return lines that try the steps several times. If all attempts fail, iPXE continues after these lines.
+    """Return lines that try the steps several times. If every attempt fails, iPXE continues after these lines.
 
-    If ``steps`` is the reason why iPXE cannot boot the image, the lines only show the reason.
+    If ``steps`` is a reason why iPXE cannot boot the image, the lines only show that reason.
     """
     if isinstance(steps, str):
         return _render_messages(f"gitboot: {steps}", TO_DISK)
@@ -123,9 +123,9 @@ echo gitboot: all {_ATTEMPTS} attempts failed. Booting the local disk.
 
 
 def render_endpoint_request(url: str, fallback: str) -> str:
-    """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
+    """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` if there is no response.
 
-    A setting prevents a second query, because a load balancer may answer with a copy of this same script. iPXE needs
+    An iPXE setting prevents a second query, because a load balancer may return a copy of this same script. iPXE takes
     about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of March 2014 and
     newer).
     """
@@ -145,7 +145,7 @@ imgexec --autofree answer && exit 0 || exit 1
 """
 
 
-_ANSWER_MS: Final = 8000  # to wait for the first byte of the answer
+_ANSWER_MS: Final = 8000  # to wait for the first byte of the response
 
 # The shared scripts.
 
@@ -155,13 +155,13 @@ _NICS: Final = 16
 
 
 def render_first_script(prefix: str = "") -> str:
-    """Return the script with which iPXE starts. ``prefix`` is the relative path from the script to ``boot/``.
+    """Return the first script that iPXE runs. ``prefix`` is the relative path from the script to ``boot/``.
 
-    The script looks up the boot script of each NIC, then by UUID, several times. Then it looks once by serial number,
-    which identifies a machine least reliably: while its own boot script is unavailable, a machine must not get the boot
-    script of another machine. The script does not test ``${errno}``, because its value for a 404 differs between builds
-    of iPXE. It fetches a boot script before it runs the script, because a boot script may end in an error on purpose,
-    after which the firmware boots the disk.
+    Several times, the script looks for a boot script by the MAC address of each NIC, then by UUID. Finally, it looks
+    once by serial number. A serial number is the least reliable identity, and a machine must not get another machine's
+    boot script while its own boot script is unavailable. The script does not test ``${errno}``, because its value for a
+    404 differs between builds of iPXE. Fetching and running a boot script are separate steps, because a boot script may
+    end in an error on purpose to make the firmware boot the disk.
     """
     return f"""\
 #!ipxe
@@ -194,7 +194,7 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def build_first_script_renderer(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
-    """Return a renderer of the first script at a path that another system uses."""
+    """Return a function that renders the first script at a path that another system uses."""
 
     def render_copy(_: Decisions) -> Iterator[tuple[str, File]]:
         yield f"{paths.BOOT}{path}", File(render_first_script("../" * path.count("/")).encode(), ContentType.TEXT)

@@ -1,4 +1,4 @@
-"""Page: the files of the page for operators, and the data of one server."""
+"""Web page for operators: its static files, and the data of a single server."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ PAGE_CONTENT_TYPES: Final[Mapping[str, str]] = {
 
 
 def read_page_file(name: str) -> bytes:
-    """Return a static file of the page."""
+    """Return the content of one of the page's static files."""
     return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
 def page_shard(server: str) -> str:
-    """Return the shard of a server: two hexadecimal digits."""
+    """Return the page shard that contains a server, as two hexadecimal digits."""
     return f"{crc32(server.encode()) & 0xFF:02x}"
 
 
 def render_data_script(name: str, content: bytes) -> bytes:
-    """Return a JSON value as a script of the page, under a name of ASCII letters."""
+    """Return a script that gives the page a JSON value under ``name``, which must consist of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
 
 
@@ -55,7 +55,7 @@ def render_server_data(
     machine: Machine | None,
     source: FieldSources | None,
 ) -> tuple[str, File]:
-    """Return the path and the file of the data that the page shows of one server."""
+    """Return the path and the content of the file with the page's data about one server."""
     bmc = machine.bmc if machine is not None else None
     name = f"server/{summary['server']}"
     facts = {
@@ -70,14 +70,14 @@ def render_server_data(
     return f"{PAGE_DATA}{name}.js", File(render_data_script(name, encode_canonical(facts)), SCRIPT)
 
 
-MAX_HISTORY_PATHS: Final = 5000  # paths in the history of the page, of the newest commits
-_MAX_TEXT: Final = 120  # characters of a subject or of an author's name
+MAX_HISTORY_PATHS: Final = 5000  # the maximum number of paths in the page's history, from the newest commit on
+_MAX_TEXT: Final = 120  # the maximum number of characters of a subject or an author's name
 
 
 def render_history(changes: Iterable[FileChanges]) -> bytes:
-    """Return the last commits and the files that each commit changed, the newest commit first, for the page.
+    """Return the page's history: the latest commits, newest first, and the files that each commit changed.
 
-    The value has a bounded size: a commit that changes too many files has only their number.
+    To bound the size, a commit that changes too many files is listed only with their number.
     """
     commits: list[dict[str, Any]] = []
     files: dict[str, list[int]] = {}
@@ -105,9 +105,9 @@ def render_history(changes: Iterable[FileChanges]) -> bytes:
 def list_plan_changes(
     now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
-    """Yield the transitions that change what the server boots, or for which maintenance.
+    """Yield the transitions that change what the server boots, its phase, or the maintenance that selects the boot.
 
-    Leave out the plans that apply only if no instance renders the server again before then.
+    Skip plans that only take effect if no instance renders the server again before their time.
     """
     from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 

@@ -1,4 +1,4 @@
-"""Page shards: the page's data of all servers, in parts."""
+"""Page shards: the files that contain the page's data about all servers, in parts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def render_page_files(
     changed: Collection[str] | None = None,
     published_locations: SourceLocations | None = None,
 ) -> FileUpdates:
-    """Return the files of the page that change with the servers in ``changed``. None: all files.
+    """Return the page's files that depend on the servers in ``changed``, or all of its files if ``changed`` is None.
 
-    ``fleet_json`` has the streams and the windows of the commit. ``published_locations`` are the source locations that
-    the page has. None: the page has no source locations yet.
+    ``fleet_json`` contains the streams and the windows of the commit. ``published_locations`` are the source locations
+    that the page shows so far, or None if it shows none yet.
     """
-    members: dict[str, list[str]] = {}  # by shard, in the order of the servers
+    members: dict[str, list[str]] = {}  # server names by shard, in the order of the servers
     for name in servers:
         members.setdefault(page_shard(name), []).append(name)
     changed_shards = members.keys() if changed is None else {page_shard(name) for name in changed}
@@ -84,7 +84,7 @@ def render_page_files(
 
 
 def _build_row(state: ServerState) -> Iterator[Any]:
-    """Yield the values of one server, in the order of `COLUMNS`."""
+    """Yield a server's values in the order of `COLUMNS`."""
     decision, plan, about, source = state.decision, state.plan, state.about, state.about.source
     boot, policy, record = plan.boot if plan else None, decision.policy, state.record
     installs_at = state.installs_at

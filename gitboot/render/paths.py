@@ -1,4 +1,4 @@
-"""Paths: the table of published paths."""
+"""Published paths: a table of their kinds, and their lookup."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gitboot.problems import Code
 BOOT: Final = "boot/"  # the folder of all files for machines
 IMMUTABLE: Final = "boot/o/"  # the folder of files that never change: each path contains a digest of the content
 SIGNED: Final = "boot/signed/"  # the folder of the signed list
-LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the file that a reader of the signed list fetches first
+LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the first file that a reader of the signed list fetches
 
 
 class ContentType(StrEnum):
-    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB accept any type, and a browser shows this type
+    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB accept any type, and browsers display this one
     JSON = "application/json"
     IGNITION = "application/vnd.coreos.ignition+json"
     CLOUD_CONFIG = "text/cloud-config; charset=utf-8"
@@ -44,8 +44,8 @@ class Delivery(NamedTuple):
     """How endpoints, mirrors and targets send a file."""
 
     cache_control: str
-    has_etag: bool  # a client that has this version gets a 304
-    in_parts: bool  # a client that sends a Range gets a part of the file
+    has_etag: bool  # a client that already has this version gets a 304
+    in_parts: bool  # a client that sends a Range header gets a part of the file
 
 
 _UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # so that servers log each fetch
@@ -57,15 +57,15 @@ class Role(StrEnum):
 
     BOOT_SCRIPT = "entry"  # the machine boots what the file names
     DATA = "data"  # the booted system fetches its configuration
-    SEALED = "sealed"  # the booted system fetches a secret, which only an endpoint decrypts and serves
+    SEALED = "sealed"  # the booted system fetches a secret, which only endpoints decrypt and serve
     REPORT = "report"  # the installer has finished or failed
     OFFER = "offer"  # no meaning, because the client is a DHCP server
     MEDIUM = "medium"  # no meaning, because a BMC fetches the file before its machine boots
-    PREVIEW = "look"  # no meaning, because the client only shows the file, which leaves out boots that write a disk
+    PREVIEW = "look"  # no meaning, because the client only displays the file, which leaves out boots that write a disk
 
 
 class IdentityKind(StrEnum):
-    """A kind of identity that leads to a server."""
+    """A kind of identity by which a server can be found."""
 
     MAC = "mac"
     UUID = "uuid"  # in either byte order
@@ -83,8 +83,8 @@ def _parse_serial(text: str) -> str:
 
 
 class _Identity(NamedTuple):
-    canonical: str  # a regular expression for the spelling in the tree
-    parse: Callable[[str], str]  # any spelling -> the spelling in the tree; raises Malformed
+    canonical: str  # a regular expression for the output tree's spelling
+    parse: Callable[[str], str]  # converts any spelling to the output tree's spelling; raises Malformed
 
 
 _IDENTITIES: Final = {
@@ -99,7 +99,7 @@ _SEPARATORS: Final = {"{colons}": ":", "{bare}": ""}
 
 
 class PathKind(NamedTuple):
-    """One kind of path: a line of the table."""
+    """One kind of path: a row of the table."""
 
     # Below boot/. {id} is the identity of a server ({colons}: a MAC address with colons, {bare}: without separators),
     # {token} the token of an installation, {name} a file name.
@@ -110,7 +110,7 @@ class PathKind(NamedTuple):
     content_type: ContentType
 
     def build_path(self, identity: str, token: str = "", name: str = "") -> str:
-        """Return the path below the output directory. ``identity`` has the spelling of the tree."""
+        """Return the path below the output directory for an ``identity`` in the output tree's spelling."""
         text = self.text.replace("{id}", identity)
         for mark, by in _SEPARATORS.items():
             if mark in text:
@@ -118,7 +118,7 @@ class PathKind(NamedTuple):
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
     def spell(self, identity: str) -> str:
-        """Return an identity of the tree in the spelling of this kind of path."""
+        """Convert an identity from the output tree's spelling to the spelling in this kind of path."""
         return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
 
     @property
@@ -132,12 +132,12 @@ class PathKind(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """A regular expression for the paths below boot/, in the spelling of the tree."""
+        """A regular expression for these paths below boot/, in the output tree's spelling."""
         return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
 
     @property
     def any_spelling(self) -> str:
-        """A regular expression for the paths below boot/, with one group for the identity in any spelling."""
+        """A regular expression for these paths below boot/, with one group for the identity in any spelling."""
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
@@ -167,17 +167,17 @@ def find_artifact_type(name: str) -> str:
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
 
 
-REVALIDATED: Final = "no-cache"  # for files that change in place; a cache must revalidate the file at each use
+REVALIDATED: Final = "no-cache"  # for files that change in place, so that a cache revalidates them at each use
 FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 _SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
-_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
+_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a kernel download can be resumed
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", IdentityKind.SERIAL, Role.BOOT_SCRIPT, ContentType.TEXT)
 GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 GRUB_LOOKUP: Final = PathKind(
     "grub.cfg-01-{id}", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
-)  # 01 is Ethernet
+)  # 01 is the hardware type of Ethernet
 GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, IdentityKind.UUID, Role.OFFER, ContentType.JSON)
@@ -187,7 +187,7 @@ PROVISIONED: Final = PathKind(
 )
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# Paths of other systems that contain an identity (docs/paths.md). `emulated_apis` has the paths with a query.
+# Paths of other systems that contain an identity (docs/paths.md). `emulated_apis` defines the paths with a query.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind(
     "ipxe/script/{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
@@ -201,7 +201,7 @@ BOOT_PARAMETERS: Final = PathKind(
 )
 CHECK: Final = "check"  # in the query of gitboot's own requests, which never count as requests of a machine
 CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of these requests, before the version
-# A folder that exists in no copy. The endpoint serves a path below this folder like the path without the folder.
+# A folder that no copy contains. The endpoint serves a path in this folder like the same path without the folder.
 ASKED: Final = "asked/"
 HOP: Final = "hop"  # in the query of a forwarded machine, so that the next endpoint does not forward it again
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
@@ -209,9 +209,9 @@ FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
 # (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"
 CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, who point iPXE to /ipxe/
-# A loader fetches these scripts if it finds no boot script.
+# A loader fetches one of these scripts if it finds no boot script.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
-UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # for a DHCP server, if an address belongs to no server
+UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # for an address that belongs to no server
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,
@@ -238,7 +238,7 @@ TABLE: Final = (
 
 
 class PathLookup(NamedTuple):
-    """A path of one server, in the spelling of the tree."""
+    """A path that belongs to one server, in the output tree's spelling."""
 
     kind: PathKind
     identity: str  # as in the index: mac/52-54-00-12-34-56
@@ -246,7 +246,7 @@ class PathLookup(NamedTuple):
 
 
 def format_identity(kind: IdentityKind, value: str) -> str:
-    """Return the name of an identity in the index."""
+    """Return the name by which the index lists an identity, such as mac/52-54-00-12-34-56."""
     return f"{kind}/{value}"
 
 
@@ -254,19 +254,19 @@ def _compile_alternatives(expressions: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
-_CACHE_SIZE: Final = 1024  # paths; rendering and publishing look up each path of a server several times
+_CACHE_SIZE: Final = 1024  # number of paths; rendering and publishing look up each path of a server several times
 _PATH_PATTERN: Final = _compile_alternatives(BOOT + kind.expression for kind in TABLE)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_path_kind(path: str) -> PathKind | None:
-    """Return the line of the table for a path of the tree. None: the path belongs to no server, or never changes."""
+    """Return the kind of a path in the output tree. None: the path belongs to no server, or its file never changes."""
     found = _PATH_PATTERN.fullmatch(path)
     return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 _NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
-# With any identity and any token
+# These paths match with any identity and any token.
 _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
     re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NON_SCRIPT_KINDS
 )
@@ -274,14 +274,14 @@ _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_non_script_kind(path: str) -> PathKind | None:
-    """Return the line of the table for user data, a secret or a report of any server. None: another path."""
+    """Return the kind of a path to user data, a secret or a report of any server, or None for other paths."""
     found = _NON_SCRIPT_PATTERN.fullmatch(path)
     return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_token(path: str) -> str | None:
-    """Return the token of an installation in a path. None: the path has no token."""
+    """Return the token of an installation that a path contains, or None."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
@@ -296,7 +296,8 @@ def is_immutable(path: str) -> bool:
 def is_content(path: str) -> bool:
     """Return whether boot scripts may name a path.
 
-    gitboot publishes such a file before the boot scripts, and keeps it for a while after the last boot script.
+    gitboot publishes such a file before the boot scripts that name it, and keeps the file for a while after the last of
+    those boot scripts.
     """
     return is_immutable(path) or find_non_script_kind(path) in (DATA, MEDIUM)
 
@@ -309,7 +310,7 @@ def find_delivery(path: str) -> Delivery:
 
 
 def find_content_type(path: str) -> str:
-    """Return the content type of a file of the tree."""
+    """Return the content type of a file in the output tree."""
     kind = find_path_kind(path)
     if is_immutable(path) or kind is DATA:
         return find_artifact_type(path.rpartition("/")[2])
@@ -320,16 +321,16 @@ class Stage(IntEnum):
     """A stage of a publication. After the last stage, the publication deletes old files."""
 
     CONTENT = 0  # files that boot scripts name
-    BOOT_SCRIPTS = 1  # other files of a server
+    BOOT_SCRIPTS = 1  # the other files of a server
     FIRST_SCRIPTS = 2  # the shared scripts: the first scripts and the scripts of unknown machines
-    LIST = 3  # the timestamp of the signed list, which leads a reader to the other files of the list
+    LIST = 3  # the timestamp of the signed list, from which a reader finds the other files of the list
 
 
 def publication_stage(path: str) -> Stage:
-    """Return the stage of a path below the output directory.
+    """Return the stage in which a path below the output directory is published.
 
-    The first scripts come after the boot scripts. If a known machine ran a first script before its boot script exists,
-    the machine would boot as an unknown machine.
+    The first scripts come after the boot scripts, because a known machine that runs a first script before its boot
+    script exists would boot as an unknown machine.
     """
     if is_content(path):
         return Stage.CONTENT
@@ -345,12 +346,12 @@ _BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # 
 
 @cache
 def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
-    """Return the role of each line of the table, and an expression for each folder and the file of its paths."""
+    """Return, for each row of the table, its role and one expression for each component of its paths."""
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
 def move_order(path: str) -> int:
-    """Return the rank of a file or a folder in its parent folder. A publication moves lower ranks first.
+    """Return the rank of a file or a folder within its parent folder. A publication moves lower ranks first.
 
     Folders that contain only content come before folders with boot scripts. The first scripts come last.
     """
@@ -373,7 +374,7 @@ def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
 
 
 def parse_request_path(path: str) -> Iterator[PathLookup]:
-    """Yield the possible meanings of a request, the most likely first. ``path`` is below boot/, in any spelling."""
+    """Yield the paths that a request may mean, most likely first. ``path`` is relative to boot/, in any spelling."""
     for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
             try:
@@ -392,13 +393,13 @@ _EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
-    """Return an expression for the paths below boot/ for which a completed GET from a mirror is evidence."""
+    """Return an expression that matches the paths below boot/ at which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _EVIDENCE_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The content and the content type of a file."""
+    """The content and the content type of a published file."""
 
     content: bytes
     content_type: str = ContentType.TEXT
@@ -406,7 +407,7 @@ class File:
 
     @property
     def sha256(self) -> Digest:
-        """The digest of the content, computed at the first use."""
+        """The SHA-256 of the content, computed at first use."""
         if (known := self._digest) is None:
             known = Digest(sha256(self.content).hexdigest())
             object.__setattr__(self, "_digest", known)
@@ -419,7 +420,7 @@ Files = Mapping[str, File]  # by path below the output directory: boot/… for m
 PAGE: Final = "ops/pages/"
 PAGE_DATA: Final = f"{PAGE}data/"
 PAGE_INDEX: Final = f"{PAGE}index.html"
-# Files of the instance that are not in the manifest. For the page: a name, and the path of a script with this content.
+# Files of the instance that are not in the manifest. Each has a name on the page, and a script with the same content.
 ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
     "ops/history.json": ("history", f"{PAGE_DATA}history.js"),

@@ -14,11 +14,11 @@ from gitboot.resolve.provisioning_record import Record, encode_records, shard_na
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
-Members = Mapping[str, frozenset[SystemUuid]]  # the machines with a record, by shard; every shard has a machine
+Members = Mapping[str, frozenset[SystemUuid]]  # the machines with a record, by shard, without empty shards
 
 
 def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
-    """Return the machines by the shard of their records."""
+    """Group machines by the shard that contains their records."""
     found: dict[str, set[SystemUuid]] = {}
     for uuid in machines:
         found.setdefault(shard_name(uuid), set()).add(uuid)
@@ -28,7 +28,7 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the members after the machines in ``changed`` got or lost a record."""
+    """Return the members of each shard after the machines in ``changed`` gained or lost a record."""
     now = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
@@ -41,7 +41,7 @@ def update_members(
 def render_record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> FileUpdates:
-    """Return the files of the shards that contain, or contained, a machine in ``changed``. None: of all shards."""
+    """Return the files of the shards that contain or contained a machine in ``changed``. None: of all shards."""
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
         files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},
@@ -60,7 +60,7 @@ def _build_path(shard: str) -> str:
 
 
 def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
-    """Return the decision, the plan, and their digests as JSON values."""
+    """Return the decision, the plan and their digests as a JSON object."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
         "decision": to_json_value(decision),
@@ -74,9 +74,10 @@ def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
 def build_summary(
     decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
 ) -> dict[str, Any]:
-    """Return the plan of one server as the command line and the API show it. A missing value is null.
+    """Return a server's plan as the command line and the API show it, with null for missing values.
 
-    ``files`` are the boot files of the plan: path -> sha256. ``progress`` is the progress of a started installation.
+    ``files`` maps the paths of the plan's boot files to their sha256. ``progress`` is the progress of a started
+    installation.
     """
     boot = plan.boot if plan else None
     return {
@@ -102,18 +103,18 @@ def build_summary(
 
 
 class FileUpdates(Struct, frozen=True, kw_only=True):
-    """Changes of the files of the page or of the records."""
+    """Changes to the page's files or to the record files."""
 
     files: Files = field(default_factory=dict)
     removed: frozenset[str] = frozenset()  # paths of deleted files
-    is_whole: bool = False  # whether ``files`` are all files
+    is_whole: bool = False  # whether ``files`` contains all files, and not only the changed ones
 
     @property
     def is_empty(self) -> bool:
         return not (self.files or self.removed or self.is_whole)
 
     def merge(self, later: FileUpdates) -> FileUpdates:
-        """Return these updates, followed by ``later`` updates."""
+        """Return the combined effect of these updates and the ``later`` ones."""
         if later.is_whole:
             return later
         return FileUpdates(

@@ -1,4 +1,4 @@
-"""PXELINUX configurations for each boot NIC, and the one for unknown machines.
+"""PXELINUX configurations: per boot NIC, and the one for unknown machines.
 
 PXELINUX fetches by HTTP as lpxelinux.0, and as SYSLINUX with UEFI. pxelinux.0 only supports TFTP.
 """
@@ -32,12 +32,12 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     else:
         announcement = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
         text = render_heading(plan) + _render_configuration(plan.boot, announcement, plan.local_disk)
-    for mac in decision.macs:  # PXELINUX uses the file of the NIC from which it was booted
+    for mac in decision.macs:  # PXELINUX uses the file for the NIC from which it was booted
         yield paths.PXELINUX.build_path(mac), File(fill_boot_nic(text, mac).encode(), ContentType.TEXT)
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield the configurations for interfaces that the server may not boot from. They boot the disk."""
+    """Yield configurations that boot the disk, for the interfaces from which the server may not boot."""
     file = File(_render_disk_boot(decision, IDLE_REASON).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.build_path(mac), file) for mac in idle_macs)
 
@@ -45,7 +45,7 @@ def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterat
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``pxelinux.cfg/default``, unless unknown machines get 404.
 
-    PXELINUX uses this file for every machine without a file of its own. PXELINUX only runs on x86.
+    PXELINUX uses this file for every machine without a file of its own. Only x86 machines run PXELINUX.
     """
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)
@@ -55,11 +55,11 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that includes the answer of the endpoint at ``url``. None: ``url`` is not http.
+    """Return a configuration that includes the endpoint's response from ``url``, or None if ``url`` is not http.
 
     PXELINUX skips an include that it cannot fetch, and then boots ``fallback``. pxelinux.0 cannot fetch any file by
-    HTTP. Of two labels with the same name PXELINUX uses the first, of two defaults the last (syslinux,
-    com32/elflink/ldlinux/readconfig.c).
+    HTTP. If two labels have the same name, PXELINUX uses the first. If there are two defaults, PXELINUX uses the last
+    (syslinux, com32/elflink/ldlinux/readconfig.c).
     """
     if urlsplit(url).scheme != "http":
         return None
@@ -98,7 +98,7 @@ class _NotForPxelinux(Exception):
 
 
 def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
-    """Yield the lines of a label. A shared file has no MAC address, but PXELINUX can add one argument with it."""
+    """Yield the lines of a label. A shared file contains no MAC address, but PXELINUX can add it as ``BOOTIF``."""
     if boot.direct:
         raise _NotForPxelinux(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
     yield f"linux {_check_url(boot.loaded_kernel)}"

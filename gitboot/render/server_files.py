@@ -1,4 +1,4 @@
-"""Server states: all files of a server, now and after each transition of its plan."""
+"""Server states: all files of a server, now and after each transition of the plan."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ from gitboot.resolve.server_plan import (
 
 
 class ServerDetails(Struct, frozen=True, kw_only=True):
-    """Facts of a Server document that do not affect the decision, but help people and systems to find the server."""
+    """Facts from a Server document that do not affect the decision but help people and systems find the server."""
 
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     idle: tuple[MacAddress, ...] = ()  # interfaces from which the server may not boot
-    machine: Machine | None = None  # other identities and the BMC; None: the decision has all identities
-    source: FieldSources | None = None  # the source locations, for the page
+    machine: Machine | None = None  # other identities and the BMC; None: the decision contains all identities
+    source: FieldSources | None = None  # the source locations that the page shows
 
 
 class ServerState(Struct, frozen=True, kw_only=True):
@@ -92,33 +92,33 @@ class ServerState(Struct, frozen=True, kw_only=True):
     record: Record | None
     about: ServerDetails
     stop: StopScope
-    absent: frozenset[BootFile]  # missing files that a boot of this server needs
-    at: datetime  # the time of the plan
+    absent: frozenset[BootFile]  # files that a boot of this server needs but that are missing
+    at: datetime  # the time for which the plan was made
     plan: BootPlan | None
-    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plan after each transition
+    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, each with the plan that it starts
     refresh_at: datetime | None = None  # when to render the server again, even without a transition
 
     @property
     def transition(self) -> datetime | None:
-        """The next instant at which the plan changes by itself, or gitboot must render the server again."""
+        """The next instant at which the plan changes by itself or gitboot must render the server again."""
         dues = (self.later[0][0] if self.later else None, self.refresh_at)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def installs_at(self) -> datetime | None:
-        """The first instant, `at` or later, at which a boot may write the disk. None: no planned boot writes a disk."""
+        """The first instant, not before `at`, at which a planned boot may write the disk. None: no boot does."""
         if self.plan is not None and self.plan.writes_disk:
             return self.at
         return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
 
     @property
     def progress(self) -> InstallProgress | None:
-        """The progress of the current installation. None: no installation is in progress."""
+        """The progress of the current installation, or None if no installation is in progress."""
         return install_progress(self.record, self.at)
 
     @property
     def tokens(self) -> frozenset[Digest]:
-        """The tokens with which its machine fetches user data and sends reports, for all of its plans."""
+        """The tokens with which the machine fetches user data and sends reports, for its current and later plans."""
         plans = (self.plan, *(planned for _, planned in self.later))
         here = [(planned.token, planned.data) for planned in plans if planned is not None]
         return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
@@ -132,7 +132,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
         stop: StopScope = StopScope.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
-        """Return whether a new plan at ``at`` would be the same. ``at`` is not before the time of this state."""
+        """Return whether planning again at ``at`` would change nothing. ``at`` must not be before the state's `at`."""
         return (
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld
@@ -147,12 +147,12 @@ class ServerState(Struct, frozen=True, kw_only=True):
 class RenderedState(ServerState, frozen=True, kw_only=True):
     """A server state and all files of the server."""
 
-    files: Mapping[str, File]  # includes the state file, and files that only later plans need
+    files: Mapping[str, File]  # includes the state file and the files that only later plans need
     published: PublishedServer  # the content of the state file
 
     @property
     def evidence_digests(self) -> dict[str, Digest]:
-        """The digest of the plan or of the report for which a completed GET is evidence, by path."""
+        """By path, the plan digest or the report token for which a completed GET is evidence."""
         found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
             path: Digest(version.digest)
@@ -168,8 +168,8 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
 
 _STATE_FIELDS: Final = ServerState.__struct_fields__
 
-# gitboot plans this number of transitions. If the instance is slow or does not run, an endpoint still opens the next
-# windows and, more important, ends them.
+# The number of transitions that gitboot plans ahead. So even if the instance is slow or not running, an endpoint opens
+# the next windows and, more importantly, ends them.
 TRANSITIONS_AHEAD: Final = 4
 
 
@@ -198,10 +198,10 @@ def plan_server(
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
-    """Plan one server for ``at`` and for the transitions after it. The last transition opens no window that has an end.
+    """Plan one server for ``at`` and for the following transitions. The last plan does not belong to a window with an end.
 
-    ``latest_clock`` is an instant later than ``at`` that the clock has already shown. Windows that ended before that
-    instant stay closed. The plans offer no boot that needs an ``absent`` file.
+    ``latest_clock`` is a time after ``at`` that the clock has already reached. Windows that ended before that time stay
+    closed. The plans offer no boot that needs an ``absent`` file.
     """
     remaining = drop_ended_windows(decision, latest_clock)
     now = make_plan(remaining, at, record, stop=stop, absent=absent)
@@ -242,16 +242,16 @@ def _limit_open_end(
     stop: StopScope,
     absent: frozenset[BootFile],
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
-    """Return the later plans, and when to render the server again. Limit a maintenance without an end to one hour.
+    """Limit a maintenance without an end to one hour. Return the later plans, and when to render the server again.
 
-    A running instance renders the server again before that hour ends. The hour starts at a full quarter of an hour, so
-    that a second rendering gives the same files.
+    A running instance renders the server again before that hour ends. The hour starts on a quarter-hour boundary, so
+    that rendering twice gives the same files.
     """
     opens, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
-    if opens is not None and opens >= until:  # an instance that runs then opens the window
+    if opens is not None and opens >= until:  # an instance that is running then opens the window
         return later[:-1], opens - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, fallback)], until - _HOUR + _QUARTER
@@ -263,7 +263,7 @@ _QUARTER: Final = timedelta(minutes=15)
 
 
 def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
-    """Return the server as planned while all network boots are stopped. The server boots its disk."""
+    """Return the server's state while all network boots are stopped: the server boots its disk."""
     return plan_server(
         *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
     )
@@ -272,9 +272,9 @@ def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
 def limit_server(
     state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
 ) -> ServerState:
-    """Return the server with a fallback plan in place of each plan, now and later, that may not be offered.
+    """Return the server's state with every plan that may not be offered, now or later, replaced by a fallback plan.
 
-    If the user data has one of ``tokens``, a running system can still fetch its user data.
+    If ``tokens`` contains the token of a replaced plan's user data, a running system can still fetch that user data.
     """
 
     def limit_plan(plan: BootPlan | None) -> BootPlan | None:
@@ -289,10 +289,10 @@ def limit_server(
 
 
 def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
-    """Return a planned server with its files.
+    """Render all files of a planned server.
 
-    The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens of
-    decisions. ``keys`` replace these tokens with published names in the files for machines.
+    The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens
+    from decisions. In the files for machines, ``keys`` replace these tokens with published names.
     """
     decision, record, about, now = state.decision, state.record, state.about, state.plan
     names = keys.build_names(state.tokens, state.at)
@@ -344,19 +344,19 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
 class _Rendering(NamedTuple):
     since: datetime | None  # None: the current plan
     files: Mapping[str, File]
-    fallback_files: Mapping[str, File]  # for a boot that writes a disk: served if the boot is withheld
+    fallback_files: Mapping[str, File]  # for a boot that writes a disk: the files to serve if the boot is withheld
     plan: BootPlan | None
     in_tree: Mapping[str, File]  # the files in OUTPUT
     asking_scripts: Mapping[str, File]  # for a one-time boot: the boot scripts that query the endpoint
     in_copies: bool  # whether OUTPUT and its copies serve one-time boots
-    base_url: str | None  # an endpoint may have the assets of this base URL; None: a site's mirror has the assets
-    common_token: Digest | None  # the token with which the installer reports if its plan has no other token
+    base_url: str | None  # an endpoint may store the assets of this base URL; None: a site's mirror stores them
+    common_token: Digest | None  # the token with which the installer reports if the plan has no token of its own
     names: PublishedNames
-    disk_boot: Digest | None  # evidence of a disk boot, if a served installation waits for this evidence
+    disk_boot: Digest | None  # the evidence that a disk boot gives, if a served installation waits for it
 
     @property
     def maintenance(self) -> str | None:
-        """The maintenance that selects the boot, which may be the disk boot."""
+        """The maintenance that selects the boot, even if it selects the disk boot."""
         return self.plan.maintenance if self.plan is not None else None
 
     @property
@@ -369,10 +369,10 @@ def _render_plan(
 ) -> _Rendering:
     decision, stop, machine = server.decision, server.stop, server.about.machine
     files = _render_named_files(decisions, decision, plan, names)
-    policy_files: Mapping[str, File] = {}  # of the boot that the policies alone select
+    policy_files: Mapping[str, File] = {}  # the files of the boot that the policies alone select
     if plan is not None and (plan.writes_disk or asks_for_maintenance_end(decision, plan, stop)):
-        # A withheld boot needs the script that boots the disk, even if the server is restricted: the script that
-        # queries an endpoint ends with it.
+        # A boot that may be withheld needs a script that boots the disk, even if the server is restricted, because the
+        # script that queries an endpoint ends with it.
         served = replace(decision, restrict=False) if decision.restrict else decision
         unplanned = make_fallback_plan(decision, plan, stop, server.absent)
         if not plan.writes_disk:
@@ -381,7 +381,7 @@ def _render_plan(
     writes = plan is not None and plan.writes_disk
     is_once = plan is not None and plan.key is not None and writes
     if is_once and plan is not None and plan.boot is not None:
-        # A DHCP server fetches this path any number of times. Only a BMC, a boot script, or a system that fetches its
+        # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
         # user data shows that the firmware has booted.
         is_shown = not plan.boot.direct or plan.boot.asks_by_uuid
         if not is_shown and (machine is None or machine.bmc is None):
@@ -405,10 +405,10 @@ def _render_plan(
 def _render_named_files(
     decisions: Decisions, decision: Decision, plan: BootPlan | None, names: PublishedNames
 ) -> dict[str, File]:
-    """Return the files of a plan with the published names of tokens.
+    """Return the boot files of a plan, with published names in place of tokens.
 
-    If a system fetches its user data with a token, the same user data at paths with only an identity keeps the tokens
-    of decisions. Any client can fetch these paths, and must not learn a published name.
+    If a system needs a token to fetch its user data, the copies of that user data at paths with only an identity keep
+    the tokens from decisions. Any client can fetch those paths, so they must not reveal a published name.
     """
     files = render_server_files(decisions, decision, plan)
     kept_paths: frozenset[str] = frozenset()
@@ -430,10 +430,10 @@ class _WindowEnd(NamedTuple):
 def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
 ) -> _WindowEnd | None:
-    """Return the end of the window that is open now. None: no window is open, or the window has no end.
+    """Return the end of the window that is open now, or None if no window is open or the window has no end.
 
-    If another window follows at once, the files are those without any maintenance, because a copy without a publisher
-    ends windows but does not open windows. A one-time boot that writes the disk may end before its window.
+    If another window follows immediately, the files are those without any maintenance, because without a publisher, a
+    copy can end windows but not open them. A one-time boot that writes the disk may end before its window.
     """
     now = renderings[0]
     if now.maintenance is None:
@@ -450,7 +450,7 @@ def _find_window_end(
 
 
 def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]) -> dict[str, tuple[PathVersion, ...]]:
-    """Return the versions of each path that changes in place, sorted by path.
+    """Return the versions of each path whose content may change, sorted by path.
 
     ``idle_files`` are served with every plan. A fetch of these files is not evidence.
     """
@@ -490,10 +490,10 @@ def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVers
 
 
 def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
-    """Return the digest of the plan, or the token of the installation, for which a completed GET is evidence.
+    """Return the plan digest or the installation token for which a completed GET is evidence.
 
-    A fetch of a boot that is served every time is not evidence, unless the boot is of a maintenance and writes a disk.
-    A fetch of the disk boot proves that a served installation without a report of completion has ended.
+    Fetching a boot that is served every time is not evidence, unless the boot belongs to a maintenance and writes a
+    disk. Fetching the disk boot proves that a served installation has ended if the installer sends no report.
     """
     planned = rendering.plan
     if (name := find_token(path)) is not None:
@@ -566,7 +566,7 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
 
 @lru_cache(maxsize=1024)  # rendering looks up each path of a server several times
 def _is_stored(path: str) -> bool:
-    """Return whether the tree has the content of a path as a file, instead of in the state of the server."""
+    """Return whether the output tree stores the content of a path as a separate file, and not in the server's state."""
     return is_immutable(path) or find_non_script_kind(path) is MEDIUM
 
 
@@ -578,13 +578,13 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
             serials.add(machine.bmc.reports_serial)
             uuids += lookup_uuids(machine.bmc.reports_uuid) if machine.bmc.reports_uuid is not None else ()
     known = (each for each in serials if each is not None and not is_placeholder_serial(each))
-    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}  # messages show the first
+    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}  # messages show the first UUID
 
 
 def _list_identities(
     decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
 ) -> Iterator[str]:
-    """Yield the identities of a server, including those for other systems. ``paths`` are the server's paths."""
+    """Yield the identities of a server that has these ``paths``, including the identities that other systems use."""
     yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)

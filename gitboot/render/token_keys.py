@@ -1,7 +1,7 @@
 """Published names of tokens.
 
-The name of a token depends on a key that only the instance has. So a person who can read the Git repository cannot
-compute the name.
+A token's name depends on a key that only the instance knows, so reading the Git repository is not enough to compute the
+name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEPTH: Final = 2  # how many times a template may have encoded a token in base6
 
 
 class EarlierKey(NamedTuple):
-    """An earlier key, and the time in which gitboot still accepts the names that it gave to tokens."""
+    """An earlier key, and the interval in which gitboot still publishes and accepts the names derived from it."""
 
     key: bytes | None
     since: datetime
@@ -30,13 +30,13 @@ class EarlierKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenKeys:
-    """The keys of an instance. Without a key, gitboot publishes the tokens of decisions, which are not secret."""
+    """The keys of an instance. Without a key, gitboot publishes the tokens from decisions, which are not secret."""
 
     key: bytes | None = field(default=None, repr=False)
     earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
 
     def find_next_change(self, at: datetime) -> datetime | None:
-        """Return the next instant at which the time of an earlier key begins or ends."""
+        """Return the next instant at which the interval of an earlier key begins or ends."""
         changes = (change for each in self.earlier for change in (each.since, each.until))
         return min((change for change in changes if change > at), default=None)
 
@@ -59,8 +59,8 @@ NO_KEYS: Final = TokenKeys()
 def _build_name(token: Digest, key: bytes | None) -> Digest:
     """Return the published name of a token.
 
-    The name has the length, the first characters and the last characters of the token. So the name can also replace the
-    token inside a base64 text.
+    The name keeps the length and the first and last characters of the token, so that it can also replace the token
+    inside base64 text.
     """
     if key is None:
         return token
@@ -85,7 +85,7 @@ class _Naming:
 
 
 class PublishedNames:
-    """The tokens of one server, and their names in the files for its machine."""
+    """The tokens of one server, and their published names in the files for its machine."""
 
     def __init__(self, now: _Naming, earlier: tuple[_Naming, ...]) -> None:
         self._now, self._earlier = now, earlier
@@ -95,10 +95,10 @@ class PublishedNames:
         return self._tokens.get(Digest(name), Digest(name))
 
     def rename_files(self, files: Files, kept_paths: Collection[str] = ()) -> dict[str, File]:
-        """Return the files with published names in place of tokens, in paths and contents.
+        """Replace tokens with their published names in the paths and contents of files.
 
-        Immutable files and ``kept_paths`` keep their tokens. A file at a path with an earlier name contains only the
-        names of that key, so that a client that knows only the earlier name does not learn a newer name.
+        Immutable files and ``kept_paths`` keep their tokens. A file whose path contains an earlier name uses only names
+        from that earlier key, so that a client that knows only the earlier name does not learn a newer one.
         """
         found: dict[str, File] = {}
         for path, file in files.items():
@@ -116,10 +116,10 @@ class PublishedNames:
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a token and its name, as they are and as parts of a base64 text.
+    """Yield a token and its name, unencoded and as they appear inside base64 text.
 
     base64 encodes three bytes as four characters, so a token has three encodings, depending on its offset. The
-    characters at both ends also depend on the neighbouring bytes. They are the same for the token and its name.
+    characters at both ends also depend on neighbouring bytes, but are the same for the token and its name.
     """
     yield token, name
     if depth:
@@ -128,7 +128,7 @@ def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes
 
 
 def _encode_at_offsets(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the base64 of ``text`` at an offset of 0, 1 and 2 bytes, without characters that depend on neighbours."""
+    """Return the base64 of ``text`` at offsets 0, 1 and 2, without the characters that depend on neighbouring bytes."""
     bits = 8 * len(text)
     return (
         b2a_base64(text, newline=False)[: bits // 6],

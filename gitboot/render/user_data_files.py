@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
 
 _SECTOR: Final = 2048
-_DESCRIPTORS: Final = 16  # the first sector of the descriptors; the sectors before it are for boot code, and empty here
+_DESCRIPTORS: Final = 16  # the first sector of the descriptors; those before it are for boot code, and empty here
 _DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, in every record
 _LONG_DATE: Final = b"1980010100000000\0"
 _NO_DATE: Final = b"0" * 16 + b"\0"
-_FOLDER: Final = 2  # the flag of a folder in a record
-_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records have fields of the System Use Sharing Protocol (SUSP)
+_FOLDER: Final = 2  # the flag that marks the record of a folder
+_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records contain fields of the System Use Sharing Protocol (SUSP)
 _ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # these fields follow the Rock Ridge Interchange Protocol (RRIP)
 
 
 class _Spelling(Struct, frozen=True):
-    """The spelling of names in one of the two trees of the disc."""
+    """How one of the two directory trees of the disc encodes names."""
 
-    spell: Callable[[str, bool], bytes]  # a name, and whether it is the name of a folder
-    has_rock_ridge: bool  # whether the records have the fields of RRIP
+    spell: Callable[[str, bool], bytes]  # arguments: a name, and whether it names a folder
+    has_rock_ridge: bool  # whether the records contain the RRIP fields
 
 
 def _spell_plain(name: str, is_folder: bool) -> bytes:
@@ -50,11 +50,11 @@ _JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
 
 
 def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the ISO image of a volume with these files, by path.
+    """Return the ISO image of a volume that contains ``files``, given by path.
 
-    The caller ensures the limits of this function:
+    The caller must respect these limits:
 
-    - Folders have at most one level, and the records of a folder fit into one sector.
+    - Folders are not nested, and the records of a folder fit into one sector.
     - Names are short and in ASCII. Two names in a folder differ in their first eight characters or in their suffix.
     """
     folders = sorted({path.rpartition("/")[0] for path in files} | {""})
@@ -202,7 +202,7 @@ def _pad_to_sector(data: bytes) -> bytes:
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield the user data of a plan below ``o/``, and also by UUID and by the token of a one-time boot.
 
-    Only endpoints serve secrets. `server_files` leaves the secrets out of the tree.
+    Only endpoints serve secrets. `server_files` leaves the secrets out of the output tree.
     """
     if plan is None:
         return
@@ -240,7 +240,7 @@ def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) 
 
 
 def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
-    """Yield the files of user data, and an empty vendor-data for cloud-init.
+    """Yield the user data files, and an empty vendor-data file if cloud-init would fetch one.
 
     If vendor-data does not exist, cloud-init tries to fetch it ten times, once a second.
     """
@@ -250,19 +250,19 @@ def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]
 
 
 def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
-    """Replace the token of the first attempt with the token of this attempt. The installer reports with this token."""
+    """Replace the first attempt's token with the token of this attempt, with which the installer reports."""
     if plan.token is None or decision.token is None:
         return text
     return text.replace(decision.token, plan.token)
 
 
 def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
-    """Yield the files of user data, in a folder that is named by their digest."""
+    """Yield the user data files in a folder named after their digest."""
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
 
 
-# The path of matchbox for a format. All other formats use /generic (matchbox: docs/api-http.md).
+# The matchbox path of each format. All other formats use /generic (matchbox: docs/api-http.md).
 _MATCHBOX: Final = {
     UserDataFormat.IGNITION: "ignition",
     UserDataFormat.CLOUD_INIT: "cloud",
@@ -274,8 +274,8 @@ _GENERIC: Final = "generic"
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
 
-    A file without content exists and is empty, because cloud-init fetches each file, and waits for a file that does not
-    exist (cloud-init: DataSourceNoCloud, util.read_seeded).
+    Files without content are published empty, because cloud-init fetches every file, and waits for a missing file
+    (cloud-init: DataSourceNoCloud, util.read_seeded).
     """
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None or "meta-data" not in user_data.files:
@@ -287,7 +287,7 @@ def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 
 def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data by MAC address, under the name that clients of matchbox use for its format."""
+    """Yield the user data for each MAC address, under the name that matchbox clients use for its format."""
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return

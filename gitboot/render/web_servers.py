@@ -1,4 +1,4 @@
-"""Web-server configuration: nginx and Caddy."""
+"""Web-server configuration for nginx and Caddy."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from gitboot.render.paths import (
 def render_web_servers(
     outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
-    """Yield the files in ``ops/serve/``: a configuration for each web server.
+    """Yield the files in ``ops/serve/``, one configuration for each web server.
 
-    ``shared_paths`` are the paths of the shared files. A publication writes the first scripts last, so a copy that has
-    a first script is complete. ``base_urls`` are the URLs at which machines find ``boot/``. ``monitors`` are the
-    networks that may read the signed list, in addition to the host of the mirror.
+    ``shared_paths`` are the paths of the shared files. A publication writes the first scripts last, so a copy that
+    contains a first script is complete. ``base_urls`` are the URLs at which machines find ``boot/``. ``monitors`` are
+    the networks that may read the signed list, in addition to the host of the mirror.
     """
     scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
-    # None: no file shows whether a copy is complete.
+    # None: no file can show whether a copy is complete.
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
     by_cache_control = _group((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
-    # Kinds of paths with the same headers. None: the content type depends on the file name.
+    # Groups of path kinds with the same headers. None: the content type depends on the file name.
     kinds_by_delivery = _group(
         ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
     )
@@ -111,14 +111,15 @@ def _escape_path(path: str) -> str:
 
 
 def _decode_path(prefix: str) -> str:
-    """Return the path of a base URL as web servers compare it: decoded, with single slashes and without dots."""
+    """Return the path of a base URL as web servers compare it: decoded, and without double slashes or dot segments."""
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
 
 def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the lines that remove the paths of base URLs, so that logged paths are relative to ``boot/``.
+    """Return the lines that strip the base URL's path from requests, so that logged paths are relative to ``boot/``.
 
-    With several base URLs, a path in ``boot/`` may begin like the path of a base URL. nginx keeps such a path.
+    With several base URLs, a path in ``boot/`` may start with the same folder as a base URL. nginx does not rewrite the
+    path of an existing file.
     """
     if not (found := [_escape_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
         return ""
@@ -138,7 +139,7 @@ def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKi
 
 
 def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
-    """Return a location for files. ``by_ending``: ``type`` is only for files with an unknown extension."""
+    """Return a location for files. With ``by_ending``, ``type`` only applies to files with an unknown extension."""
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
     etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
@@ -146,7 +147,7 @@ def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by
 
 
 def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the directives that remove the paths of base URLs. Caddy logs the path of the request, unchanged."""
+    """Return the directives that strip the base URLs' paths from requests. Caddy still logs the original path."""
     found = [prefix for prefix in prefixes if prefix]
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
@@ -390,11 +391,11 @@ _IPXE: Final = "ipxe"  # without a query, this path serves the first script
 
 
 class _Key(NamedTuple):
-    """A key of a query, with the expression for its values."""
+    """A query key, with an expression for its values."""
 
     kind: IdentityKind
     expression: str
-    groups: tuple[int, ...]  # the groups that the tree joins by hyphens
+    groups: tuple[int, ...]  # the groups that the output tree's spelling joins with hyphens
 
 
 _KEYS: Final = (
@@ -422,7 +423,7 @@ def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
 
 
 def render_nginx_maps(outputs: Collection[str]) -> str:
-    """Return the maps from queries to identities for nginx's ``http``. Return "" if the outputs have no aliases."""
+    """Return the nginx ``map`` blocks from queries to identities, or "" if the outputs have no aliases."""
     if not _select_aliases(outputs):
         return ""
     maps = "# The identity of a machine in a query\n"
@@ -437,9 +438,9 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
 
 
 def render_nginx_locations(outputs: Collection[str]) -> str:
-    """Return nginx's locations for aliases. nginx logs the path of the file that it sent.
+    """Return the nginx locations for aliases, with which nginx logs the path of the file that it sent.
 
-    Each path that an alias leads to has a location of its own, because ``try_files`` would treat an unreadable file as
+    Each path that an alias refers to has its own location, because ``try_files`` would treat an unreadable file as
     absent.
     """
     chosen = _select_aliases(outputs)
@@ -487,9 +488,9 @@ _NGINX_IPXE: Final = f"""\
 
 
 def render_caddy_aliases(outputs: Collection[str]) -> str:
-    """Return Caddy's directives for aliases.
+    """Return the Caddy directives for all aliases.
 
-    Caddy logs the path of the request. So the answer names the file in Content-Location (RFC 9110, 8.7).
+    Caddy logs the path of the request, so the response names the file in Content-Location (RFC 9110, 8.7).
     """
     chosen = _select_aliases(outputs)
     found = ""
@@ -506,10 +507,10 @@ def render_caddy_aliases(outputs: Collection[str]) -> str:
 
 
 def _render_caddy_alias(number: int, alias: Alias) -> str:
-    """Return the directives for an alias.
+    """Return the Caddy directives for one alias.
 
     The matcher does not distinguish an unreadable file from an absent file. So if the matcher finds no file, the
-    directives try each file again, which gives the right error.
+    directives try each file again, which produces the right error.
     """
     matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"

@@ -94,7 +94,7 @@ class BmcConnection:
         address: str,
         credentials: Credentials,
         *,
-        system: str | None = None,  # the path of the ComputerSystem; None: the BMC has only one
+        system: str | None = None,  # the path of the ComputerSystem; None: the BMC's only system
         tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
         connect_timeout_s: float = 3,
@@ -139,7 +139,7 @@ class BmcConnection:
         self._connector.close()
 
     def observe(self) -> BmcObservation:
-        """Read the system. Later calls need only one request, or two if the override is in the Settings resource."""
+        """Read the system. Later calls send only one request, or two if the override is in the Settings resource."""
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             if len(paths) != 1:
@@ -170,7 +170,7 @@ class BmcConnection:
     def set_override(self, override: Override, observed: BmcObservation) -> None:
         """Write the properties that differ from ``observed``. Some BMCs accept an override but do not store it.
 
-        ``override`` must come from `adapt_override`. Raises `BmcChanged` if the BMC has changed since ``observed``.
+        ``override`` must come from `adapt_override`. Raises `BmcChanged` if the BMC no longer matches ``observed``.
         """
         boot = build_boot_patch(override, observed)
         if not boot:
@@ -396,7 +396,7 @@ class RedfishFirmware:
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
             return False  # another program or person stored this URI, even if it is not active
         pending = self._bmc.read(path)
-        # Only attributes that this firmware has, because it rejects a request with an unknown attribute.
+        # Send only attributes that this firmware supports, because it rejects a request with an unknown attribute.
         related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
         attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):

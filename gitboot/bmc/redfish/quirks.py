@@ -42,7 +42,7 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
     enabling_attribute: str | None = None
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """Return the URI that firmware would boot, an empty text for no URI, or None if there is no such setting."""
+        """Return the URI that firmware would boot, "" if no URI is set, or None if there is no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -63,13 +63,13 @@ class Quirks(Struct, frozen=True, kw_only=True):
     mode: ModePolicy = ModePolicy.DIFFERENT
     always: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
     off_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
-    takes_http_boot_uri: bool = True  # applies if the BMC shows HttpBootUri
+    takes_http_boot_uri: bool = True  # only relevant if the BMC shows HttpBootUri
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots this URI instead of using DHCP
     reset_time: tuple[str, ...] = (
         "LastResetTime",
-    )  # the property of the system with the time of its last reset; (): there is no such property
+    )  # the path of the system's property with the time of its last reset; (): there is no such property
 
     @property
     def differences(self) -> tuple[str, ...]:

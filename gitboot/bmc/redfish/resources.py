@@ -77,7 +77,7 @@ class Resource(Struct, frozen=True, kw_only=True):
 
 
 def build_observation(system: Resource, settings: Resource | None) -> BmcObservation:
-    """Return what gitboot observes of a system. ``settings`` is its Settings resource, if that contains the override.
+    """Build an observation of a system. ``settings`` is its Settings resource, if that contains the override.
 
     Raises `BmcRejected` if the resource contains no override.
     """
@@ -161,7 +161,7 @@ def parse_slot(resource: Resource) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Return marks with a Manager's clock, if the Manager reports a clock. ``at`` is the time of gitboot's clock."""
+    """Return ``marks`` with the Manager's clock, if the Manager reports one. ``at`` is the time of gitboot's clock."""
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
@@ -175,7 +175,7 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
     """Return the identity that a ComputerSystem reports."""
     serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
-    # The hexadecimal digits of any notation.
+    # Keep only the hexadecimal digits, whatever the notation.
     digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())
     try:
         uuid = parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))

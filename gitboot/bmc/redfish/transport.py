@@ -121,7 +121,8 @@ class ConnectionPolicy(Struct):
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
         """Raise `RequestAborted` if a certificate must not be trusted.
 
-        That is the case if it lacks a required fingerprint, or if it has changed and no authority verifies it.
+        A certificate must not be trusted if it lacks a required fingerprint, or if it has changed and no authority
+        verifies it.
         """
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
         for name in self.required_fingerprints:
@@ -368,7 +369,7 @@ class Login:
         self._is_authenticated = False  # whether a response proved that the BMC accepted the last login
         # The 401 response to the last request with basic authentication.
         self._refusal: exceptions.AccessError | None = None
-        self._has_tried_session = False  # whether gitboot tried to open a session after such a 401, without success
+        self._has_tried_session = False  # whether gitboot failed to open a session after such a 401
         self.session_failure: str | None = None  # why there is no session after a 401; None: for the same reason
         self.challenge = ""  # WWW-Authenticate in the last response
         self._not_before_s = 0.0  # the earliest monotonic time for the next session
@@ -376,7 +377,7 @@ class Login:
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request. After a 401, log in by the other method and send the request again.
+        """Send a request. After a 401, log in with the other method and send the request again.
 
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC cannot open a session now.
@@ -430,7 +431,7 @@ class Login:
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
-        """Open a session that the login needs. Raise the error if it may be temporary."""
+        """Open a session that the login requires. Raises an error that may be temporary."""
         failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure

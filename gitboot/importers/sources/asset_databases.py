@@ -1,4 +1,4 @@
-"""Databases of machines: NetBox, Nautobot, MAAS and Foreman, as their APIs answer in JSON."""
+"""Machine databases: the JSON responses of the APIs of NetBox, Nautobot, MAAS and Foreman."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Row = Mapping[str, Any]
 
 
 def _load(files: Texts) -> list[tuple[str, Any]]:
-    """Return the JSON of the files of a source. One file alone may have any name."""
+    """Parse the JSON files of a source. A single file may have any name."""
     if len(files) == 1:
         return [(path, parse_json(path, text)) for path, text in files.items()]
     return list(parse_json_files(files))
@@ -52,7 +52,7 @@ def _load(files: Texts) -> list[tuple[str, Any]]:
 
 
 def read_netbox(files: Texts) -> ImportedInventory:
-    """Read ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``, one file each."""
+    """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
     lists = (found if isinstance(found, list) else get_nested(found, "results") for _, found in _load(files))
     rows = [row for found in lists for row in as_mappings(found)]
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
@@ -121,7 +121,7 @@ def _read_device(
 
 
 def _list_netbox_macs(interface: _Row) -> list[str]:
-    # NetBox 4.2 has a list of objects, of which one is the primary.
+    # NetBox 4.2 returns a list of objects, one of which is the primary one.
     found = [as_text(interface.get("mac_address"))]
     found += [as_text(each.get("mac_address")) for each in as_mappings(interface.get("mac_addresses"))]
     return list(dict.fromkeys(filter(None, found)))
@@ -136,7 +136,7 @@ def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[st
 
 
 def read_maas(files: Texts) -> ImportedInventory:
-    """Read ``maas PROFILE machines read``, and ``maas PROFILE machines power-parameters`` beside it."""
+    """Read the output of ``maas PROFILE machines read`` and, if present, ``maas PROFILE machines power-parameters``."""
     found = [each for _, each in _load(files)]
     rows = [row for each in found for row in as_mappings(each) or ([each] if "system_id" in as_mapping(each) else [])]
     machines = [row for row in rows if as_text(row.get("system_id"))]
@@ -203,7 +203,7 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the physical interfaces. The interfaces of a bond or bridge have its addresses."""
+    """Return the physical interfaces, where the members of a bond or bridge have its addresses."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
@@ -272,14 +272,15 @@ _SERIAL_FACTS: Final = ("dmi::product::serial_number", "dmi::system::serial_numb
 
 
 def read_foreman(files: Texts) -> ImportedInventory:
-    """Read ``/api/v2/hosts`` (a list, or single hosts with their interfaces), and media, operatingsystems and facts.
+    """Read ``/api/v2/hosts`` (a list, or single hosts with interfaces), and any media, operatingsystems and facts.
 
-    With media and operating systems, a host has a boot: the files that Foreman takes from the installation medium.
+    If the source contains media and operating systems, each host gets a boot with the files that Foreman takes from the
+    installation medium.
     """
     rows, facts = list[dict[str, Any]](), dict[str, _Row]()
     for _, found in _load(files):
         results = get_nested(found, "results")
-        if isinstance(results, dict):  # of /api/v2/hosts/NAME/facts
+        if isinstance(results, dict):  # from /api/v2/hosts/NAME/facts
             facts |= {str(name): as_mapping(each) for name, each in results.items()}
             continue
         listed = results if isinstance(results, list) else found if isinstance(found, list) else [found]
@@ -288,7 +289,7 @@ def read_foreman(files: Texts) -> ImportedInventory:
     for row in rows:
         if as_text(row.get("name")) and ("mac" in row or "interfaces" in row or "pxe_loader" in row):
             name = str(row["name"])
-            hosts[name] = {**hosts.get(name, {}), **row}  # a list and single hosts together
+            hosts[name] = {**hosts.get(name, {}), **row}  # from a list and from files of single hosts
     media = {str(row.get("id")): row for row in rows if "path" in row}
     systems = {str(row.get("id")): row for row in rows if "family" in row and "major" in row}
     boots: dict[str, ImportedBoot] = {}
@@ -395,7 +396,7 @@ def _list_foreman_arguments(host: _Row) -> tuple[tuple[str, ...], tuple[ImportRe
 def _read_foreman_boot(
     host: _Row, media: Mapping[str, _Row], systems: Mapping[str, _Row]
 ) -> tuple[ImportedBoot | None, list[ImportRemark]]:
-    """Return the installer that a host boots, or why there is none."""
+    """Return the installer that a host boots, or remarks that explain why there is none."""
     medium_name, system_name = as_text(host.get("medium_name")), as_text(host.get("operatingsystem_name"))
     medium, system = media.get(str(host.get("medium_id"))), systems.get(str(host.get("operatingsystem_id")))
     if host.get("managed") is False:
@@ -429,7 +430,7 @@ def _read_foreman_boot(
 
 
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
-    """Return the paths of kernel and initrd below a medium, as Foreman's models of operating systems have them."""
+    """Return the paths of the kernel and initrd below a medium, as Foreman's operating system models define them."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
     release = as_text(system.get("release_name")) or ""

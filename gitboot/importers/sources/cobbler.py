@@ -1,4 +1,4 @@
-"""Cobbler 3.3 and 4: distros, profiles, systems and interfaces from its files."""
+"""Cobbler 3.3 and 4: distros, profiles, systems and interfaces from Cobbler's files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gitboot.resolve.kernel_arguments import REPEATED, argument_name
 
 _INHERIT: Final = "<<inherit>>"
 _REPEATED_NAMES: Final = {argument_name(name) for name in REPEATED}
-_DOMAIN: Final = "local.lan"  # for Debian's installer, if a system's host name has no domain
+_DOMAIN: Final = "local.lan"  # for Debian's installer, if a system's host name contains no domain
 _OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
@@ -73,21 +73,21 @@ def _read_objects(files: Texts, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _index_objects(items: Iterable[Mapping[str, Any]]) -> _Objects:
-    """Return objects by name, and by uid: Cobbler 4 refers to an object by its uid, and Cobbler 3.3 by its name."""
+    """Index objects by name, as Cobbler 3.3 refers to them, and by uid, as Cobbler 4 does."""
     listed = list(items)
     by_uid = {uid: item for item in listed if (uid := as_text(item.get("uid")))}
     return by_uid | {str(item["name"]): item for item in listed}
 
 
 def _list_interfaces(system: Mapping[str, Any], items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the interfaces of a system by name. Cobbler 4 stores them as items of their own."""
+    """Return the interfaces of a system by name. Cobbler 4 stores interfaces as separate items."""
     own = {str(name): as_mapping(each) for name, each in as_mapping(system.get("interfaces")).items()}
     uids = {as_text(system.get("uid")), str(system["name"])} - {None}
     return own | {str(each["name"]): each for each in items if as_text(each.get("system_uid")) in uids}
 
 
 def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
-    # Nearest first.
+    # The nearest ancestor comes first.
     seen: set[str] = set()
     while name in profiles and name not in seen:
         seen.add(name)
@@ -96,7 +96,7 @@ def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]
 
 
 def _parse_options(value: object) -> dict[str, Any]:
-    # Cobbler stores a mapping, and also reads a line.
+    # Cobbler stores a mapping, but also reads a string.
     if isinstance(value, dict):
         return value
     if not isinstance(value, str) or value == _INHERIT:
@@ -108,7 +108,7 @@ def _parse_options(value: object) -> dict[str, Any]:
 
 
 def _merge_options(levels: Iterable[Mapping[str, Any]]) -> list[str]:
-    # A later level wins. !NAME removes an option.
+    # A later level overrides an earlier one. !NAME removes an option.
     found: dict[str, Any] = {}
     for level in levels:
         found |= {name: value for name, value in level.items() if not name.startswith("!")}
@@ -130,7 +130,7 @@ def _format_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _list_added_arguments(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
-    """Return the arguments that Cobbler adds for such a distro, without Cobbler's own URLs.
+    """Return the arguments that Cobbler adds for a distro, except those with URLs of Cobbler itself.
 
     Source: cobbler/tftpgen.py, build_kernel_options.
     """
@@ -150,7 +150,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
     inherited = (as_text(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
     options = _merge_options(_parse_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
-    # Without a value, a profile inherits the template of Cobbler's settings; "" means no template.
+    # Without a value, a profile inherits the template from Cobbler's settings; "" means no template.
     autoinstall = next(
         (_name_template(each["autoinstall"]) for each in lineage if each.get("autoinstall") not in (None, _INHERIT)),
         None,
@@ -186,12 +186,12 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
 
 
 def _name_template(value: object) -> str:
-    # Cobbler 4 stores a template with all its fields, or its uid.
+    # Cobbler 4 stores either a template with all of its fields or only its uid.
     return as_text(get_nested(value, "name")) or as_text(value) or ""
 
 
 def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
-    # Its own URL, or that of Cobbler's copy: images/DISTRO/FILE.
+    # Return the file's own URL, or that of Cobbler's copy: images/DISTRO/FILE.
     remote, path = as_text(distro.get(f"remote_boot_{kind}")), as_text(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
@@ -211,7 +211,8 @@ def _read_machine(
     boot = boots.get(profile or "")
     options = _parse_options(system.get("kernel_options"))
     own_options = {name: value for name, value in options.items() if not name.startswith("!")}
-    # A system's own option replaces that of its profile. gitboot adds it if the kernel accepts several of the name.
+    # A system's own option replaces the option of its profile, but gitboot would add it if the kernel accepts the
+    # option more than once.
     inherited = {argument_name(each) for each in boot.arguments} if boot else set()
     replaced = [name for name in own_options if argument_name(name) in inherited & _REPEATED_NAMES]
     arguments, secret = translate_arguments(
@@ -251,7 +252,7 @@ def _read_machine(
 
 
 def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
-    """Return the kernel arguments with a system's own host name, if Cobbler passes that name to the installer."""
+    """Return the kernel arguments for a system's own host name, if Cobbler passes that name to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
     host, _, domain = hostname.partition(".")
@@ -272,13 +273,13 @@ def _read_nics(
     interfaces: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], list[ImportRemark]()
-    masters: dict[str, tuple[str, ...]] = {}  # addresses of bonds and bridges, which come first
+    masters: dict[str, tuple[str, ...]] = {}  # addresses of bonds and bridges, which are read first
     for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
         kind, addresses = _get_kind(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             if kind != "bmc":
                 masters[name] = addresses
-            if kind != "bond":  # the interfaces of a bond have its addresses
+            if kind != "bond":  # the members of a bond get its addresses
                 remarks.append(remark_lost(f"interface {name} is of type {kind}"))
             continue
         addresses = tuple(dict.fromkeys((*addresses, *masters.get(as_text(each.get("interface_master")) or "", ()))))
@@ -302,7 +303,7 @@ def _get_kind(interface: Mapping[str, Any]) -> str:
 
 
 def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str]:
-    # Cobbler 4 has the fields of each family in an object; Cobbler 3.3, and items that were migrated, do not.
+    # Cobbler 4 stores the fields of each address family in an object, except in items that were migrated from 3.3.
     four, six = as_mapping(interface.get("ipv4")), as_mapping(interface.get("ipv6"))
     yield from list_address(
         four.get("address") or interface.get("ip_address"), four.get("netmask") or interface.get("netmask")
@@ -313,7 +314,7 @@ def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # User and password are left out. Cobbler 4 has an object: power.address.
+    # The user and password are left out. Cobbler 4 stores these fields in an object, such as power.address.
     power = as_mapping(system.get("power"))
     fields = {key: power.get(key) or system.get(f"power_{key}") for key in ("address", "type", "user")}
     address, kind = as_text(fields["address"]), as_text(fields["type"])

@@ -1,7 +1,7 @@
-"""Reservations of DHCP servers: dhcp-host of dnsmasq, host blocks of ISC dhcpd, reservations of Kea.
+"""DHCP reservations: dnsmasq's dhcp-host, ISC dhcpd's host blocks, and Kea's reservations.
 
-Each host becomes a machine, also if its reservation has no MAC address. The report lists included files that are not in
-the source.
+Each host becomes a machine, even if its reservation contains no MAC address. The report lists included files that are
+missing from the source.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from gitboot.model.scalars import MacAddress
 
 
 class _Host(Struct, frozen=True, kw_only=True):
-    """One reservation."""
+    """One reservation of a DHCP server."""
 
     name: str | None = None
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
-    identifier: str | None = None  # what the reservation has in place of a MAC address
+    identifier: str | None = None  # what identifies the host instead of a MAC address
     remarks: tuple[ImportRemark, ...] = ()
 
 
-_Row = _Host | ImportRemark  # a remark is about the source
+_Row = _Host | ImportRemark  # a remark concerns the source as a whole
 
 
 def read_dnsmasq(files: Texts) -> ImportedInventory:
-    """Read every ``dhcp-host=``, and files of ``--dhcp-hostsfile``: MAC addresses, a name, addresses."""
+    """Read the MAC addresses, names and IP addresses in ``dhcp-host=`` options and ``--dhcp-hostsfile`` files."""
     return _build_inventory(row for _, text in sorted(files.items()) for row in _parse_dnsmasq(text, files))
 
 
 def read_isc_dhcpd(files: Texts) -> ImportedInventory:
-    """Read every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``, in any group or subnet."""
+    """Read each ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }`` block, in any group or subnet."""
     return _build_inventory(row for _, text in sorted(files.items()) for row in _parse_isc_dhcpd(text, files))
 
 
 def read_kea(files: Texts) -> ImportedInventory:
-    """Read every reservation, in any subnet. Kea's JSON has comments, includes and commas at the end of a list."""
+    """Read the reservations of all subnets. Kea's JSON may contain comments, includes and trailing commas."""
     return _build_inventory(row for path, text in sorted(files.items()) for row in _parse_kea(path, text, files))
 
 
 def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
-    """Return machines by name. A machine without a name has the name of its MAC address or of its other identifier."""
+    """Build machines from reservations. One without a name is named after its MAC address or other identifier."""
     nics: dict[str, dict[MacAddress, ImportedNic]] = {}
     remarks: dict[str, list[ImportRemark]] = {}
     of_source: list[ImportRemark] = []
@@ -112,7 +112,7 @@ def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark,
 def _strip_client_id(identifier: str | None) -> str:
     text = (identifier or "").removeprefix("client id ")
     digits = text.lower().removeprefix("0x")
-    if re.fullmatch(r"01[0-9a-f]{12}", digits):  # Kea and dnsmasq also read it without colons
+    if re.fullmatch(r"01[0-9a-f]{12}", digits):  # Kea and dnsmasq also accept the identifier without colons
         return ":".join(digits[at : at + 2] for at in range(0, 14, 2))
     return text.replace("-", ":")
 
@@ -127,7 +127,7 @@ def _explain_host(host: _Host, macs: tuple[MacAddress, ...], reasons: Iterable[I
 
 
 def _remark_include(path: str, files: Collection[str], option: str = "include") -> Iterator[ImportRemark]:
-    """Yield a remark if no file of the source is the included one."""
+    """Yield a remark if the source does not contain an included file."""
     parts = path.strip("\"' ").rstrip("/")
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
@@ -212,7 +212,7 @@ _PIECE: Final = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|[{};]|[^\s{};"#]+')
 
 def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
     words: list[str] = []
-    hosts: list[tuple[str, list[list[str]]] | None] = []  # the open blocks: None for a block that is not a host
+    hosts: list[tuple[str, list[list[str]]] | None] = []  # the open blocks, with None for each block that is not a host
     for piece in _PIECE.findall(text):
         if piece.startswith("#"):
             continue
@@ -233,7 +233,7 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
         else:
             words.append(piece)
     for host in hosts:
-        if host is not None:  # the file ends within the block
+        if host is not None:  # the file ends inside this block
             yield _read_isc_host(*host)
 
 
@@ -266,7 +266,8 @@ _SKIPPED: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|/\*.*?\*/|(?://|#)[^\n]*|<\?include\s+"([^"\n]*)"\s*\?>', re.DOTALL
 )
 _BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\\n])*")|(?<=[\s:\[,])(?=\.[0-9])')  # .5, which JSON writes as 0.5
-# A comma before the end of a list or an object, after its begin, or after a comma: an include may leave them.
+# Matches a comma at the start or end of a list or an object, or after another comma. Removing an include may leave such
+# commas.
 _SPARE_COMMA: Final = re.compile(
     r'("(?:\\.|[^"\\\n])*")|([\[{,]\s*)(?:,\s*)+(?![\s,\]}])|(?:,\s*)+(?=[\]}])', re.DOTALL
 )
@@ -286,19 +287,19 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
 
 
 def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
-    """Return a configuration, and the files that it includes. An included file may be a part of a list or an object."""
+    """Return a parsed configuration and the files that it includes, each of which may be part of a list or object."""
     includes: list[str] = []
 
     def skip(match: re.Match[str]) -> str:
         if match[2] is not None:
             includes.append(match[2])
             return "null" if text[: match.start()].rstrip().endswith(":") else ""
-        return match[1] or "\n" * match[0].count("\n")  # so that a position in an error is that of the file
+        return match[1] or "\n" * match[0].count("\n")  # so that error messages give the position in the file
 
     plain = _SKIPPED.sub(skip, text)
     plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
     plain = _BARE_FRACTION.sub(lambda match: match[1] or "0", plain)
-    for wrapped in (plain, f"[{plain}]", f"{{{plain}}}"):  # an included file alone need not be a whole document
+    for wrapped in (plain, f"[{plain}]", f"{{{plain}}}"):  # an included file need not be a complete document
         try:
             return json.loads(wrapped), includes
         except (ValueError, RecursionError) as error:
@@ -312,7 +313,7 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
 
 
 def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each value below a value, with its key. It does not enter reservations."""
+    """Yield each nested value with its key, without descending into reservations."""
     items = value.items() if isinstance(value, dict) else ((None, each) for each in as_list(value))
     for key, each in items:
         yield key, each

@@ -34,7 +34,7 @@ from gitboot.importers.inventory import (
 
 
 def read_xcat(files: Texts) -> ImportedInventory:
-    """Read objects of type node, as ``lsdef -t node -z`` prints them."""
+    """Read the node objects that ``lsdef -t node -z`` prints."""
     nodes: dict[str, dict[str, str]] = {}
     for _, text in sorted(files.items()):
         defaults: dict[str, str] = {}
@@ -92,9 +92,9 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
 
 
 def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    """Return the interfaces of ``MAC!name|MAC!name``. The address of the node is that of its own name.
+    """Parse the interfaces in ``MAC!name|MAC!name``. The node's address belongs to the interface with the node's name.
 
-    ``*NOIP*`` in place of a name: the interface has no fixed address (xCAT, table mac).
+    ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
     """
     address, nics, remarks = parse_address(node.get("ip")), list[ImportedNic](), list[ImportRemark]()
     for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
@@ -117,7 +117,7 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
 
 def read_warewulf(files: Texts) -> ImportedInventory:
-    """Read the nodes and profiles of nodes.conf, as written since Warewulf 4."""
+    """Read the nodes and profiles in a nodes.conf of Warewulf 4 or later."""
     machines = []
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):

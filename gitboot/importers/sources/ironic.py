@@ -1,4 +1,4 @@
-"""Ironic: nodes and ports, from `openstack baremetal node list --long -f json` or from the API of Ironic."""
+"""Ironic: nodes and ports, from `openstack baremetal node list --long -f json` or from Ironic's API."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _RAMDISK_ARGUMENTS: Final = (
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read nodes and ports. A port names its node, and a node names its driver."""
+    """Read nodes and ports. An item with an address is a port; one with a driver or a provisioning state is a node."""
     lists = (
         found if isinstance(found, list) else get_nested(found, "nodes") or get_nested(found, "ports") or [found]
         for _, found in parse_json_files(files)
     )
-    # `Driver Info` of the command line is `driver_info` of the API.
+    # `Driver Info` in the command's output is `driver_info` in the API.
     rows = [
         {key.lower().replace(" ", "_"): value for key, value in row.items()}
         for found in lists
@@ -72,7 +72,7 @@ def read(files: Texts) -> ImportedInventory:
 
 
 def _parse_mapping(value: object) -> Mapping[str, Any]:
-    # The command line may print a mapping as a text.
+    # The command may print a mapping as text.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -82,7 +82,7 @@ def _parse_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _parse_capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    # In the notation of Ironic: boot_mode:uefi,profile:compute.
+    # Ironic's notation, such as boot_mode:uefi,profile:compute.
     text = str(_parse_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -113,7 +113,7 @@ def _get_name(node: Mapping[str, Any]) -> str:
 
 
 def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
-    """Return a machine for a node. The UUID of the node is Ironic's own UUID, not that of the board."""
+    """Convert a node to a machine. The node's UUID is an ID that Ironic assigned, not the UUID of the board."""
     properties, driver, name = (
         _parse_mapping(node.get("properties")),
         _parse_mapping(node.get("driver_info")),

@@ -1,4 +1,4 @@
-"""Kubernetes objects of Tinkerbell and Metal3, and the objects in the files of any such source."""
+"""Kubernetes: objects of Tinkerbell and Metal3, and helpers for reading any source of Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from gitboot.importers.inventory import (
 )
 
 Object = Mapping[str, Any]
-Key = tuple[str, str]  # namespace and name; cluster-wide objects have the namespace ""
+Key = tuple[str, str]  # (namespace, name); the namespace of a cluster-wide object is ""
 
 
 class Objects(Struct, frozen=True):
-    """The objects of a source."""
+    """The Kubernetes objects of a source."""
 
     by_kind: Mapping[str, Mapping[Key, Object]]
 
@@ -49,30 +49,30 @@ class Objects(Struct, frozen=True):
         return self.by_kind.get(kind, {})
 
     def list_kind(self, kind: str) -> list[tuple[Key, Object]]:
-        """Return the objects of a kind by name."""
+        """Return the objects of a kind, sorted by name."""
         return sorted(self.get_kind(kind).items(), key=lambda item: (item[0][1], item[0][0]))
 
     def find(self, kind: str, key: Key | None) -> Object | None:
-        """Return an object. A file that people wrote may leave out namespaces."""
+        """Return the object with this key, or None. Handwritten files may leave out the namespace."""
         found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
         return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
 
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
-        """Return the spec of an object. Empty if no object, or none of this namespace, has the name."""
+        """Return the spec of an object, or an empty mapping if no object is found by name and namespace."""
         found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
         only = next(iter(found.values())) if len(found) == 1 else None
         return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
 
 
 def is_same_key(one: Key | None, other: Key | None) -> bool:
-    """Return whether two keys can be of one object: their names are equal, and their namespaces if both are known."""
+    """Return whether two keys may mean the same object: equal names and, if both are known, equal namespaces."""
     if one is None or other is None:
         return False
     return one[1] == other[1] and (one[0] == other[0] or not one[0] or not other[0])
 
 
 def load_objects(files: Texts) -> Objects:
-    """Return the objects in YAML or JSON files: documents, lists of documents, and Kubernetes lists."""
+    """Load the objects in YAML or JSON files, from documents, lists of documents, and Kubernetes lists."""
     by_kind: dict[str, dict[Key, Object]] = {}
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):
@@ -86,7 +86,7 @@ def load_objects(files: Texts) -> Objects:
 
 
 def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterator[ImportRemark]:
-    """Yield a remark on Secrets, and a remark on the kinds that the import does not read."""
+    """Yield a remark on Secrets, and a remark on other kinds that the import does not read."""
     yield from remark_if(
         objects.get_kind("Secret"),
         remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
@@ -98,11 +98,11 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
         yield remark_lost(f"{kind} {', '.join(names[:_MAX_NAMES])}{more}: the import does not read this kind")
 
 
-_MAX_NAMES: Final = 5  # of one kind in a remark
+_MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read Hardware of Tinkerbell and BareMetalHosts of Metal3, with the objects that they refer to."""
+    """Read Tinkerbell's Hardware and Metal3's BareMetalHosts, with the objects to which they refer."""
     objects = load_objects(files)
     machines, boots = list[ImportedMachine](), list[ImportedBoot]()
     for kind, read_one in _READERS.items():
@@ -206,7 +206,7 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
 
 
 def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
-    """Return a machine of Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
+    """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
     nics, remarks, netboots = list[ImportedNic](), list[ImportRemark](), list[Object]()
     for text, interface in sorted(as_mapping(spec.get("networkInterfaces")).items()):
         mac, about = read_mac(text)
@@ -264,7 +264,7 @@ def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[Imported
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    """Return the boot of the first interface that names a kernel, or why no interface does."""
+    """Return the boot of the first interface that names a kernel, or remarks that explain why there is no boot."""
     reasons = list[str]()
     for netboot, osie in netboots:
         ipxe = as_mapping(netboot.get("ipxe"))
@@ -304,7 +304,7 @@ def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
 
 
 def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]]:
-    """Return kernel, initrds and arguments of the first label of a PXELINUX configuration."""
+    """Return the kernel, the initrds and the arguments of the first label in a PXELINUX configuration."""
     kernel, initrds, arguments = None, list[str](), list[str]()
     for line in config.splitlines():
         word, _, rest = line.strip().partition(" ")
@@ -335,7 +335,7 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
         nic_name = as_text(nic.get("name"))
         mac, about = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
         remarks += about
-        if mac:  # a second row of the same MAC address has its IPv6 address
+        if mac:  # a second row with the same MAC address contains the IPv6 address
             before = nics[mac].addresses if mac in nics else ()
             own_name = nics[mac].name if mac in nics else nic_name
             addresses = tuple(dict.fromkeys((*before, *list_address(nic.get("ip")))))
@@ -396,7 +396,7 @@ def as_tuple(value: str | None) -> tuple[str, ...]:
 
 
 def read_labels(each: Object) -> Mapping[str, str]:
-    """Return the labels of an object."""
+    """Return the labels in an object's metadata, as text."""
     return {str(key): str(value) for key, value in as_mapping(get_nested(each, "metadata", "labels")).items()}
 
 

@@ -1,4 +1,4 @@
-"""matchbox: groups that select machines, and the profiles that they boot, from its files or from a Terraform state."""
+"""matchbox: groups that select machines, and the profiles that these boot, from files or from a Terraform state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _Group = dict[str, Any]
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read ``groups/``, ``profiles/`` and ``ignition/`` of matchbox's data directory."""
+    """Read ``groups/``, ``profiles/`` and ``ignition/`` in matchbox's data directory."""
     folders = {
         folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
         for folder in ("groups", "profiles", "ignition")
@@ -57,7 +57,7 @@ def read(files: Texts) -> ImportedInventory:
 
 
 def read_terraform(files: Texts) -> ImportedInventory:
-    """Read ``matchbox_group`` and ``matchbox_profile`` in Terraform states, or in ``terraform show -json``."""
+    """Read ``matchbox_group`` and ``matchbox_profile`` resources from Terraform states or ``terraform show -json``."""
     groups, profiles, templates = list[_Group](), list[_Group](), dict[str, str]()
     remarks = list[ImportRemark]()
     for path, text in sorted(files.items()):
@@ -83,7 +83,7 @@ def read_terraform(files: Texts) -> ImportedInventory:
 
 
 def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Yield the type and the attributes of each resource, for each of its instances."""
+    """Yield the type and the attributes of each instance of each resource."""
     for resource in as_mappings(get_nested(state, "resources")):
         if resource.get("mode") != "data":
             for instance in as_mappings(resource.get("instances")):
@@ -149,13 +149,13 @@ def _get_name(group: Mapping[str, Any]) -> str:
 
 
 def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachine:
-    """Return the machine of some groups. It boots the group that selects it by nothing but its identity.
+    """Return the machine that ``groups`` select. It boots the profile of the group that selects it only by identity.
 
-    If each group has another selector, for example os=installed, matchbox first uses a group without selectors.
+    If every group also selects by another value, such as os=installed, matchbox first uses a group without selectors.
     """
     groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
     exact = [group for group in groups if not _format_other_selectors(group)]
-    exact.sort(key=lambda group: -len(group["selector"]))  # as matchbox does
+    exact.sort(key=lambda group: -len(group["selector"]))  # the same order as in matchbox
     first = next(iter((*exact, *defaults[:1], *groups)))
     own = exact[0] if exact else groups[0]
     later = [group for group in groups if group is not first and group is not own]
@@ -206,7 +206,7 @@ def _format_other_selectors(group: Mapping[str, Any]) -> str:
 
 
 def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    # Variables and labels, without secrets and without values that are no text.
+    # Return variables and labels, without secrets and without values that are not text.
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = as_text(value)
@@ -228,17 +228,17 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
 
 
 def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    # matchbox's assets become assets of the fleet.
+    # matchbox's assets become the fleet's assets.
     boot, remarks = as_mapping(get_nested(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in as_list(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
     data, about = _read_user_data(profile, templates)
     remarks += about
     if data is not None and leads and not all(each.startswith(_FIRST_BOOT) for each in leads):
-        data = None  # gitboot would give it to the live system that installs, too
+        data = None  # gitboot would also serve it to the live system that installs
         remarks = [remark_lost("its user data is for the system that is installed: coreos-installer fetches it")]
     if data is not None:
-        found = [argument for argument in found if argument not in leads]  # gitboot adds its own
+        found = [argument for argument in found if argument not in leads]  # gitboot adds its own URL of the user data
     elif leads:
         remarks.append(remark_guessed("its arguments still contain the old system's user data URL"))
     arguments, more = translate_arguments(found)
@@ -259,12 +259,12 @@ def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
 
 def _translate_asset_url(url: object) -> str | None:
     text = as_text(url)
-    text = text.rpartition(" ")[2] if text else None  # "--name main /assets/…", as iPXE takes it
+    text = text.rpartition(" ")[2] if text else None  # the iPXE form: "--name main /assets/…"
     return f"assets:{text.removeprefix('/assets/')}" if text and text.startswith("/assets/") else text
 
 
 def _read_user_data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
-    """Return Ignition that matchbox serves unchanged, or a remark. Go templates are not translated."""
+    """Return the Ignition data if matchbox serves it unchanged, or a remark. Go templates are not translated."""
     name = as_text(profile.get("ignition_id"))
     if name is None:
         return None, []

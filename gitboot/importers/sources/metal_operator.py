@@ -1,7 +1,7 @@
-"""metal-operator and boot-operator: servers, and the boot configuration of the workload of each.
+"""metal-operator and boot-operator: servers, and the boot configuration of each server's workload.
 
-boot-operator finds the boot configurations of a machine by its UUID or addresses, and serves the one whose owner the
-Server refers to (server/helper.go). The boot of a maintenance is never the policy of a server.
+boot-operator finds a machine's boot configurations by UUID or IP address, and serves the one whose owner the Server
+refers to (server/helper.go). The boot of a maintenance never becomes a server's policy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gitboot.importers.sources.kubernetes import (
 )
 from gitboot.model.scalars import SystemUuid
 
-_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first one wins if a machine has both
+_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # the first kind wins if a machine has both
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
 _GROUP: Final = "metal.ironcore.dev/"
 _ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # Redfish, Processor.ProcessorArchitecture
@@ -60,7 +60,7 @@ class _BootConfig(Struct, frozen=True, kw_only=True):
     key: Key
     spec: Object
     owner: Key | None  # its ServerBootConfiguration
-    boot: str | None  # the name of its `ImportedBoot`; None: it names no kernel and no uki
+    boot: str | None  # the name of its `ImportedBoot`; None: it names neither a kernel nor a UKI
     uuid: SystemUuid | None
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class _BootConfig(Struct, frozen=True, kw_only=True):
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read servers with their BMCs, boot configurations, claims and maintenances. Secrets are not read."""
+    """Read servers with their BMCs, boot configurations, claims and maintenances, but no Secrets."""
     objects = load_objects(files)
     configs = _list_boot_configs(objects)
     boots = tuple(filter(None, map(_read_boot, configs)))
@@ -123,7 +123,7 @@ def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
 
 
 def _find_owner(namespace: str, each: Object) -> Key | None:
-    """Return the ServerBootConfiguration that owns an object. Owners are in the namespace of the object."""
+    """Return the key of the ServerBootConfiguration that owns an object. Both are in the same namespace."""
     for owner in as_mappings(get_nested(each, "metadata", "ownerReferences")):
         is_group = (as_text(owner.get("apiVersion")) or "").startswith(_GROUP)
         if is_group and owner.get("kind") == "ServerBootConfiguration" and (name := as_text(owner.get("name"))):
@@ -162,7 +162,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
 
 
 def _complete_url(value: object) -> str | None:
-    """Return a URL. boot-operator also reads one without a scheme."""
+    """Add http:// to a URL without a scheme, because boot-operator also accepts such a URL."""
     text = as_text(value)
     return text if text is None or "://" in text else f"http://{text}"
 
@@ -222,7 +222,7 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
 def _choose_boot(
     name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
 ) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot of the workload of a server, and what its other boot configurations are."""
+    """Return the boot of a server's workload, and remarks on the server's other boot configurations."""
     workload, maintenance = (
         _read_ref(spec.get("bootConfigurationRef")),
         _read_ref(spec.get("maintenanceBootConfigurationRef")),
@@ -240,7 +240,7 @@ def _choose_boot(
     ]
     boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
     if not chosen:
-        # boot-operator names a configuration as its owner. Without references, the UUID alone counts.
+        # boot-operator gives a configuration the name of its owner. Without references, only the UUID counts.
         is_alone = workload is None and maintenance is None
         chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
         remarks += [remark_guessed(f"its boot: {each} has its UUID, and no owner") for each in chosen]
@@ -274,7 +274,7 @@ def _choose_boot(
 
 
 def _explain_workload(name: str, workload: Key | None, objects: Objects) -> ImportRemark | None:
-    """Return why the ServerBootConfiguration of a server cannot be the right one."""
+    """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
     found = objects.find("ServerBootConfiguration", workload)
@@ -294,7 +294,7 @@ def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> Impor
 
 
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
-    """Return the boot of the configurations of one owner. It may have one of each kind."""
+    """Return the boot that one owner's configurations describe. An owner may have one configuration of each kind."""
     for kind in _BOOT_KINDS:
         same = [str(each) for each in configs if each.kind == kind]
         if len(same) > 1:
@@ -346,7 +346,7 @@ def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
 def _read_bmc(
     controller: Object, objects: Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # The address of a BMC may be that of an Endpoint.
+    # A BMC may take its address from an Endpoint.
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
@@ -377,7 +377,7 @@ def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
 
 
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
-    """Yield the machines that only boot configurations name. Those of one UUID are of one machine."""
+    """Yield machines that only boot configurations name. Configurations with the same UUID belong to one machine."""
 
     def identify(config: _BootConfig) -> str:
         return config.uuid or _spell(config.owner or config.key)
@@ -410,7 +410,7 @@ def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    # They are IP addresses and MAC addresses, without a word which address is of which interface.
+    # The values are IP and MAC addresses, and do not show which address belongs to which interface.
     found = dict.fromkeys(
         str(value)
         for each in configs

@@ -1,4 +1,4 @@
-"""OpenCHAMI: boot parameters of BSS with components of State Management, or the resources of boot-service."""
+"""OpenCHAMI: BSS boot parameters with State Management components, or boot-service resources."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from gitboot.model.scalars import MacAddress
 
 
 class _Node(Struct, frozen=True, kw_only=True):
-    """A node of State Management, of boot-service, or a key of boot parameters."""
+    """A node from State Management or boot-service, or one that only boot parameters name."""
 
-    name: str  # the xname, if there is one
+    name: str  # the xname, if the node has one
     hostname: str | None = None
     nid: int | None = None
-    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()  # MAC address and IP addresses, as in the source
+    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()  # (MAC address, IP addresses), as in the source
     role: str | None = None
     subrole: str | None = None
     architecture: str | None = None
@@ -57,10 +57,10 @@ class _Node(Struct, frozen=True, kw_only=True):
 
 
 class _Config(Struct, frozen=True, kw_only=True):
-    """Boot parameters of BSS, or a BootConfiguration of boot-service."""
+    """An entry of BSS boot parameters, or a BootConfiguration from boot-service."""
 
     name: str
-    row: Mapping[str, Any]  # with kernel, initrd and params
+    row: Mapping[str, Any]  # contains kernel, initrd and params
     hosts: tuple[str, ...] = ()
     macs: frozenset[MacAddress] = frozenset()
     nids: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class _Config(Struct, frozen=True, kw_only=True):
 
 
 def read(files: Texts) -> ImportedInventory:
-    """Read boot parameters with SMD's Components and EthernetInterfaces, or the resources of boot-service."""
+    """Read BSS boot parameters with SMD's Components and EthernetInterfaces, or read boot-service resources."""
     rows = [row for path, text in sorted(files.items()) for row in _parse_rows(path, text, len(files))]
     configs = [_read_config(row) for row in rows if _KERNEL_KEYS & (row.keys() | as_mapping(row.get("spec")).keys())]
     nodes = _list_nodes(rows)
@@ -144,7 +144,7 @@ def _read_config(row: Mapping[str, Any]) -> _Config:
 
 
 def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
-    """Return the nodes that a source lists, each once."""
+    """Return the nodes that a source lists, without duplicates."""
     interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
     for row in rows:
         if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):
@@ -175,7 +175,7 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
                 subrole=as_text(spec.get("subRole")),
                 groups=_as_texts(spec.get("groups")),
             )
-        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):  # local nodes.yaml
+        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):  # a local nodes.yaml
             own = [
                 (each.get("mac_address"), (each.get("ip_address"),))
                 for each in as_mappings(row.get("ethernet_interfaces"))
@@ -203,12 +203,12 @@ _PATTERN: Final = re.compile(r"[*?\[\]]")
 
 
 def _is_node_name(host: str) -> bool:
-    # BSS has parameters for all nodes (Global), for nodes without any (Default), and for unknown ones.
+    # BSS stores parameters for all nodes (Global), for nodes without parameters (Default), and for unknown nodes.
     return host not in ("Default", "Global") and not host.startswith("Unknown-") and not _PATTERN.search(host)
 
 
 def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
-    """Return the nodes that only boot parameters name."""
+    """Return the nodes that are named only in boot parameters."""
     names = {name for node in nodes for name in (node.name, node.hostname, *node.groups) if name}
     macs = {mac for node in nodes for mac in node.macs}
     nids = {node.nid for node in nodes}
@@ -227,7 +227,7 @@ def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]
 
 
 def _score(config: _Config, node: _Node) -> int:
-    """Return how well parameters fit a node, as boot-service does (pkg/controllers/bootscript/controller.go)."""
+    """Score how well parameters match a node, as boot-service does (pkg/controllers/bootscript/controller.go)."""
     own = {node.name, node.hostname}
     score = sum(50 for host in config.hosts if host in own or host == "*")
     score += 100 * len(config.macs & node.macs)
@@ -269,7 +269,7 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
-    """Return the kernel and the parameters of a row. The name contains their digest, so equal rows share one boot."""
+    """Return the boot that a row describes. The name contains a digest of the row, so equal rows share one boot."""
     kernel, initrd, params = (as_text(row.get(key)) for key in ("kernel", "initrd", "params"))
     arguments, remarks = translate_arguments((params or "").split())
     has_data = get_nested(row, "cloud-init", "user-data") or get_nested(row, "cloud-init", "meta-data")

@@ -166,7 +166,7 @@ _COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
 _RSYNC_OPS: Final = "ops/"
 _SHARDS: Final = "ops/shards/"  # each file is named by the digest of its content
-_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay when they are empty
+_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
 # rsync(1), EXIT VALUES
 _PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
 _FILE_IO: Final = 11
@@ -226,7 +226,7 @@ class RsyncStore:
         return left
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths whose checksums on the other host differ from the sent files, sorted."""
+        """Return the sorted paths whose checksums on the other host differ from those of the sent files."""
         wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
@@ -251,14 +251,14 @@ class RsyncStore:
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
     def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
-        """Return the paths whose content on the other host differs from the sent files, sorted."""
+        """Return the sorted paths of the files whose content on the other host differs from the sent files."""
         if not paths:
             return []
         comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Copy files from the other host to the folder ``read``. Files that are absent there are removed here."""
+        """Copy files from the other host to the folder ``read``, and remove files that are absent on the other host."""
         if not paths:
             return
         with self._lock_folder():
@@ -343,7 +343,7 @@ class RsyncStore:
     def _lock_folder(self) -> Iterator[int]:
         """Lock the local folder until the block ends. Yields the descriptor of the lock.
 
-        Raises `HostUnreachable` if an rsync that an earlier process started is still running, and `PublishError`.
+        Raises `HostUnreachable` if an earlier process's rsync is still running, and `PublishError` for other failures.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

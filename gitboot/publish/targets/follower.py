@@ -33,7 +33,7 @@ from gitboot.status.instance_status import TargetStatus
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
 _SOON_S: Final = 0.5  # the pause before an interrupted read is repeated
-_PERIOD_S: Final = 3600.0  # between two checks for unused content, if no other event happens
+_PERIOD_S: Final = 3600.0  # the time between two checks for unused content, if nothing else happens
 
 
 class TargetStore(Protocol):
@@ -44,7 +44,7 @@ class TargetStore(Protocol):
         """Return the maximum number of servers in one step."""
 
     def load(self) -> Holding:
-        """Return what the target contains, even after an interrupted change."""
+        """Return the target's content, even after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return the shard that the head lists under this number, or an empty shard."""
@@ -52,7 +52,7 @@ class TargetStore(Protocol):
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step to the target.
 
-        After a failure, the follower calls `load` to find out what the target contains, and continues from there.
+        After a failure, the follower calls `load` to read the target's actual content, and continues from there.
         """
 
 
@@ -77,7 +77,7 @@ class Follower:
         self._following = following
         self._changed = threading.Condition()
         self._published_count = 0  # the number of publications
-        # Since when the target may serve a window that ended while no instance ran. None: it does not.
+        # The time since which the target may serve a window that ended while no instance ran. None: no such window.
         self._possibly_overdue_since: datetime | None = None
         self._ending = False
         self._retries_now = False  # whether the next attempt starts now, even after a failure
@@ -269,7 +269,7 @@ _EXPECTED: Final = (
 
 
 class _Address(Struct, frozen=True, kw_only=True):
-    """The settings that targets can have. Each kind of target uses only some of them."""
+    """The settings in the URL of a target. Each kind of target uses only some of them."""
 
     # a directory with files username and password; for a bucket, they contain a key's ID and secret
     credentials: Path | None = None
@@ -344,8 +344,8 @@ TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
 def parse_target(text: str) -> TargetAddress:
     """Parse the URL of a target, such as ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
 
-    The query of the URL contains settings. Raises `UsageError`, also if the URL contains credentials, because gitboot
-    shows and logs the URL.
+    The query of the URL contains settings. Raises `UsageError`, including for a URL with credentials, because
+    gitboot shows and logs the URL.
     """
     try:
         parts = urlsplit(text)

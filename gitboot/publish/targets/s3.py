@@ -86,7 +86,7 @@ class Bucket:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
-        # shows in access logs that gitboot, and not a machine, read an object
+        # so that access logs show that gitboot, not a machine, read an object
         client["user_agent"] = f"gitboot/{__version__}"
         with self._translate_errors():
             self._store = S3Store(
@@ -179,7 +179,7 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         """Return the sorted paths of all objects below a folder.
 
-        obstore reads pages until it has a number of names, and the timeout of a request applies to each page. Therefore
+        obstore reads page after page until it has enough names, and the request timeout applies to each page. Therefore
         a thread lists the folder, and gitboot abandons the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
@@ -260,13 +260,13 @@ def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> 
 
 
 def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Call ``do`` with the paths in parallel. The first failure is raised after all calls have ended."""
+    """Call ``do`` for all paths in parallel. After all calls have ended, raise the first failure."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
 
 
 def _describe_clock_fault(text: str) -> str:
-    """Describe how wrong this host's clock is, from the text of an error of `_SKEWED`."""
+    """Describe by how much this host's clock is wrong, from the text of a `_SKEWED` error."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     behind = "differs from the store's"
     with suppress(ValueError):

@@ -69,10 +69,10 @@ class TargetHead(Struct, frozen=True, kw_only=True):
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """The content of a target, as far as planning the next step requires it."""
+    """The part of a target's content that is needed to plan the next step."""
 
     head: TargetHead
-    states: Mapping[str, str]  # by server, without servers whose files are unverified
+    states: Mapping[str, str]  # digests by server, except servers whose files are unverified
     servers: frozenset[str]  # the servers in the shards
     withheld: frozenset[str]  # the servers whose one-time boot was omitted
     unlisted: frozenset[str]
@@ -189,7 +189,7 @@ class FileStore(Protocol):
         """Write files. Return those paths of ``fresh`` that already have other content, which stays."""
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths whose content differs from the content that `place` has just written, sorted."""
+        """Return the sorted paths whose content differs from the content that `place` has just written."""
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, ignoring absent ones."""
@@ -328,7 +328,7 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
     doubtful: frozenset[str]  # paths that are unverified until the head is written
-    unlisted: frozenset[str]  # paths that remain after the step but are not listed
+    unlisted: frozenset[str]  # paths that remain on the target after the step but that no shard lists
 
 
 def plan_next_step(
@@ -428,7 +428,7 @@ def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard]
 
 
 def apply_step(holding: Holding, step: TargetStep) -> Holding:
-    """Return what a target contains after a step."""
+    """Return the target's content after a step."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
     others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
@@ -627,7 +627,7 @@ class StoreTarget:
             raise self._build_damage_error(_shard_path(digest))
         try:
             return parse_units(stored_file.content)
-        except ValueError as error:  # the digest is right, so the writer of the head wrote this
+        except ValueError as error:  # the digest is correct, so the process that wrote the head also wrote this
             raise self._build_damage_error(_shard_path(digest)) from error
 
     def _build_damage_error(self, path: str) -> PublishError:
