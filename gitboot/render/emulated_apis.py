@@ -70,7 +70,7 @@ FOR_UNKNOWN: Final = {
 }
 METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # an endpoint builds the response from the query
 EC2: Final = "ec2"
-EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which identifies a machine by its IP address
+EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which finds a machine by its IP address
 INVENTORY: Final = "inventory"  # endpoints accept the inventory that an image sends from an unknown machine
 _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 

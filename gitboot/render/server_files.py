@@ -198,7 +198,7 @@ def plan_server(
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
-    """Plan one server for ``at`` and for the following transitions. The last plan does not belong to a window with an end.
+    """Plan one server for ``at`` and for the following transitions. The last plan is not for a window with an end.
 
     ``latest_clock`` is a time after ``at`` that the clock has already reached. Windows that ended before that time stay
     closed. The plans offer no boot that needs an ``absent`` file.
