@@ -66,8 +66,8 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "logging": "0..0 --host= --level= --port=",
     "logvol": (
         "1..1 --backuppassphrase --bytes-per-inode= --cachemode= --cachepvs= --cachesize= --chunksize= --cipher= "
-        "--encrypted --escrowcert= --fsoptions= --fsprofile= --fstype= --grow --hibernation --label= --luks- "
-        "version= --maxsize= --metadatasize= --mkfsoptions= --name=! --noformat --passphrase= --pbkdf= "
+        "--encrypted --escrowcert= --fsoptions= --fsprofile= --fstype= --grow --hibernation --label= --luks-version= "
+        "--maxsize= --metadatasize= --mkfsoptions= --name=! --noformat --passphrase= --pbkdf= "
         "--pbkdf-iterations= --pbkdf-memory= --pbkdf-time= --percent= --poolname= --profile= --recommended "
         "--resize --size= --thin --thinpool --useexisting --vgname=!"
     ),
@@ -117,8 +117,8 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "reqpart": "0..0 --add-boot",
     "rescue": "0..0 --nomount --romount",
     "rhsm": (
-        "0..0 --activation-key=! --connect-to-insights --flatpak-registry-url= --organization=! --proxy= --rhsm- "
-        "baseurl= --server-hostname="
+        "0..0 --activation-key=! --connect-to-insights --flatpak-registry-url= --organization=! --proxy= "
+        "--rhsm-baseurl= --server-hostname="
     ),
     "rootpw": "0..1 --allow-ssh --iscrypted --lock --plaintext",
     "selinux": "0..0 --disabled --enforcing --permissive",
