@@ -23,12 +23,9 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
+from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_plan import (
-    Cause,
-    InstallState,
-    StopScope,
-)
+from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState

@@ -53,11 +53,11 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_page_or_record_file
+from gitboot.resolve.boot_stops import StopOrder
 from gitboot.status.conditions import find_remedy
 
 if TYPE_CHECKING:
     from gitboot.resolve.provisioning_record import Record
-    from gitboot.resolve.server_plan import StopOrder
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -549,8 +549,6 @@ class StopReader:
 
 
 def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
-    from gitboot.resolve.server_plan import StopOrder  # imported here, so that endpoints start without the model
-
     with suppress(OSError, ValueError, RecursionError):
         match json.loads(path.read_bytes()):
             case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(said)}:

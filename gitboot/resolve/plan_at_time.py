@@ -11,6 +11,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import (
     attempt_token,
     is_covered,
@@ -42,14 +43,7 @@ from gitboot.resolve.server_decision import (
     WithheldBoot,
     offer_token,
 )
-from gitboot.resolve.server_plan import (
-    START_EVIDENCE,
-    BootOverride,
-    BootPlan,
-    Cause,
-    Phase,
-    StopScope,
-)
+from gitboot.resolve.server_plan import START_EVIDENCE, BootOverride, BootPlan, Cause, Phase
 
 
 def make_plan(

@@ -16,6 +16,7 @@ from msgspec import structs
 from gitboot.errors import InvalidRepository, Orders, UsageError
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import (
     UnrecordedState,
@@ -37,7 +38,7 @@ from gitboot.resolve.provisioning_record import (
     parse_exported_records,
 )
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
-from gitboot.resolve.server_plan import Cause, Phase, StopScope
+from gitboot.resolve.server_plan import Cause, Phase
 from gitboot.review.decision_changes import UnknownCause, UnknownReason
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import find_returning_servers

@@ -10,6 +10,7 @@ import pytest
 from gitboot.controller.bmcs.desired_state import build_media_urls, build_wanted_override
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
@@ -20,7 +21,6 @@ from gitboot.resolve.provisioning_record import (
     StepEvidence,
 )
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import StopScope
 from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.resolve.test_fleet_decisions import NOON

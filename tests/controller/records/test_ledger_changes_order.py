@@ -31,6 +31,7 @@ from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.server_files import ServerState, render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.user_data_files import render
+from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import attempt_token, find_open_attempt, install_step, provision_key
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
@@ -40,7 +41,7 @@ from gitboot.resolve.provisioning_record import (
     record_facts,
 )
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import BootPlan, Cause, Phase, StopScope
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.cases import examples, present
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
