@@ -365,11 +365,6 @@ def write_events(tx: Transaction, events: Iterable[Event]) -> None:
     tx.insert("events", ("at", "type", "message", "facts"), rows)
 
 
-def read_events(store: Store) -> Iterator[dict[str, Any]]:
-    """Yield the events, oldest first."""
-    return (event for _, event in read_numbered_events(store))
-
-
 def read_numbered_events(store: Store, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the events whose number is above ``after``, oldest first, as pairs of number and event."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id"

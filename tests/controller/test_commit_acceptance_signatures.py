@@ -102,7 +102,9 @@ def test_the_signer_of_the_accepted_commit_is_named(work: Work, people: dict[str
         assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
         (event,) = (event for event in parts.events if event.type == "Accepted")
         assert "signed by ada@example.net (SHA256:" in event.message
-        (stored,) = (each for each in instance_tables.read_events(parts.ledger) if each["type"] == "Accepted")
+        (stored,) = (
+            each for _, each in instance_tables.read_numbered_events(parts.ledger) if each["type"] == "Accepted"
+        )
         assert stored["signer"]["person"] == "ada@example.net"
     with instance(work, signers, Verify.HEAD) as again:
         assert again.reconciler.status.signer is not None

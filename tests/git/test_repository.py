@@ -413,7 +413,7 @@ def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_email
             commit_by_git(origin, {"images/new.yaml": image(f"new-{number}")})
             eventually(lambda: is_applied(origin.head))
     with closing(Store.open(tmp_path / "state" / LEDGER)) as ledger:
-        assert "FetchFailed" not in {each["type"] for each in instance_tables.read_events(ledger)}
+        assert "FetchFailed" not in {each["type"] for _, each in instance_tables.read_numbered_events(ledger)}
 
 
 # Reading a commit

@@ -105,7 +105,7 @@ def test_an_upgraded_ledger_has_all_rows(ledger: Path) -> None:
         assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
         (waiting,) = instance_tables.read_requests(opened)
         assert (waiting.operator, waiting.action, waiting.facts["consumed"]) == ("ada", "resolve", False)
-        happened = Counter(event["type"] for event in instance_tables.read_events(opened))
+        happened = Counter(event["type"] for _, event in instance_tables.read_numbered_events(opened))
         assert happened.total() == 35
         assert (happened["Provisioned"], happened["MaintenanceBooted"], happened["Held"]) == (1, 1, 2)
 

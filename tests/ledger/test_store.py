@@ -254,7 +254,7 @@ def test_a_ledger_of_the_first_version_is_upgraded_without_loss(path: Path) -> N
                     corrections=(at("20T11:30"),),
                 ),
             )
-            assert [event["server"] for event in instance_tables.read_events(ledger)] == ["web01"]
+            assert [event["server"] for _, event in instance_tables.read_numbered_events(ledger)] == ["web01"]
             assert server_tables.read_machines(ledger) == {
                 WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)
             }
@@ -601,7 +601,7 @@ def test_events_are_read_in_the_order_in_which_they_happened_for_any_clock(path:
                 [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})],
             )
     with open_ledger(path) as ledger:
-        found = list(instance_tables.read_events(ledger))
+        found = [event for _, event in instance_tables.read_numbered_events(ledger)]
     assert [event["type"] for event in found] == ["Accepted", "Published", "Rejected"]
     assert found[1] == {
         "at": "2026-11-20T11:00:00Z",
@@ -705,7 +705,7 @@ def test_a_transaction_over_several_tables_is_written_completely_or_not_at_all(p
             raise ZeroDivisionError
         assert (
             server_tables.read_records(ledger),
-            list(instance_tables.read_events(ledger)),
+            [event for _, event in instance_tables.read_numbered_events(ledger)],
             instance_tables.is_behind(ledger),
         ) == (
             {},
@@ -934,7 +934,7 @@ def test_two_threads_write_without_loss(path: Path) -> None:
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, (WEB01, WEB02)))
-        messages = [event["message"] for event in instance_tables.read_events(unsynced)]
+        messages = [event["message"] for _, event in instance_tables.read_numbered_events(unsynced)]
         assert (messages.count(WEB01), messages.count(WEB02)) == (40, 40)
     with open_ledger(path) as ledger:
         assert (len(overrides_of(ledger, WEB01)), len(overrides_of(ledger, WEB02))) == (40, 40)

@@ -238,7 +238,9 @@ def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Insta
         client = NIC if number < 20 else f"10.0.1.{number}"
         web01.observe(replace(report, client=client, at=web01.now + timedelta(seconds=number)))
     web01.reconcile()
-    assert [each["type"] for each in instance_tables.read_events(web01.ledger)].count("ReportOutdated") == 17
+    assert [each["type"] for _, each in instance_tables.read_numbered_events(web01.ledger)].count(
+        "ReportOutdated"
+    ) == 17
     assert web01.condition("SecretsPrivate") is None
 
 
