@@ -121,7 +121,7 @@ _TEMPLATES: Final = {
     "node.j2": "#cloud-config\n"
     "hostname: {{ server.name }}\n"
     "write_files: [{path: /etc/image, content: {{ image.name }}}]\n"
-    "runcmd: [curl --fail {{ urls.provisioned }}]\n",
+    "runcmd: ['curl --fail {{ urls.provisioned }}']\n",
     "direct.j2": '{"ignition": {"version": "3.4.0"}, "storage": {"files": ['
     '{"path": "/etc/hostname", "contents": {"source": "data:,{{ server.name }}"}}, '
     '{"path": "/report", "contents": {"source": "{{ urls.provisioned }}"}}]}}\n',
