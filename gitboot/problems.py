@@ -585,7 +585,7 @@ class Code(StrEnum):
     USER_DATA_DOCUMENT = (
         "GB4005",
         "The rendered user data does not match its format",
-        "The first boot of the system would stop at the document, or ignore it.",
+        "The system would stop at its first boot, or ignore the document.",
         "Correct the template. The message names the fault and, if it is known, the line of the rendered text.",
     )
     NOT_VOUCHED_FOR = (

@@ -144,7 +144,7 @@ class Trust(Struct, frozen=True, kw_only=True):
                 )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC must prove its identity, with a certificate or an authority from the access files."""
+        """Return whether a BMC must present a certificate that the access files name or whose authority they name."""
         if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
         return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -418,7 +418,7 @@ class CredentialDirectory:
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return a text that changes when credentials or their `Trust` change.
+        """Return a string that changes whenever credentials or their `Trust` change.
 
         Return None if there are no such credentials. This method does not run a password command. If a command prints a
         new password, the text changes once a task has used the password.

@@ -1,4 +1,4 @@
-"""Override session: one task at one BMC, first for its override and then for its power."""
+"""Override session: one task on one BMC, which handles the override first and then the power state."""
 
 from __future__ import annotations
 

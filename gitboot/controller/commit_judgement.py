@@ -194,7 +194,7 @@ class CommitJudge:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """Return how many of the commits ahead gitboot can accept at ``at``.
+        """Return how many of the following commits gitboot can accept at ``at``.
 
         Acknowledgements in ``met`` and in ``knowledge`` are used up and do not count again. With ``reads_records``, the
         records of servers are taken into account. The caller must first withhold all boots that the newest commit

@@ -266,7 +266,7 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return what firmware fetches for HTTP boot by its client address, in the format of boot-operator."""
+        """Return the boot-operator response for UEFI HTTP boot, for the machine that has this client address."""
         if client is None:
             return None
         answer = None

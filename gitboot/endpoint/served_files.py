@@ -141,7 +141,7 @@ class PublishedTree:
 
     @property
     def terms(self) -> ServingTerms:
-        """The terms for serving boots. If the file is missing or damaged, the terms allow no one-time boots."""
+        """The conditions for serving boots. If the file is missing or damaged, endpoints serve no one-time boots."""
         try:
             found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):

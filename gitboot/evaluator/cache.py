@@ -79,7 +79,7 @@ def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether gitboot can decode the bytes as a result of this kind whose parts all belong to one server."""
+    """Return whether the bytes are a valid result of this kind, with parts of one server only."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:

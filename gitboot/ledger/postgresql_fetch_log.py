@@ -172,7 +172,7 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of the next deletion, or of the last deletion if there are too few rows to delete."""
+        """Return the number of the next deletion, or of the last one if there are not yet enough rows to delete."""
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))

@@ -300,7 +300,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations that wait for a verdict, with the first marks that the BMC reported afterwards, if any."""
+    """Store observations that gitboot has not judged yet, and the first marks that the BMC reported after each."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",

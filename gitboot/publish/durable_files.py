@@ -31,8 +31,8 @@ _HINTS: Final = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
     errno.EROFS: "mount it writable",
-    errno.EACCES: "give the user of gitboot write access",
-    errno.EPERM: "give the user of gitboot write access",
+    errno.EACCES: "give write access to the user that runs gitboot",
+    errno.EPERM: "give write access to the user that runs gitboot",
     errno.ELOOP: "it is a symlink, and gitboot follows no symlinks here; move it away",
 }
 _P = ParamSpec("_P")

@@ -130,7 +130,7 @@ class _Explainer:
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield the reasons for the boots of the policy and of each maintenance, which depend only on the commit."""
+        """Yield the reasons why the policy and each maintenance boot what they do, which depend only on the commit."""
         yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return

@@ -423,7 +423,7 @@ class Decision:
 
 
 class OverrideTarget(StrEnum):
-    """The values of ``BootSourceOverrideTarget`` in a Redfish ComputerSystem that gitboot sets."""
+    """The values that gitboot sets for ``BootSourceOverrideTarget`` of a Redfish ComputerSystem."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"

@@ -107,7 +107,7 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, with the position of the first commit that has the same content, signed by any key."""
+    """An acknowledgement, and the position of the first commit with the same content, whoever signed it."""
 
     at: int
     ack: AckLine

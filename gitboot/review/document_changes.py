@@ -1,4 +1,4 @@
-"""Document changes: compare the documents of two commits, and the files that gitboot publishes for all machines."""
+"""Document changes: differences between the documents, and between the fleet-wide files, of two commits."""
 
 from __future__ import annotations
 

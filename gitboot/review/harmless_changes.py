@@ -80,7 +80,7 @@ NO_DEMAND: Final = Demand(boot=None)
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """The demands during the time from one start or end of a window to the next."""
+    """The demands on a server between two consecutive window boundaries."""
 
     demand: Demand
     lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with lower priorities

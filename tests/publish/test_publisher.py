@@ -790,7 +790,7 @@ def test_a_path_that_is_not_writable_is_an_error_with_a_hint() -> None:
         said = subprocess.run(
             [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)], cwd=ROOT, capture_output=True
         ).stdout
-        assert said.decode() == f"{root / LOCK}: Permission denied (give the user of gitboot write access)\n"
+        assert said.decode() == f"{root / LOCK}: Permission denied (give write access to the user that runs gitboot)\n"
         assert verify_tree(root) == ()
 
 

@@ -425,8 +425,9 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """Yield the events for a task's override records, one per record with its last state. With ``first``, also report
-    an unproven identity.
+    """Yield one event for the last state of each of a task's override records.
+
+    With ``first``, also yield an event if the BMC did not prove its identity.
     """
     if first and isinstance(result.identity_result, UnprovenIdentity):
         message = f"{result.server}: {result.identity_result.message}"

@@ -1,1 +1,1 @@
-"""Instance: assembled from its settings and its state directory, or waiting as a standby."""
+"""Instance: the assembly of an instance from its settings and state directory, and the standby mode."""

@@ -754,7 +754,7 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
 
 def _read_offline_knowledge(store: Store) -> Knowledge:
-    """Read the knowledge from a ledger whose instance is not running."""
+    """Read a `Knowledge` value from the ledger of an instance that is not running."""
     found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found

@@ -59,7 +59,7 @@ _CLOCK: Final = {
     ),
     ClockState.UNKEPT: (
         Health.DOUBTFUL,
-        "no time service synchronizes the clock; if a time service did before, gitboot does not change BMCs",
+        "no time service synchronizes the clock; if one did earlier, gitboot stops changing BMCs",
         "timedatectl set-ntp true",
     ),
 }

@@ -257,7 +257,7 @@ _MOST_EARLY: Final = 32  # withheld intents per server that were not read from t
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record after an endpoint logged an intent to serve a boot. An up-to-date record is returned unchanged.
+    """Update a record with an endpoint's intent to serve a boot, and return it. An up-to-date record stays unchanged.
 
     If the boot has already been served, the record stays unchanged. If the BMC then rules out that earlier request, it
     also rules out this intent.

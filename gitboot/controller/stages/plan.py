@@ -27,7 +27,7 @@ QUICK_START: Final = timedelta(
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need a new plan, and register the artifacts that their boots need for checks.
+    """Plan the servers whose plan is out of date, and start checks of the artifacts that their boots need.
 
     With `Pass.wait`, wait for the checks and then plan again with their results.
     """

@@ -328,6 +328,6 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
                 ),
             ),
             *remark_if(config is not None and not kernel, remark_missing("its boot: its parameters name no kernel")),
-            *remark_if(config is None, remark_lost("its boot: no boot parameters in the source are for it")),
+            *remark_if(config is None, remark_lost("its boot: the source has no boot parameters for this machine")),
         ),
     )

@@ -266,7 +266,7 @@ def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
 
 
 def _describe_clock_fault(text: str) -> str:
-    """Describe by how much this host's clock is wrong, from the text of a `_SKEWED` error."""
+    """Describe how far this host's clock is off, based on the text of a `_SKEWED` error."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     behind = "differs from the store's"
     with suppress(ValueError):

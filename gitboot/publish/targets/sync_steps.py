@@ -165,7 +165,7 @@ TakeFile = Callable[[str, StoredFile | None], None]  # gets a path and its file;
 
 
 class FileStore(Protocol):
-    """The files of one target, by path. A reader always sees a file complete, in its old or its new version.
+    """The files of one target, by path. A reader always sees either the complete old file or the complete new file.
 
     Every method may raise `HostUnreachable`, and `PublishError` if a person must act.
     """
