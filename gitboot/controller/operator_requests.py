@@ -11,10 +11,9 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.bmc.identity import accept_identity, is_another_system
-from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerRecordState
-from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.controller.bmcs.desired_state import resolve_switches
 from gitboot.controller.records.evidence import confirm_fetches
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
-from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Marks, Medium, MediumState, Override, OverrideRecord, OverrideState
 from gitboot.bmc.power_steps import PowerRecord, PowerRecordState, ResetType
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import open_or_replace_ledger
 from gitboot.errors import DamagedLedger, LedgerError, Orders
 from gitboot.fetchlog.log_entries import Observation
@@ -882,7 +881,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.override_state import Marks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
