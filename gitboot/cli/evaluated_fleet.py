@@ -28,10 +28,9 @@ from gitboot.git.history import CommitRange, History, open_blame, open_range
 from gitboot.git.signatures import SignatureChecker, SignatureKeys
 from gitboot.git.snapshots import load_commit, open_snapshot
 from gitboot.jsonio import encode_canonical
-from gitboot.model.fields import InvalidDocument, read
+from gitboot.model.fields import InvalidDocument, Selector, read
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
-from gitboot.model.selectors import Selector
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.page_shards import render_page_files
