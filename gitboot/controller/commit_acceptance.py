@@ -33,7 +33,7 @@ from gitboot.jsonio import format_instant
 from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.review.formats import phrases
 from gitboot.review.guards import (
     ONLY_APPROVED,

@@ -23,7 +23,7 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS

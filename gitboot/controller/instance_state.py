@@ -27,9 +27,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import has_all_evidence
-from gitboot.resolve.provisioning_record import InstallAttempt, Run
+from gitboot.resolve.provisioning_record import InstallAttempt, Run, StopScope
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,

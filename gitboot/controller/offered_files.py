@@ -40,8 +40,7 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.render.server_files import RenderedState, ServerState, halt_server, limit_server, render_server
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_stops import StopScope
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.conditions import Event

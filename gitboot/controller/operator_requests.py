@@ -24,9 +24,8 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.resolve.boot_stops import StopOrder, StopScope
 from gitboot.resolve.plan_at_time import make_plan
-from gitboot.resolve.provisioning_record import last_provisioning_facts, parse_record
+from gitboot.resolve.provisioning_record import StopOrder, StopScope, last_provisioning_facts, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.instance_status import Held
 from gitboot.text import format_count, printable

@@ -53,7 +53,7 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_page_or_record_file
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.status.conditions import find_remedy
 
 if TYPE_CHECKING:

@@ -61,10 +61,9 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plan_and_record_files import build_document, build_summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import disk_boot_token, install_progress, install_step
 from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_fallback_plan, make_plan
-from gitboot.resolve.provisioning_record import Record, find_drift, record_facts
+from gitboot.resolve.provisioning_record import Record, StopScope, find_drift, record_facts
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, FieldSources
 from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 

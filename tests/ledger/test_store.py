@@ -36,8 +36,15 @@ from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
-from gitboot.resolve.boot_stops import StopOrder
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, StepEvidence, UnknownServe
+from gitboot.resolve.provisioning_record import (
+    Failure,
+    InstallAttempt,
+    Record,
+    Run,
+    StepEvidence,
+    StopOrder,
+    UnknownServe,
+)
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, WithheldBoot
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.conditions import Event

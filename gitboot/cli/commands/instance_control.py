@@ -52,7 +52,7 @@ from gitboot.controller.operator_requests import (
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.tree_reader import remove_stop, write_stop
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.review.guards import Guard
 from gitboot.text import format_count, format_names
 

@@ -27,7 +27,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held

@@ -31,12 +31,12 @@ from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.server_files import ServerState, render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.user_data_files import render
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import attempt_token, find_open_attempt, install_step, provision_key
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     Record,
     StepEvidence,
+    StopScope,
     last_provisioning_facts,
     record_facts,
 )
