@@ -12,8 +12,7 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.commands.init import CI, SCHEMAS, build_seed_file
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list

@@ -17,7 +17,6 @@ from msgspec import structs
 
 from gitboot.cli.completion import complete_held_digest
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
 from gitboot.cli.instance_client import (
     apply_to_folders,
     find_output,
@@ -27,7 +26,7 @@ from gitboot.cli.instance_client import (
     request_change,
     resolve_active_state,
 )
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     MAX_SECONDS,
     VARIABLES,

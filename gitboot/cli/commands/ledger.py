@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.help_pages import Group
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, state_option
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, no_instance_error
 from gitboot.errors import UsageError
