@@ -17,7 +17,7 @@ from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.fleet.revision import Revision

@@ -16,7 +16,7 @@ from gitboot.controller.instance_state import LimitedFiles, TargetState
 from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables

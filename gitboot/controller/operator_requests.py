@@ -20,7 +20,7 @@ from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdat
 from gitboot.controller.records.ledger_trust import Beginning, accept_clock, initialise_ledger
 from gitboot.controller.records.provisioning import require_trusted_ledger, set_records
 from gitboot.errors import Orders, StaleDigest, UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid

@@ -20,7 +20,7 @@ from gitboot.controller.instance_state import Fetched, InstanceState, TargetStat
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source

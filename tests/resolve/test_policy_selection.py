@@ -11,7 +11,7 @@ from typing import Any, Final, get_args, get_type_hints
 import pytest
 
 from gitboot.cli.evaluated_fleet import describe_servers
-from gitboot.evaluator.evaluation_result import build_commit
+from gitboot.evaluator.protocol import build_commit
 from gitboot.fleet.resources import KINDS
 from gitboot.model.fields import Select, Selector, read, selects
 from gitboot.model.fleet import Site

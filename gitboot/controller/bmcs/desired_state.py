@@ -14,7 +14,7 @@ from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordStat
 from gitboot.controller.records.evidence import awaits_progress
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import Beginning
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars import SystemUuid

@@ -28,7 +28,7 @@ from gitboot.controller.records.provisioning import (
     record_step,
 )
 from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome, client_network, drop_settled_intents
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,

@@ -22,7 +22,7 @@ from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
 from gitboot.controller.records.provisioning import is_unobservable
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
 from gitboot.model.fleet import Evidence

@@ -19,8 +19,8 @@ from gitboot.controller.records.ledger_changes import Batch, BatchResult, apply_
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
-from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
 from gitboot.jsonio import Digest
