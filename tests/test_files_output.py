@@ -19,9 +19,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox

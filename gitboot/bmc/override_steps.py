@@ -10,12 +10,14 @@ from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine, is_another_system
 from gitboot.bmc.override_state import (
+    NO_MARKS,
     AskOperator,
     BmcObservation,
     ClearOverride,
     ConfirmRecord,
     EjectMedium,
     InsertMedium,
+    Marks,
     Medium,
     MediumState,
     NoChange,
@@ -23,14 +25,16 @@ from gitboot.bmc.override_state import (
     Override,
     OverrideRecord,
     OverrideState,
+    Reset,
     SetOverride,
     Step,
     Wait,
     WantedOverride,
+    as_utc,
     assign_slots,
     find_slot,
+    parse_time,
 )
-from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, as_utc, parse_time
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 

@@ -14,14 +14,15 @@ from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult
 from gitboot.bmc.override_state import (
     AskOperator,
     BmcObservation,
+    Marks,
     NoChange,
     OperatorCondition,
     OverrideRecord,
     OverrideState,
+    Reset,
     Wait,
 )
 from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operator
-from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.resolve.server_decision import OverrideEnabled
 
 _SHOW_DELAY: Final = timedelta(minutes=1)  # the time that a BMC may take to show a reset

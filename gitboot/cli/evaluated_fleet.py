@@ -28,15 +28,13 @@ from gitboot.git.history import CommitRange, History, open_blame, open_range
 from gitboot.git.signatures import SignatureChecker, SignatureKeys
 from gitboot.git.snapshots import load_commit, open_snapshot
 from gitboot.jsonio import encode_canonical
-from gitboot.model.fields import InvalidDocument, read
+from gitboot.model.fields import InvalidDocument, Selector, read
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
-from gitboot.model.selectors import Selector
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.page_shards import render_page_files
 from gitboot.render.plan_and_record_files import FileUpdates
-from gitboot.render.server_files import RenderedState, ServerDetails, build_server_state
+from gitboot.render.server_files import RenderedState, ServerDetails, build_server_state, render_page_files
 from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import make_first_records

@@ -35,7 +35,7 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.operator_requests import REFUSED
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient

@@ -22,7 +22,7 @@ from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import build_decoder

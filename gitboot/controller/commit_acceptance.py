@@ -25,7 +25,7 @@ from gitboot.controller.records.install_boots import find_newly_withheld, merge_
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.git.clone import Source
@@ -33,7 +33,7 @@ from gitboot.jsonio import format_instant
 from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.review.formats import phrases
 from gitboot.review.guards import (
     ONLY_APPROVED,

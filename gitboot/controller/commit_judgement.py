@@ -20,7 +20,7 @@ from gitboot.controller.records.provisioning import (
 )
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
+from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars import SystemUuid

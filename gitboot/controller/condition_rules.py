@@ -17,13 +17,13 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import find_fleet_stop
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, find_unverified_reason
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS

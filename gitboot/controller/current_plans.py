@@ -14,15 +14,14 @@ from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import PublishError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.layered_dict import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_files import ServerDetails, ServerState, plan_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import find_open_attempt, find_unstarted_run, install_step, is_overwritten
-from gitboot.resolve.provisioning_record import InstallAttempt, Run, find_drift
+from gitboot.resolve.provisioning_record import InstallAttempt, Run, StopScope, find_drift
 from gitboot.resolve.server_decision import BootFile, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, InstallProgress, Phase
 from gitboot.status.conditions import Event

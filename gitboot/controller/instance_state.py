@@ -17,7 +17,7 @@ from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.fleet.revision import Revision
@@ -27,9 +27,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import has_all_evidence
-from gitboot.resolve.provisioning_record import InstallAttempt, Run
+from gitboot.resolve.provisioning_record import InstallAttempt, Run, StopScope
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,

@@ -16,7 +16,7 @@ from gitboot.controller.instance_state import LimitedFiles, TargetState
 from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
@@ -28,7 +28,6 @@ from gitboot.model.server import Architecture
 from gitboot.publish.publisher import PublicationResult
 from gitboot.render.boot_files import lists_interfaces, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
-from gitboot.render.page_shards import render_page_files
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import (
     NO_UPDATES,
@@ -38,10 +37,16 @@ from gitboot.render.plan_and_record_files import (
     render_record_files,
     update_members,
 )
-from gitboot.render.server_files import RenderedState, ServerState, halt_server, limit_server, render_server
+from gitboot.render.server_files import (
+    RenderedState,
+    ServerState,
+    halt_server,
+    limit_server,
+    render_page_files,
+    render_server,
+)
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_stops import StopScope
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.conditions import Event

@@ -11,23 +11,21 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.bmc.identity import accept_identity, is_another_system
-from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerRecordState
-from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.controller.bmcs.desired_state import resolve_switches
 from gitboot.controller.records.evidence import confirm_fetches
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import Beginning, accept_clock, initialise_ledger
 from gitboot.controller.records.provisioning import require_trusted_ledger, set_records
 from gitboot.errors import Orders, StaleDigest, UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.resolve.boot_stops import StopOrder, StopScope
 from gitboot.resolve.plan_at_time import make_plan
-from gitboot.resolve.provisioning_record import last_provisioning_facts, parse_record
+from gitboot.resolve.provisioning_record import StopOrder, StopScope, last_provisioning_facts, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.instance_status import Held
 from gitboot.text import format_count, printable

@@ -41,7 +41,7 @@ from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import StopReader
-from gitboot.resolve.boot_stops import SoleClaim, StopOrder
+from gitboot.resolve.provisioning_record import SoleClaim, StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime, read_uptime

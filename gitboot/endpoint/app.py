@@ -100,7 +100,7 @@ from gitboot.render.paths import (
     find_artifact_type,
     find_non_script_kind,
 )
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import ResultsFile, look_up
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
-from gitboot.evaluator.protocol import EvaluationLimits, build_limit_problem
+from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, build_limit_problem
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import apply_changes, merge_changes
 from gitboot.fleet.revision import Revision

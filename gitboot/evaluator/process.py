@@ -23,8 +23,7 @@ from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, count_processors
-from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.protocol import Answer, CommitEnd, EvaluationLimits, ServerPart, ServerParts
+from gitboot.evaluator.protocol import Answer, Commit, CommitEnd, EvaluationLimits, ServerPart, ServerParts
 from gitboot.fleet.identities import NO_MOVES, Moves, build_machine
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot

@@ -16,8 +16,7 @@ from gitboot.fetchlog.log_entries import Observation, select_consuming
 from gitboot.fetchlog.spool import endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
 from gitboot.jsonio import format_instant, to_json_value
 from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_kind
-from gitboot.resolve.boot_stops import SoleClaim
-from gitboot.resolve.provisioning_record import FETCH_GRACE
+from gitboot.resolve.provisioning_record import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # addresses that are counted separately, per secret and installation

@@ -19,7 +19,7 @@ from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime

@@ -12,9 +12,8 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import CredentialUse, normalize_origin
 from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
-from gitboot.bmc.override_state import Medium, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Marks, Medium, Override, OverrideRecord, OverrideState
 from gitboot.bmc.power_steps import PowerRecord
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine

@@ -15,6 +15,7 @@ from gitboot.model.fields import (
     Percent,
     Positive,
     Scalar,
+    Select,
     Sha256,
     Text,
     Url,
@@ -22,7 +23,6 @@ from gitboot.model.fields import (
     structure,
 )
 from gitboot.model.scalars import Malformed, Path, quote_value, text
-from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 from gitboot.problems import Code
 

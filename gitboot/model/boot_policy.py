@@ -16,6 +16,7 @@ from gitboot.model.fields import (
     LabelValue,
     NameField,
     SecretPath,
+    Select,
     SignedInteger,
     Text,
     Variable,
@@ -24,7 +25,6 @@ from gitboot.model.fields import (
     structure,
 )
 from gitboot.model.scalars import Malformed
-from gitboot.model.selectors import Select
 from gitboot.problems import Code
 
 

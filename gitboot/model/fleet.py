@@ -16,12 +16,12 @@ from gitboot.model.fields import (
     Network,
     Percent,
     Positive,
+    Select,
     Text,
     check,
     structure,
 )
 from gitboot.model.scalars import Malformed
-from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
 from gitboot.problems import Code
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -53,11 +53,8 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_page_or_record_file
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import Record, StopOrder, parse_exported_records
 from gitboot.status.conditions import find_remedy
-
-if TYPE_CHECKING:
-    from gitboot.resolve.provisioning_record import Record
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -372,10 +369,6 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 
 def _import_records(file: Path) -> dict[SystemUuid, Record]:
     """Return the records in a file. Raises `UsageError` for a record whose UUID identifies no machine."""
-    from gitboot.resolve.provisioning_record import (
-        parse_exported_records,
-    )  # imported here, so that endpoints start without the model
-
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
@@ -387,8 +380,6 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
 
 def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     """Return the records of the servers in a tree, skipping unreadable files."""
-    from gitboot.resolve.provisioning_record import parse_exported_records  # imported here, as above
-
     found: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):

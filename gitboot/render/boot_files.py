@@ -13,8 +13,8 @@ from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.boot_script_parts import ScriptLoader, find_loader
 from gitboot.render.paths import File, Files, PathKind, Role
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.plan_at_time import harmless_boot
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 

@@ -16,9 +16,9 @@ from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_policy import Maintenance, Method
+from gitboot.model.fields import selects
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
-from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView

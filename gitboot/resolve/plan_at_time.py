@@ -11,7 +11,6 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import (
     attempt_token,
     is_covered,
@@ -30,6 +29,7 @@ from gitboot.resolve.provisioning_record import (
     InstallStep,
     Record,
     Run,
+    StopScope,
 )
 from gitboot.resolve.server_decision import (
     Boot,

@@ -25,8 +25,8 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
     Taint,
 )
+from gitboot.model.fields import Operator, Select, Selector, selects
 from gitboot.model.scalars import Path, SystemUuid
-from gitboot.model.selectors import Operator, Select, Selector, selects
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.server_plan import Phase

@@ -1,4 +1,4 @@
-"""Provisioning record: the state that the ledger stores for each server, and its JSON."""
+"""State outside Git: provisioning records with their JSON, and the orders and claims that stop boots."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uui
 
 if TYPE_CHECKING:
     from gitboot.resolve.server_decision import Decision
+
 
 FETCH_GRACE: Final = timedelta(seconds=60)  # how long a loader can fetch its boot again, for example to retry
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long gitboot waits for evidence after an override was consumed
@@ -384,3 +385,34 @@ class Record:
         """Return the first intent to serve the boot with this key whose outcome is unknown, or None."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)
+
+
+class StopScope(StrEnum):
+    """Which boots a stop order or a condition stops, in addition to the boots that the commit stops."""
+
+    NONE = "none"
+    WRITING = "boots that write disks"
+    ALL = "all boots from the network"
+
+
+class StopOrder(NamedTuple):
+    """An operator's order to stop install boots or all network boots until an operator lifts it."""
+
+    who: str
+    reason: str
+    everything: bool
+
+    def __str__(self) -> str:
+        return f"{StopScope.ALL if self.everything else StopScope.WRITING} are stopped by {self.who}: {self.reason}"
+
+
+class SoleClaim(NamedTuple):
+    """A file from commit 2fefe59 which declares that one host alone serves the one-time boots of some sites."""
+
+    file: str
+    sites: tuple[str, ...]  # sorted; () if the file cannot be read
+    fetch_log: str  # the fetch log folder of that host
+
+    def __str__(self) -> str:
+        whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
+        return f"another host served the one-time boots {whose} alone (gitboot serve --sole-for, {self.file})"

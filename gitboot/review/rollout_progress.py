@@ -14,8 +14,8 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Rollout
+from gitboot.model.fields import selects
 from gitboot.model.scalars import SystemUuid, version_key
-from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.policy_selection import NamedImage, choose_image, joining_percentage, list_opt_outs

@@ -29,6 +29,7 @@ from gitboot.bmc.override_state import (
     BmcObservation,
     ClearOverride,
     ConfirmRecord,
+    Marks,
     NoChange,
     Override,
     OverrideRecord,
@@ -45,7 +46,6 @@ from gitboot.bmc.override_steps import (
     next_step,
     update_refused_record,
 )
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish import resources
 from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource

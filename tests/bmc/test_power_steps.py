@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine
 from gitboot.bmc.override_session import Outcome
-from gitboot.bmc.override_state import AskOperator, BmcObservation, Override, OverrideRecord, OverrideState, Wait
+from gitboot.bmc.override_state import AskOperator, BmcObservation, Marks, Override, OverrideRecord, OverrideState, Wait
 from gitboot.bmc.power_steps import (
     PowerChangeStep,
     PowerOperation,
@@ -22,7 +22,6 @@ from gitboot.bmc.power_steps import (
     WritePowerRecord,
     next_power_step,
 )
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each

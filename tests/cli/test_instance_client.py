@@ -13,7 +13,7 @@ from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.git.clone import load_accepted_snapshot
 from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, at, server

@@ -24,7 +24,7 @@ from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
+from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import read_or_create_identity
 from gitboot.fleet.revision import Revision

@@ -20,7 +20,7 @@ from gitboot.controller.instance_state import Fetched, InstanceState, TargetStat
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
@@ -28,8 +28,8 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem
-from gitboot.resolve.boot_stops import StopOrder
 from gitboot.resolve.policy_selection import OptOut
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition

@@ -15,7 +15,7 @@ from gitboot.controller.current_plans import Agenda, Plans, find_changed_servers
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.render.server_files import render_server
 from gitboot.render.token_keys import NO_KEYS

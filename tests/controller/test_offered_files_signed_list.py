@@ -28,8 +28,7 @@ from gitboot.controller.loop import Loop
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, SourceError
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
-from gitboot.evaluator.protocol import build_limit_problem
+from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_problem
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk

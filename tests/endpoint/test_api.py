@@ -44,8 +44,7 @@ from gitboot.publish.tree_reader import verify_tree
 from gitboot.render.page import MAX_HISTORY_PATHS, PAGE_CONTENT_TYPES, read_page_file
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
-from gitboot.resolve.boot_stops import StopScope
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence, StopScope
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet, maintenance

@@ -28,8 +28,7 @@ from gitboot.publish.tree_reader import write_stop
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import IdentityKind, Role, find_path_kind, format_identity
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_stops import StopOrder
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, StopOrder
 from tests.helpers import endpoints, http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import (

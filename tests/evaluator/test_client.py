@@ -24,8 +24,7 @@ from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, decode_row
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
-from gitboot.evaluator.protocol import EvaluationLimits, ResultKind
+from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, ResultKind
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote

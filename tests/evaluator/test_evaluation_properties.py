@@ -22,8 +22,8 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.decision_history import DecisionHistory
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
-from gitboot.evaluator.evaluation_result import Commit, build_commit
 from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fleet import validation
 from gitboot.fleet.revision import BlobId, CommitSummary, Revision, Snapshot
 from gitboot.git import history as source_history

@@ -42,9 +42,8 @@ from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
 from gitboot.render.server_files import RenderedState, build_server_state, render_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import InstallStep, Record
+from gitboot.resolve.provisioning_record import InstallStep, Record, StopScope
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status

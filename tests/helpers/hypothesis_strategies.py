@@ -24,9 +24,8 @@ from gitboot.jsonio import format_instant
 from gitboot.model import scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window
-from gitboot.model.fields import Scalar, list_fields
+from gitboot.model.fields import MatchExpression, Scalar, Selector, list_fields
 from gitboot.model.fleet import FleetSpec, Provisioning
-from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.paths import File

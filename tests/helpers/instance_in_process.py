@@ -39,9 +39,8 @@ from gitboot.errors import NotEvaluated, PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import EvaluatorClient, assemble_commit
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.evaluation_result import Commit, EvaluationResult, build_commit
 from gitboot.evaluator.process import build_report
-from gitboot.evaluator.protocol import EvaluationLimits, build_limit_problem
+from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, build_commit, build_limit_problem
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fleet.identities import BmcAccess

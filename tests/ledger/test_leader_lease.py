@@ -26,8 +26,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState
-from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.override_state import Marks, Override, OverrideRecord, OverrideState
 from gitboot.cli.main import cli
 from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals
 from gitboot.controller.records.ledger_changes import Batch, apply_batch

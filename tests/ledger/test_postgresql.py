@@ -21,10 +21,11 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
+from gitboot.cli.commands import ledger as ledger_command
 from gitboot.cli.main import Exit, cli, find_exit_code
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import instance_tables, move_ledger, server_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, read_address, write_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, read_places, summarize_ledger
@@ -660,13 +661,13 @@ def test_the_copy_of_a_ledger_in_a_file_is_never_readable_by_others(
 ) -> None:
     written(path)
     seen: list[int] = []
-    finish = move_ledger._finish
+    finish = ledger_command._finish
 
     def look(new: Database) -> None:
         seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob("ledger.sqlite*"))
         finish(new)
 
-    monkeypatch.setattr(move_ledger, "_finish", look)
+    monkeypatch.setattr(ledger_command, "_finish", look)
     before = os.umask(0o022)
     try:
         moved(tmp_path, "file")
@@ -684,15 +685,15 @@ def test_a_wakeup_signal_does_not_end_a_copy(postgres_server: PostgresServer, tm
 import os, signal
 from click.testing import CliRunner
 from gitboot.cli.main import cli
-from gitboot.ledger import move_ledger
+from gitboot.cli.commands import ledger as ledger_command
 for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
     signal.signal(each, signal.SIG_DFL)
-finish = move_ledger._finish
+finish = ledger_command._finish
 def wake(new):
     for each in (signal.SIGUSR1, signal.SIGHUP):
         os.kill(os.getpid(), each)
     finish(new)
-move_ledger._finish = wake
+ledger_command._finish = wake
 print(CliRunner().invoke(cli, {["ledger", "copy", "--state", str(tmp_path), "--to", postgres_server.address().url]!r}))
 assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (signal.SIG_DFL, signal.SIG_DFL)
 """
@@ -731,7 +732,7 @@ def test_a_killed_copy_leaves_one_ledger_or_none_and_the_same_command_completes_
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(move_ledger, at, kill)
+        patched.setattr(ledger_command, at, kill)
         with pytest.raises(Killed):
             moved(tmp_path, "file" if to == "file" else address.url)
     if to == "file":

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
-from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Marks, Medium, MediumState, Override, OverrideRecord, OverrideState
 from gitboot.bmc.power_steps import PowerRecord, PowerRecordState, ResetType
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import open_or_replace_ledger
 from gitboot.errors import DamagedLedger, LedgerError, Orders
 from gitboot.fetchlog.log_entries import Observation
@@ -37,8 +36,15 @@ from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
-from gitboot.resolve.boot_stops import StopOrder
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, StepEvidence, UnknownServe
+from gitboot.resolve.provisioning_record import (
+    Failure,
+    InstallAttempt,
+    Record,
+    Run,
+    StepEvidence,
+    StopOrder,
+    UnknownServe,
+)
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, WithheldBoot
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.conditions import Event
@@ -882,7 +888,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.override_state import Marks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))

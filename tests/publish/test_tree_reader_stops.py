@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.publish.tree_reader import STOP_FILE, StopReader, remove_stop, stop_folders, write_stop
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
 from tests.helpers.fleets import fleet

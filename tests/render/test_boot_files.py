@@ -24,9 +24,8 @@ from gitboot.render.boot_files import RENDERERS, render_idle_files, render_serve
 from gitboot.render.boot_script_parts import ScriptLoader, find_loader, render_disk_boot
 from gitboot.render.paths import PathKind, Role, find_path_kind
 from gitboot.render.server_files import RenderedState
-from gitboot.resolve.boot_stops import StopOrder, StopScope
 from gitboot.resolve.plan_at_time import make_plan
-from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run, StopOrder, StopScope
 from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured

@@ -20,10 +20,9 @@ import pytest
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files, select_copy_files
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_fallback_plan, make_plan
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Decisions, list_idle_macs
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (

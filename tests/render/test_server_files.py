@@ -25,8 +25,7 @@ from gitboot.render.endpoint_files import (
 )
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED, is_immutable
 from gitboot.render.server_files import TRANSITIONS_AHEAD, RenderedState, ServerDetails, build_server_state
-from gitboot.resolve.boot_stops import StopScope
-from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.provisioning_record import Record, Run, StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status

@@ -16,7 +16,6 @@ from msgspec import structs
 from gitboot.errors import InvalidRepository, Orders, UsageError
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import (
     UnrecordedState,
@@ -32,6 +31,7 @@ from gitboot.resolve.provisioning_record import (
     Record,
     Run,
     StepEvidence,
+    StopScope,
     UnknownServe,
     encode_records,
     find_newer_records,

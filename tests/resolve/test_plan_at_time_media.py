@@ -10,7 +10,6 @@ import pytest
 from gitboot.controller.bmcs.desired_state import build_media_urls, build_wanted_override
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
@@ -19,6 +18,7 @@ from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     Record,
     StepEvidence,
+    StopScope,
 )
 from gitboot.resolve.server_decision import Decision
 from tests.helpers.cases import for_each, present

@@ -11,11 +11,10 @@ from typing import Any, Final, get_args, get_type_hints
 import pytest
 
 from gitboot.cli.evaluated_fleet import describe_servers
-from gitboot.evaluator.evaluation_result import build_commit
+from gitboot.evaluator.protocol import build_commit
 from gitboot.fleet.resources import KINDS
-from gitboot.model.fields import read
+from gitboot.model.fields import Select, Selector, read, selects
 from gitboot.model.fleet import Site
-from gitboot.model.selectors import Select, Selector, selects
 from gitboot.problems import Code, Severity
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide

@@ -39,7 +39,7 @@ from gitboot.controller.records.install_boots import build_offer
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.evaluator.evaluation_result import Commit, build_commit
+from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision

@@ -27,8 +27,8 @@ from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
-from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest

@@ -26,7 +26,7 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.status.work_progress import Stage, StageTimes
 from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient

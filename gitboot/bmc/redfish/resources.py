@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from gitboot.bmc.identity import ReportedIdentity
-from gitboot.bmc.override_state import BmcObservation, MediaSlot, Override
-from gitboot.bmc.reboot_detection import Marks, as_utc, parse_time
+from gitboot.bmc.override_state import BmcObservation, Marks, MediaSlot, Override, as_utc, parse_time
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, ModePolicy, find_quirks
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid

@@ -29,8 +29,7 @@ from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
-from gitboot.cli.help_pages import Group
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     OutputOption,
     current_time,

@@ -20,7 +20,6 @@ from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
     confirm_or_abort,
     find_machines,
@@ -30,7 +29,7 @@ from gitboot.cli.instance_client import (
     select_servers,
     yes_option,
 )
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,

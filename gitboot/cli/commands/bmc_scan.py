@@ -13,8 +13,7 @@ from gitboot.bmc.credentials import CredentialDirectory
 from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compare, list_addresses, render_document, scan
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import VARIABLES, OutputOption, credentials_option, output_option, rev_option, write_outputs
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import UsageError

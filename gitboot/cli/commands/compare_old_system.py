@@ -19,8 +19,7 @@ from msgspec import structs
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import FiniteRange, OutputOption, current_second, fleet_argument, output_option, write_outputs
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import HostUnreachable

@@ -16,8 +16,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     TRUST_PARAMETERS,
     OutputOption,

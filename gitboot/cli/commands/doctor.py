@@ -1,19 +1,22 @@
-"""`gitboot doctor`: check this host and an instance on this host."""
+"""`gitboot doctor`: check this host and an instance on this host, with a hint for each problem."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from msgspec import structs
+from msgspec import Struct, structs
 
+from gitboot.artifacts.fetchers import WebFetcher
+from gitboot.bmc.credentials import CredentialDirectory, credential_use
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
@@ -24,12 +27,21 @@ from gitboot.cli.options import (
     reject_old_variables,
     write_outputs,
 )
-from gitboot.errors import HeldByAnother
+from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
+from gitboot.files import check_output_directory, check_state_directory
 from gitboot.jsonio import format_document
+from gitboot.model.fleet import Output
+from gitboot.publish.durable_files import is_readable_by_others
+from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.render.dhcp import list_loader_offers, list_mirrors, list_requested_loaders
+from gitboot.resolve.server_decision import Decisions
 from gitboot.standard_streams import style
+from gitboot.status.conditions import find_remedy
+from gitboot.system_clock import ClockState
+from gitboot.text import format_count, format_names, quote_words
 
 if TYPE_CHECKING:
-    from gitboot.controller.instance.environment_checks import Examined
+    from gitboot.controller.instance.assembly import OfflineInstance
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 
@@ -90,33 +102,32 @@ def command(
 
 def _run_checks(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
     from gitboot.cli.instance_client import open_offline
-    from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import check_acts, find_running_process, has_ledger, read_own_lease
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
     from gitboot.system_clock import read_clock_state
 
-    yield from environment_checks.of_git(list_features(), LIBGIT2_VERSION)
-    yield from environment_checks.of_the_clock(read_clock_state())
+    yield from of_git(list_features(), LIBGIT2_VERSION)
+    yield from of_the_clock(read_clock_state())
     if state is None:
         return
-    yield from environment_checks.of_state(state)
+    yield from of_state(state)
     if not state.is_dir() or not has_ledger(state):
         return
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield environment_checks.fine("ledger", str(error))  # the ledger is in use by an instance on another host
+        yield fine("ledger", str(error))  # the ledger is in use by an instance on another host
         return
     if (lease := read_own_lease(state)) is not None:
         message = f"the instance of this host is active, and renews its lease {lease.number}, valid until {lease.until}"
-        yield environment_checks.fine("lease", message)
+        yield fine("lease", message)
     with open_offline(state, current_time()) as look:
-        yield from environment_checks.of_the_ledger(look, find_running_process(state))
-        yield from environment_checks.of_who_sets(look)
+        yield from of_the_ledger(look, find_running_process(state))
+        yield from of_who_sets(look)
         if output is not None:
-            yield from environment_checks.of_output(output, state, servers=len(look.commit.decisions.servers))
-        yield from environment_checks.of_credentials(credentials, look)
-        yield from environment_checks.of_mirrors(look.commit.decisions)
+            yield from of_output(output, state, servers=len(look.commit.decisions.servers))
+        yield from of_credentials(credentials, look)
+        yield from of_mirrors(look.commit.decisions)
 
 
 def _format_text(results: Examined) -> str:
@@ -127,3 +138,239 @@ def _format_text(results: Examined) -> str:
     health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
     lines = [f"{health} {results.subject:<12} {message}"]
     return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])
+
+
+_FEW: Final = 0.1  # warn if less than this fraction of a file system is free
+_FILES: Final = 6  # number of files per server in the output tree
+_TIMEOUT_S: Final = 5.0
+
+
+class Health(StrEnum):
+    FINE = "ok"
+    DOUBTFUL = "warning"  # works now, but may fail later or elsewhere
+    WRONG = "failed"
+
+
+class Examined(Struct, frozen=True, kw_only=True):
+    """One result of a check."""
+
+    subject: str
+    health: Health
+    message: str
+    hint: str | None = None  # a command to run, or a line to add to a configuration file
+
+
+Examination = Iterator[Examined]
+_CLOCK: Final = {
+    ClockState.SYNCHRONISED: (Health.FINE, "a time service synchronizes the clock", None),
+    ClockState.UNKNOWN: (
+        Health.DOUBTFUL,
+        "the kernel does not report whether a time service synchronizes the clock",
+        "chronyc tracking  # or: timedatectl",
+    ),
+    ClockState.UNSYNCHRONISED: (
+        Health.WRONG,
+        "no time service has set the clock since the boot, so gitboot does not change BMCs",
+        "timedatectl set-ntp true",
+    ),
+    ClockState.UNKEPT: (
+        Health.DOUBTFUL,
+        "no time service synchronizes the clock; if one did earlier, gitboot stops changing BMCs",
+        "timedatectl set-ntp true",
+    ),
+}
+
+
+def of_git(features: Mapping[str, bool], version: str) -> Examination:
+    """Check whether the Git library has the required features."""
+    lacking = sorted(name for name, has in features.items() if not has)
+    if lacking:
+        hint = "install gitboot from its wheel or package: their libgit2 has these features"
+        yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
+    else:
+        yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+
+
+def of_the_clock(keeping: ClockState) -> Examination:
+    """Check whether a time service synchronizes the clock."""
+    health, message, hint = _CLOCK[keeping]
+    yield Examined(subject="clock", health=health, message=message, hint=hint)
+
+
+def of_state(state: Path) -> Examination:
+    """Check whether the state directory can hold a ledger."""
+    if not state.is_dir():
+        yield _wrong(
+            "state",
+            f"the directory {state} does not exist",
+            f"install -d -m 0700 {quote_words(state)}  # for gitboot's user",
+        )
+        return
+    yield from _check_kind(
+        "state", f"{state} is on a local file system", lambda warn: check_state_directory(state, (), warn)
+    )
+    yield from _of_room(state, files=0)
+
+
+def of_the_ledger(look: OfflineInstance, process: int | None) -> Examination:
+    """Check whether the ledger is verified."""
+    facts = look.knowledge.facts
+    runs = f"process {process} uses it" if process is not None else "no gitboot process uses it"
+    if facts.doubt is not None:
+        hint = "gitboot status  # see the remedy of the condition RecordsVerified"
+        yield _wrong("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
+    else:
+        machines = format_count(len(look.knowledge.machines), "machine")
+        yield fine("ledger", f"the ledger {facts.identity} has {machines}; {runs}")
+
+
+def of_who_sets(look: OfflineInstance) -> Examination:
+    """Check whether the Fleet allows this instance to publish and to change BMCs."""
+    commit, identity = look.commit, look.knowledge.facts.identity
+    bmcs = sum(each.bmc is not None for each in commit.machines.values())
+    if not commit.is_for(identity):
+        hint = "gitboot status  # if this instance should act, see the remedy of the condition LedgerNamed"
+        message = f"the Fleet names another ledger than {identity}, so this instance does not act"
+        yield _wrong("ledger", message, hint)
+    elif commit.ledger is None and bmcs:
+        message = f"the Fleet names no ledger, so gitboot does not set the BMCs of {format_count(bmcs, 'server')}"
+        yield _wrong("ledger", message, find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
+
+
+def of_output(output: Path, state: Path, *, servers: int) -> Examination:
+    """Check the output directory: its file system, the published tree, and free space for the fleet."""
+    if not output.is_dir():
+        yield _doubtful(
+            "output",
+            f"the directory {output} does not exist; the first reconcile creates it",
+            f"install -d {quote_words(output)}",
+        )
+        return
+    yield from _check_kind("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
+    try:
+        stamp = parse_head((output / MANIFEST).read_bytes()).stamp
+        yield fine(
+            "output",
+            f"{output} has the boot files of commit {stamp.commit[:12]}, published by the ledger {stamp.ledger}",
+        )
+    except FileNotFoundError:
+        yield _doubtful("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
+    except (OSError, ValueError) as error:
+        yield _wrong(
+            "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
+        )
+    if is_readable_by_others(output):
+        message = f"every user of this host can read {output}, including the tokens of installations"
+        yield _doubtful("output", message, find_remedy("OutputPrivate", "ReadableByAll"))
+    yield from _of_room(output, files=_FILES * servers)
+
+
+def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
+    """Check that the credentials for each BMC exist, and that gitboot is allowed to send them to the BMC."""
+    machines = [each for each in look.commit.machines.values() if each.bmc is not None]
+    names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
+    if not names:
+        yield fine("credentials", "no server has a BMC")
+        return
+    found = CredentialDirectory(credentials)
+    for name in names:
+        of_it = sorted(each.name for each in machines if each.bmc is not None and each.bmc.credentials == name)
+        try:
+            entrusted = found.read(name)
+        except UsageError as error:
+            hint = f"{credentials or 'DIR'}/{name}/username and …/password, mode 0600"
+            yield _wrong(
+                "credentials", f"{error}: {format_count(len(of_it), 'server')} ({format_names(of_it, 3)})", hint
+            )
+            continue
+        refused = []
+        for each in sorted(machines, key=lambda machine: machine.name):
+            if each.bmc is not None and each.bmc.credentials == name:
+                try:
+                    entrusted.trust.build_address_filter(
+                        each.bmc, is_in_ledger=credential_use(each.bmc) in look.knowledge.known_pairs
+                    )
+                except BmcNotTrusted:
+                    refused.append(each.name)
+        if refused:
+            servers = f"{format_count(len(refused), 'server')} ({format_names(refused, 3)})"
+            message = f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {servers}"
+            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # prints a suitable access.toml")
+        else:
+            yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
+
+
+def of_mirrors(decisions: Decisions) -> Examination:
+    """Check that each mirror serves the boot loaders and the first script that DHCP names."""
+    fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
+    first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
+    loaders = sorted(
+        {
+            each.path
+            for loader in (None, *list_requested_loaders(decisions))
+            for each in list_loader_offers(decisions, loader)
+        }
+    )
+    for mirror in list_mirrors(decisions):
+        url = mirror.url(first)
+        try:
+            fetcher.head(url)
+        except GitbootError as error:
+            yield _wrong(
+                "DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}"
+            )
+            continue
+        yield fine("DHCP", f"{url} can be fetched")
+        missing = []
+        for path in loaders:
+            try:
+                fetcher.head(mirror.loader_url(path))
+            except GitbootError:
+                missing.append(path)
+        if missing:
+            message = f"{mirror.base_url}/assets/ lacks boot loaders that DHCP names: {format_names(missing, 3)}"
+            yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
+        else:
+            yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+
+
+def _of_room(place: Path, *, files: int) -> Examination:
+    """Check whether a file system has enough free space, and enough inodes for a number of new files."""
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    if found.f_files and files > found.f_favail:
+        message = f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet has about {files:,}"
+        yield _wrong("disk", message, "use a file system with more inodes, for example made with mkfs.ext4 -N")
+    elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
+        yield _doubtful(
+            "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"
+        )
+    else:
+        yield fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+
+
+def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
+    """Run a check. Yield its error or its warnings, or ``message`` if there are none."""
+    warnings: list[str] = []
+    try:
+        check(warnings.append)
+    except UsageError as error:
+        yield _wrong(subject, str(error), None)
+        return
+    if warnings:
+        yield from (_doubtful(subject, each, None) for each in warnings)
+    elif message is not None:
+        yield fine(subject, message)
+
+
+def fine(subject: str, message: str) -> Examined:
+    """Build the result of a check that found no problem."""
+    return Examined(subject=subject, health=Health.FINE, message=message)
+
+
+def _doubtful(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.DOUBTFUL, message=message, hint=hint)
+
+
+def _wrong(subject: str, message: str, hint: str | None) -> Examined:
+    return Examined(subject=subject, health=Health.WRONG, message=message, hint=hint)

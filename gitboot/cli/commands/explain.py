@@ -14,8 +14,7 @@ from msgspec import structs
 from gitboot.cli.completion import complete_subjects
 from gitboot.cli.evaluated_fleet import plan_fleet, print_unknown_instance, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     OutputOption,
     at_option,

@@ -13,8 +13,7 @@ import click
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit

@@ -12,8 +12,7 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.commands.init import CI, SCHEMAS, build_seed_file
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
@@ -21,12 +20,11 @@ from gitboot.importers.sources import (
     asset_databases,
     cobbler,
     dhcp_servers,
-    hpc_nodes,
+    hpc_clusters,
     ironic,
     kubernetes,
     matchbox,
     metal_operator,
-    openchami,
 )
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import format_count
@@ -65,14 +63,14 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
     "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems of its API as JSON"),
     "maas": OldSystem(asset_databases.read_maas, "maas PROFILE machines read, and machines power-parameters"),
-    "openchami": OldSystem(openchami.read, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
+    "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD, or nodes and bootconfigurations of boot-service"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(metal_operator.read, "objects of metal-operator and boot-operator as YAML"),
     "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
     "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(hpc_nodes.read_xcat, "the output of lsdef -t node -z"),
-    "warewulf": OldSystem(hpc_nodes.read_warewulf, "nodes.conf of Warewulf 4"),
+    "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
+    "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf of Warewulf 4"),
     "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
     "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
     "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),

@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from gitboot import __version__
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, create_output_file
 from gitboot.git.branch_writer import find_pushed_url

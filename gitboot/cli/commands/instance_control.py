@@ -17,7 +17,6 @@ from msgspec import structs
 
 from gitboot.cli.completion import complete_held_digest
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
 from gitboot.cli.instance_client import (
     apply_to_folders,
     find_output,
@@ -27,7 +26,7 @@ from gitboot.cli.instance_client import (
     request_change,
     resolve_active_state,
 )
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     MAX_SECONDS,
     VARIABLES,
@@ -52,7 +51,7 @@ from gitboot.controller.operator_requests import (
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.tree_reader import remove_stop, write_stop
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.review.guards import Guard
 from gitboot.text import format_count, format_names
 

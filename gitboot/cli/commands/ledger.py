@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import uuid4
 
 import click
 
-from gitboot.cli.help_pages import Group
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, state_option
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, no_instance_error
-from gitboot.errors import UsageError
-from gitboot.ledger.location import PostgresAddress
-from gitboot.ledger.move_ledger import move_ledger, plan_reclaim, reclaim
-from gitboot.ledger.open_ledger import summarize_ledger
+from gitboot.errors import LedgerError, UsageError
+from gitboot.ledger import instance_tables
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import (
+    COPY,
+    CopyNotes,
+    PostgresAddress,
+    address_file,
+    checkpoint_log,
+    end_lease,
+    free_lease,
+    note_left,
+    read_address,
+    write_address,
+)
+from gitboot.ledger.open_ledger import set_aside, summarize_ledger
+from gitboot.ledger.postgresql_fetch_log import FETCHES
+from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
+from gitboot.ledger.sqlite import SqliteDatabase
+from gitboot.ledger.store import Store, copy_in_transaction, count_rows, mark_path, open_database, read_mark
 from gitboot.text import format_count
 
 
@@ -167,3 +186,236 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     click.echo(
         "If other hosts use this ledger, run the same command on each of them, and correct --ledger of their instances."
     )
+
+
+class MoveResult(NamedTuple):
+    old: str
+    new: str
+    rows: Mapping[str, int]  # number of rows by table
+    old_file: Path | None  # new name of the old file, if the ledger was a file
+    was_copied: bool  # whether an earlier call copied the ledger, and this call only did the remaining steps
+
+
+def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
+    """Move the ledger of ``path`` to a database, or back to the file ``path`` if ``address`` is None.
+
+    From then on, gitboot uses the new location. The caller must hold the lock on the state directory. If an earlier
+    call has already copied the ledger, only the remaining steps run. Raises `UsageError` if the new location is the
+    current location or is not empty, `HeldByAnother` if an instance on another host uses either location, `LedgerLeft`
+    if the ledger was already moved elsewhere, and `LedgerError` if the copy differs.
+    """
+    if read_address(path) == address:
+        raise UsageError("the ledger is already there")
+    with ExitStack() as stack:
+        old = stack.enter_context(closing(open_database(path, takes_any=True)))
+        notes = CopyNotes.read(old)
+        if notes.moved_to is not None:
+            if address is None and not path.exists():
+                raise build_moved_error(old.name, notes.moved_to)
+            new = stack.enter_context(closing(open_place(path, address)))
+            if (target := CopyNotes.read(new)).copy != notes.copy or target.moved_to is not None:
+                raise build_moved_error(old.name, notes.moved_to)
+            rows = count_rows(new)
+        else:
+            old.require_current()
+            old.take_lease(holder := Holder.load(path.parent))
+            _require_fetches_read(old)
+            if address is None:
+                stack.enter_context(_make_room(path, notes))
+            new = stack.enter_context(closing(open_place(path, address)))
+            _require_unused(new, notes)
+            free_lease(new)
+            new.take_lease(holder)
+            rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
+        _finish(new)
+    kept = _switch_address(path, address)
+    return MoveResult(old.name, new.name, rows, kept, notes.moved_to is not None)
+
+
+def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
+    """Copy the ledger, and mark the old ledger as moved in the same transaction.
+
+    The copy stays marked as unfinished until `_finish` removes the mark.
+    """
+    copy = str(uuid4())
+    try:
+        old.begin(at_leisure=True)
+        _require_fetches_read(old)
+        found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
+        end_lease(old, place)
+        _require_fetches_read(old)  # from here on, no endpoint can record a fetch in the old ledger
+        note_left(old, place, copy)
+        old.commit()
+        checkpoint_log(old)
+    except BaseException as error:
+        with suppress(*old.errors):
+            old.rollback()
+        if isinstance(error, old.errors):
+            raise old.to_ledger_error(error) from error
+        raise
+    return found
+
+
+def _finish(new: Database) -> None:
+    with new.reading():
+        new.begin()
+        new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
+        new.commit()
+
+
+def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
+    """Store the new address. If the ledger was a file, rename the file and return its new path."""
+    if address is None:
+        address_file(path).unlink()
+        return None
+    write_address(path, address)
+    if not path.exists():
+        return None
+    if not (old_file := set_aside(path, "copied")).exists():
+        raise LedgerError(f"{path} is missing")
+    return old_file
+
+
+def _require_fetches_read(old: Database) -> None:
+    """Raise `UsageError` if the old ledger contains unread fetches.
+
+    Without these fetches, gitboot could serve the same one-time boots a second time.
+    """
+    if not old.is_local:
+        ((unread,),) = old.execute(
+            "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
+        )
+        if unread:
+            raise UsageError(
+                f"{old.name} has {unread} fetches that no instance has read yet; run `gitboot run --once` first"
+            )
+
+
+@contextmanager
+def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
+    """Check that ``path`` is free or contains an unfinished copy. If the block fails, remove the incomplete file."""
+    if path.exists():
+        with closing(SqliteDatabase(path)) as found:
+            if not _is_unfinished(CopyNotes.read(found), notes):
+                raise UsageError(f"{path} exists already; move it away")
+    try:
+        yield
+    except BaseException:
+        with closing(SqliteDatabase(path)) as found:
+            is_copy = CopyNotes.read(found).copy is not None
+        for suffix in () if is_copy else ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        raise
+
+
+def open_place(path: Path, address: PostgresAddress | None) -> Database:
+    """Open the database at an address, or the file if ``address`` is None, even after a move or an unfinished copy."""
+    database: Database
+    if address is None:
+        database = SqliteDatabase(path)
+    else:
+        from gitboot.ledger.postgresql import PostgresDatabase
+
+        database = PostgresDatabase(address)
+    database.takes_any = True
+    return database
+
+
+def _require_unused(new: Database, notes: CopyNotes) -> None:
+    """Raise `UsageError` if the new location contains data other than an unfinished copy of this ledger."""
+    found = CopyNotes.read(new)
+    if _is_unfinished(found, notes):
+        return
+    if any(number for table, number in count_rows(new).items() if table != "facts"):
+        kind = "a ledger that was moved" if found.moved_to is not None else "a ledger"
+        raise UsageError(f"{new.name} already has {kind}; name an empty database or schema")
+    if found.moved_to is None and found.identity == notes.identity:
+        raise UsageError("the ledger is already there")
+    if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
+        raise UsageError(f"{new.name} has another ledger, or a newer state of it; name an empty database or schema")
+
+
+def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
+    return (
+        copy_notes.copied_from is not None
+        and copy_notes.identity == notes.identity
+        and copy_notes.changes <= notes.changes
+    )
+
+
+_DOUBT: Final = "RestoredLedger"
+
+
+class ReclaimPlan(NamedTuple):
+    name: str
+    moved_to: str | None  # where the ledger was moved to; None: another host has already reclaimed it
+    identity: str
+    changes: int
+
+
+def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
+    """Check whether the moved ledger at ``place`` can be reclaimed as the ledger of ``path``, and describe it.
+
+    Raises `UsageError` if the ledger was not moved, if ``path`` contains another ledger, or if the moved ledger is
+    still usable at its new location. In the last case, it must be copied back instead.
+    """
+    if isinstance(place, Path) and not place.is_file():
+        raise UsageError(f"{place} is not a file")
+    with closing(_open_at(place)) as database:
+        notes, name = CopyNotes.read(database), database.name
+    mark = read_mark(mark_path(path))
+    if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
+        raise UsageError(f"{name} was not moved, so there is nothing to reclaim")
+    _require_no_live_ledger(path, notes)
+    if place != path and path.exists():
+        raise UsageError(f"{path} exists already; move it away")
+    return ReclaimPlan(name, notes.moved_to, notes.identity, notes.changes)
+
+
+def reclaim(path: Path, place: PostgresAddress | Path) -> None:
+    """Make the moved ledger at ``place`` the ledger of ``path`` again, as an unverified ledger.
+
+    The caller must hold the lock on the state directory. The ledger is marked as unverified before it can be used, so
+    this function can be called again after a crash.
+    """
+    with closing(_open_at(place)) as database:
+        if CopyNotes.read(database).moved_to is not None:
+            instance_tables.mark_unverified(Store(database, path), _DOUBT)
+            with database.reading():
+                database.begin()
+                database.execute("DELETE FROM facts WHERE name IN (?, ?)", (LEFT, COPY))
+                free_lease(database)
+                database.commit()
+            checkpoint_log(database)
+    if isinstance(place, PostgresAddress):
+        write_address(path, place)
+        return
+    if place != path:
+        place.rename(path)
+    address_file(path).unlink(missing_ok=True)
+
+
+def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
+    """Raise `UsageError` if the ledger is usable at its new location, as far as this host can determine."""
+    host, _, file = (notes.moved_to or "").partition(":")
+    address = read_address(path)
+    if address is not None and address.name == notes.moved_to:
+        found = path
+    elif host == socket.gethostname() and Path(file).is_file():
+        found = Path(file)
+    else:
+        return
+    try:
+        database = open_database(found, reads_only=True)
+    except (LedgerError, UsageError):  # for example, its schema was removed
+        return
+    with closing(database):
+        if CopyNotes.read(database).identity == notes.identity:
+            raise UsageError(
+                f"the ledger is in use at {notes.moved_to}; empty this place, then copy the ledger back with"
+                " `gitboot ledger copy`"
+            )
+
+
+def _open_at(place: PostgresAddress | Path) -> Database:
+    return open_place(place, None) if isinstance(place, Path) else open_place(Path(), place)

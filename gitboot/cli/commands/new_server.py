@@ -9,8 +9,7 @@ from msgspec import structs
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Group
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file

@@ -22,8 +22,7 @@ from gitboot.cli.evaluated_fleet import (
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     InstantType,
     OutputOption,

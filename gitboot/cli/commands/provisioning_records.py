@@ -16,7 +16,6 @@ import click
 
 from gitboot.cli.completion import complete_recorded, complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
     confirm_or_abort,
     find_decision,
@@ -26,7 +25,7 @@ from gitboot.cli.instance_client import (
     select_servers,
     yes_option,
 )
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,

@@ -12,8 +12,7 @@ from typing import Final
 
 import click
 
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import VARIABLES, OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import print_event, stop_on_signal
 from gitboot.errors import UsageError

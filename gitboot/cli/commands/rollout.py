@@ -12,9 +12,8 @@ from msgspec import Struct, structs
 
 from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
-from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_proof
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,

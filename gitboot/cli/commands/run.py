@@ -30,8 +30,7 @@ from gitboot.cli.endpoint_options import (
     open_operators_socket,
     take_access_settings,
 )
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     LIMIT_HELP,
     MAX_MEMORY_MIB,

@@ -11,9 +11,8 @@ import click
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import open_offline, request_change, select_names, select_servers
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,

@@ -40,8 +40,7 @@ from gitboot.cli.endpoint_options import (
     shared_ledger_options,
     take_access_settings,
 )
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.completion import complete_servers
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     InstantType,

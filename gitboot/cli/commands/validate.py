@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     OutputOption,
     at_option,

@@ -13,8 +13,7 @@ from typing import Final
 
 import click
 
-from gitboot.cli.help_pages import Command
-from gitboot.cli.main import Exit
+from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import format_table, show_growing_progress
 from gitboot.errors import UsageError

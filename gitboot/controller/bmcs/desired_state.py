@@ -14,7 +14,7 @@ from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordStat
 from gitboot.controller.records.evidence import awaits_progress
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import Beginning
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars import SystemUuid
@@ -22,9 +22,8 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import last_attempt, provision_key
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 

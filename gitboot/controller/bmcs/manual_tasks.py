@@ -49,7 +49,7 @@ from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars import SystemUuid

@@ -19,7 +19,7 @@ from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.bmcs.desired_state import PowerPlan, build_leftover_task, find_desired_state
 from gitboot.controller.current_plans import Agenda
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState

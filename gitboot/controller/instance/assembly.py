@@ -60,7 +60,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, CorruptClone, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit, build_commit
+from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_fetch_log_folder, check_output_directory, check_state_directory

@@ -36,7 +36,7 @@ from gitboot.controller.records.ledger_snapshot import choose_output_modes, read
 from gitboot.disk_cache import DiskCache, this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import EvaluatorClient
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess

@@ -10,9 +10,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, Reset
 from gitboot.bmc.override_steps import add_known_clock, is_shown
-from gitboot.bmc.reboot_detection import Reset
 from gitboot.controller.records.install_boots import DISK_BOOT, boot_identifies_machine, build_offer
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
 from gitboot.controller.records.provisioning import (
@@ -29,7 +28,7 @@ from gitboot.controller.records.provisioning import (
     record_step,
 )
 from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome, client_network, drop_settled_intents
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,

@@ -12,7 +12,7 @@ from msgspec import structs
 from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.layered_dict import merge_changes
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest

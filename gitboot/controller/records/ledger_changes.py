@@ -22,12 +22,12 @@ from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
 from gitboot.controller.records.provisioning import is_unobservable
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_stops import StopOrder
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held

@@ -36,8 +36,7 @@ from gitboot.publish.durable_files import (
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import find_token
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_stops import SoleClaim
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import Record, SoleClaim
 from gitboot.resolve.server_decision import BootFile, Decision
 from gitboot.resolve.server_plan import Offer
 from gitboot.status.conditions import Event

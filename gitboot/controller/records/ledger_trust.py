@@ -13,7 +13,7 @@ from msgspec import structs
 
 from gitboot.controller.records.ledger_snapshot import KnowledgeUpdate
 from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat

@@ -30,7 +30,7 @@ from gitboot.controller.records.install_boots import (
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.identities import LostIdentity, Machine, Moves, find_changed_uuids
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode

@@ -17,8 +17,8 @@ from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_changes import Batch
 from gitboot.errors import LedgerError
-from gitboot.evaluator.evaluation_result import Commit
-from gitboot.resolve.boot_stops import StopScope
+from gitboot.evaluator.protocol import Commit
+from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.work_progress import ReportProgress, Work
 
 QUICK_START: Final = timedelta(

@@ -15,7 +15,7 @@ from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.stages.plan import QUICK_START
 from gitboot.controller.target_followers import TARGET_WAIT_S
 from gitboot.errors import LedgerError
-from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Commit
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid

@@ -17,10 +17,9 @@ from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import ReportedIdentity
-from gitboot.bmc.override_state import BmcObservation, Override
+from gitboot.bmc.override_state import BmcObservation, Marks, Override
 from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish.client import ERROR_TYPES, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.bmc.redfish.resources import Resource, add_clock, build_observation

@@ -12,9 +12,15 @@ from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
-from gitboot.bmc.override_state import OperatorCondition, Override, OverrideRecord, OverrideState, WantedOverride
+from gitboot.bmc.override_state import (
+    NO_MARKS,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    OverrideState,
+    WantedOverride,
+)
 from gitboot.bmc.power_steps import PowerRecord
-from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid

@@ -12,9 +12,8 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import Override
+from gitboot.bmc.override_state import Override, Reset
 from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
-from gitboot.bmc.reboot_detection import Reset
 from gitboot.bmc.redfish import quirks
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks

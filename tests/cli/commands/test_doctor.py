@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gitboot.cli.commands import doctor
+from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_state, of_the_clock
 from gitboot.cli.main import Exit
-from gitboot.controller.instance.environment_checks import Health, fine, of_git, of_output, of_state, of_the_clock
 from gitboot.system_clock import ClockState
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import Rack, typed

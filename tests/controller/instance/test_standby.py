@@ -22,9 +22,9 @@ import pygit2
 import pytest
 from msgspec import structs
 
+from gitboot.cli.commands import ledger as ledger_command
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.git.fetch import CLONE
-from gitboot.ledger import move_ledger
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_path, read_mark
@@ -218,7 +218,7 @@ def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_re
     open_ledger(other / LEDGER).close()
     copy = ("ledger", "copy", "--state", other, "--to", ledger.url)
     with monkeypatch.context() as patched:
-        patched.setattr(move_ledger, "note_left", kill)
+        patched.setattr(ledger_command, "note_left", kill)
         with pytest.raises(Killed):
             typed(*copy)
     rack.push()

@@ -19,8 +19,8 @@ from gitboot.controller.records.ledger_changes import Batch, BatchResult, apply_
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
-from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
 from gitboot.jsonio import Digest
@@ -31,12 +31,12 @@ from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.server_files import ServerState, render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.user_data_files import render
-from gitboot.resolve.boot_stops import StopScope
 from gitboot.resolve.install_attempts import attempt_token, find_open_attempt, install_step, provision_key
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     Record,
     StepEvidence,
+    StopScope,
     last_provisioning_facts,
     record_facts,
 )

@@ -27,8 +27,7 @@ from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import remove_stop, stop_folders, write_stop
-from gitboot.resolve.boot_stops import StopOrder
-from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.provisioning_record import Record, StopOrder, record_facts
 from gitboot.review.guards import Guard, format_ack_line
 from gitboot.system_clock import Uptime
 from tests.helpers.bmcs import Watched

@@ -6,7 +6,7 @@ import pytest
 
 from gitboot.importers.fleet_files import render_fleet
 from gitboot.importers.inventory import ImportedBoot, ImportedInventory, ImportedMachine, Supplement
-from gitboot.importers.sources.hpc_nodes import read_warewulf, read_xcat
+from gitboot.importers.sources.hpc_clusters import read_warewulf, read_xcat
 from tests.importers.test_fleet_files import UUID
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gitboot.model.fields import read
+from gitboot.model.fields import Select, read, selects
 from gitboot.model.scalars import Name
-from gitboot.model.selectors import Select, selects
 from tests.helpers.cases import for_each
 
 _SELECT: Any = Select

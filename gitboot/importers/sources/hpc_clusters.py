@@ -1,4 +1,4 @@
-"""OpenCHAMI: BSS boot parameters with State Management components, or boot-service resources."""
+"""Clusters for high-performance computing: nodes of xCAT and Warewulf, and boot parameters of OpenCHAMI."""
 
 from __future__ import annotations
 
@@ -23,20 +23,148 @@ from gitboot.importers.inventory import (
     build_document_name,
     get_nested,
     list_address,
+    parse_address,
     parse_architecture,
     parse_bmc,
     parse_json,
     parse_mac_or_none,
     parse_yaml,
     read_mac,
+    read_uuid,
     remark_guessed,
     remark_if,
     remark_kept,
     remark_lost,
     remark_missing,
+    remove_secrets,
     translate_arguments,
 )
 from gitboot.model.scalars import MacAddress
+
+# xCAT
+
+
+def read_xcat(files: Texts) -> ImportedInventory:
+    """Read the node objects that ``lsdef -t node -z`` prints."""
+    nodes: dict[str, dict[str, str]] = {}
+    for _, text in sorted(files.items()):
+        defaults: dict[str, str] = {}
+        for name, attributes in _parse_stanzas(text):
+            if name == "default-node":
+                defaults |= attributes
+            elif attributes.get("objtype") == "node":
+                nodes.setdefault(name, {}).update({**defaults, **attributes})
+    return ImportedInventory(machines=tuple(_read_node(name, each) for name, each in sorted(nodes.items())))
+
+
+def _parse_stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    name, attributes = None, dict[str, str]()
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not line[0].isspace() and line.rstrip().endswith(":"):
+            if name is not None:
+                yield name, attributes
+            name, attributes = line.rstrip()[:-1].strip(), {}
+        elif "=" in line:
+            key, _, value = line.strip().partition("=")
+            attributes[key.strip().lower()] = value.strip()
+    if name is not None:
+        yield name, attributes
+
+
+def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
+    nics, of_nics = _read_macs(name, node)
+    host = node.get("bmc")
+    by_ipmi = host is not None and node.get("mgt") == "ipmi"
+    bmc, more = parse_bmc(f"ipmi://{host}" if by_ipmi else None, f"{build_document_name(name)}-bmc")
+    arguments, secret = remove_secrets(node.get("addkcmdline", "").split())
+    uuid, of_uuid = read_uuid(node.get("uuid"))
+    return ImportedMachine(
+        name=name,
+        serial=node.get("serial") or None,
+        uuid=uuid,
+        bmc=bmc,
+        architecture=parse_architecture(node.get("arch")),
+        nics=nics,
+        remarks=(
+            remark_kept(f"node {name}"),
+            *of_nics,
+            *of_uuid,
+            *more,
+            *remark_if(
+                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
+            ),
+            *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
+            *secret,
+            *remark_if(arguments, remark_lost(f"addkcmdline {' '.join(arguments)}")),
+        ),
+    )
+
+
+def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+    """Parse the interfaces in ``MAC!name|MAC!name``. The node's address belongs to the interface with the node's name.
+
+    ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
+    """
+    address, nics, remarks = parse_address(node.get("ip")), list[ImportedNic](), list[ImportRemark]()
+    for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
+        text, _, host = part.partition("!")
+        mac, about = read_mac(text)
+        remarks += about
+        is_own = not host or host.partition(".")[0] == name.partition(".")[0]
+        if host and not is_own:
+            remarks.append(
+                remark_kept(f"interface {text} has no fixed address" if host == "*NOIP*" else f"{text} is {host}")
+            )
+        if mac:
+            nics.append(ImportedNic(mac=mac, addresses=(address,) if address and is_own else ()))
+    if address and not any(nic.addresses for nic in nics):
+        remarks.append(remark_lost(f"its address {address}, because no interface with it is known"))
+    return tuple(nics), remarks
+
+
+# Warewulf
+
+
+def read_warewulf(files: Texts) -> ImportedInventory:
+    """Read the nodes and profiles in a nodes.conf of Warewulf 4 or later."""
+    machines = []
+    for path, text in sorted(files.items()):
+        for document in parse_yaml(path, text):
+            profiles = as_mapping(get_nested(document, "nodeprofiles"))
+            for name, node in sorted(as_mapping(get_nested(document, "nodes")).items()):
+                machines.append(_read_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
+    return ImportedInventory(machines=tuple(machines))
+
+
+def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
+    nics, rejected = list[ImportedNic](), list[ImportRemark]()
+    for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
+        mac, about = read_mac(as_text(get_nested(device, "hwaddr")), f"network device {key}:")
+        rejected += about
+        addresses = list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask"))
+        if mac:
+            device_name = as_text(get_nested(device, "device"))
+            nics.append(ImportedNic(mac=mac, name=device_name, addresses=addresses))
+    found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
+    images = {
+        label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
+        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+    }
+    address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in found)), None)
+    bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
+    remarks = (
+        remark_kept(f"node {name}"),
+        *rejected,
+        *remark_if(not nics and not rejected, remark_missing("its MAC address: its network devices have no hwaddr")),
+        *(remark_lost(f"its {label} {value}: gitboot builds none") for label, value in images.items() if value),
+        *more,
+    )
+    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=remarks)
+
+
+# OpenCHAMI
 
 
 class _Node(Struct, frozen=True, kw_only=True):
@@ -73,7 +201,7 @@ class _Config(Struct, frozen=True, kw_only=True):
         return not (set(self.hosts) - {"Default"} or self.macs or self.nids or self.groups or self.remarks)
 
 
-def read(files: Texts) -> ImportedInventory:
+def read_openchami(files: Texts) -> ImportedInventory:
     """Read BSS boot parameters with SMD's Components and EthernetInterfaces, or read boot-service resources."""
     rows = [row for path, text in sorted(files.items()) for row in _parse_rows(path, text, len(files))]
     configs = [_read_config(row) for row in rows if _KERNEL_KEYS & (row.keys() | as_mapping(row.get("spec")).keys())]

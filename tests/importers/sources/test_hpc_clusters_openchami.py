@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.importers.sources.openchami import read
+from gitboot.importers.sources.hpc_clusters import read_openchami
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, imported, make_known_options
@@ -46,7 +46,7 @@ def config(name: str, priority: int = 0, **more: Any) -> dict[str, Any]:
 def test_finding_i2_boot_service_yields_the_boot_that_it_serves(
     configs: list[dict[str, Any]], kernels: tuple[str | None, ...]
 ) -> None:
-    inventory = read({"c.json": json.dumps(configs), "n.json": json.dumps(NODES)})
+    inventory = read_openchami({"c.json": json.dumps(configs), "n.json": json.dumps(NODES)})
     by_name = {boot.name: str(boot.kernel) for boot in inventory.boots}
     first, second, third = inventory.machines
     found = tuple(by_name[each.boot].rpartition("-")[2] if each.boot else None for each in (first, second))
@@ -64,7 +64,7 @@ def test_finding_i2_boot_service_yields_the_boot_that_it_serves(
     ],
 )
 def test_finding_i2_the_answers_and_manifests_of_boot_service_are_read(files: dict[str, str]) -> None:
-    inventory = read(files)
+    inventory = read_openchami(files)
     (machine,), (boot,) = inventory.machines, inventory.boots
     assert (machine.boot, boot.kernel) == (boot.name, KERNEL)
 
@@ -75,12 +75,12 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
         "s.json": json.dumps({"Components": [{"ID": "a", "NID": 1}, {"ID": "b", "NID": 2}]}),
         "i.json": json.dumps([{"MACAddress": MAC, "ComponentID": "a"}, {"MACAddress": "52:54:00:00:00:02"}]),
     }
-    inventory = read(rows)
+    inventory = read_openchami(rows)
     assert {machine.name: machine.boot for machine in inventory.machines} == dict.fromkeys(
         "ab", inventory.boots[0].name
     )
     assert any("EthernetInterface 52:54:00:00:00:02 of no component" in each.text for each in inventory.remarks)
-    inventory = read(rows | {"p.json": "[]"})
+    inventory = read_openchami(rows | {"p.json": "[]"})
     assert all(any("its boot" in each.text for each in machine.remarks) for machine in inventory.machines)
 
 

@@ -1,4 +1,4 @@
-"""Reboot detection from marks and the clock of the BMC."""
+"""Detection of resets, from marks and the clock of the BMC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
-from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset
+from gitboot.bmc.override_state import NO_MARKS, Marks, Reset
 from tests.helpers.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
