@@ -86,11 +86,11 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
         "",
-        "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
-        "    consumed",
+        "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it. Either",
+        "    it was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # first look at the console. --consumed: the machine booted or was reset, and gitboot does not repeat it. "
-        "If it did not, use --not-set: gitboot then sets it now",
+        "  # look at the console, then run this if web01 has booted or was reset. If it has not, use --not-set instead of "
+        "--consumed. gitboot then tries again, and this can install web01",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",

@@ -973,14 +973,14 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
-            "web01 until the Fleet names the ledger of this instance, "
+            "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
+            "boot override of web01 until the Fleet names the ledger of this instance, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
             assert each.condition("BmcsSet") == (False, "LedgerNotNamed", f"{message}{identity}")
             (told,) = [c for c in each.instance.reconciler.state.conditions if c.type == "BmcsSet"]
-            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # add to spec of the Fleet"
+            assert told.remedy is not None and told.remedy.startswith(f"provisioning: {{ledger: {identity}}}  # ")
             assert [event.type for event in each.events].count("LedgerNotNamed") == 1
             plan = each.plan()
             assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"
