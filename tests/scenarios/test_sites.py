@@ -502,7 +502,7 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
     assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
     assert found.message.endswith(
-        "The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+        "The newest Fleet names this ledger, so this instance acts again as soon as that commit is accepted"
     )
 
 
