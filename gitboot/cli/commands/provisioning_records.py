@@ -179,8 +179,8 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
-            "the Fleet names no ledger, so gitboot does not set BMCs. To name the ledger of this instance, add to spec "
-            f"of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
+            "the Fleet names no ledger, so gitboot sets no boot overrides. To name the ledger of this instance, add "
+            f"this to the spec of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
         )
     if installed:
         confirm_or_abort(yes=yes)

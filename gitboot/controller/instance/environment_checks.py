@@ -117,7 +117,7 @@ def of_who_sets(look: OfflineInstance) -> Examination:
         message = f"the Fleet names another ledger than {identity}, so this instance does not act"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        message = f"the Fleet names no ledger, so gitboot does not set the BMCs of {format_count(bmcs, 'server')}"
+        message = f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}"
         yield _wrong("ledger", message, find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
 
 

@@ -106,7 +106,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"].startswith("gitboot records begin adopt --state STATE  # if all servers are installed. ")
+        assert item["hint"].startswith("gitboot records begin adopt --state STATE  # check that STATE is the right folder")
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
