@@ -68,10 +68,10 @@ def command(
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For each failed check,
-    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC: use
-    `gitboot bmc get` for that.
+    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check
+    BMCs, use `gitboot bmc get`.
 
-    --config reads the configuration file of `gitboot run`.
+    With --config, gitboot reads the configuration file of `gitboot run`.
     """
     from gitboot.status.conditions import fill_placeholders
 

@@ -34,7 +34,7 @@ def command() -> None:
 )
 @state_option
 def show(state: Path) -> None:
-    """Show where the ledger is, its identity and its size."""
+    """Show the location, identity and size of the ledger."""
     if not has_ledger(state):
         raise no_instance_error(state)
     found = summarize_ledger(state / LEDGER)

@@ -91,8 +91,9 @@ def records_command() -> None:
 def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show the records of servers.
 
-    gitboot shows the records of SERVERS, or of all servers, and what their plans want. Unknown servers are first. The
-    evidence `consumed` means that a BMC consumed a boot override, and that gitboot has no evidence of the result yet.
+    gitboot shows the records of SERVERS, or of all servers, and what their plans require. Unknown servers are first.
+    The evidence `consumed` means that a BMC consumed a boot override, and that gitboot has no evidence of the result
+    yet.
     """
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
@@ -261,9 +262,9 @@ def confirm_clock(state: Path, reason: str) -> None:
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Record that servers are provisioned or pending.
 
-    provisioned: the SERVERS are installed as their plans want. pending: the SERVERS are not installed. gitboot installs
-    a pending server as soon as its plan wants an installation, even if it was installed before, and ignores earlier
-    evidence.
+    provisioned: the SERVERS are installed as their plans require. pending: the SERVERS are not installed. gitboot
+    installs a pending server as soon as its plan requires an installation, even if the server was installed before.
+    gitboot then ignores earlier evidence.
 
     For several servers, the command shows their records and asks for confirmation. It changes all of these records or
     none.
