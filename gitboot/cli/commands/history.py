@@ -32,7 +32,7 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     exit_codes={
         Exit.FINE: "gitboot printed the commits",
         Exit.SOURCE: "gitboot could not read the repository",
-        Exit.USAGE: "no commit has the server, or an option is wrong",
+        Exit.USAGE: "no commit describes the server, or an option is wrong",
     },
 )
 @click.argument("server", shell_complete=complete_servers)

@@ -45,7 +45,7 @@ _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of target
     cls=Command,
     example="gitboot verify-mirror https://mirror.example.net --key /etc/gitboot/root.pub",
     exit_codes={
-        Exit.FINE: "the mirror is right",
+        Exit.FINE: "the mirror is correct",
         Exit.SOURCE: "gitboot could not read a file",
         Exit.PARTIAL: "a file is wrong",
         Exit.USAGE: "an option is wrong, or MIRROR cannot be repaired",
