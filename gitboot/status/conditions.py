@@ -275,8 +275,8 @@ _TYPES: Final = (
                 "gitboot validate STATE/repository.git --rev COMMIT  # shows the problems. Correct them in a new commit"
             ),
             "NotEvaluated": (
-                "commit-seconds = 600  # raise the limit that the message names, in the file of --config, then restart "
-                "gitboot run"
+                "commit-seconds = 600  # add this to the file of --config, then restart gitboot run. If the message "
+                "names memory, raise commit-memory instead"
             ),
             "Untrusted": (
                 "git log --show-signature COMMIT  # shows the key of the signature. Sign the commit with a trusted "
