@@ -400,8 +400,8 @@ def _apply_override(
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
-            f"the BMC has shown {record.override}{uri} for {record.reason} before this instance set it: another"
-            " instance may have installed the machine, so gitboot does not set it"
+            f"the BMC showed {record.override}{uri} for {record.reason} before this instance set it. Another instance"
+            " may have installed the machine, so gitboot does not set it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(
@@ -416,7 +416,7 @@ def _apply_override(
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
         )
-        message = f"the BMC shows {current}{uri}, which gitboot did not set. When it is gone, gitboot sets {override}"
+        message = f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}"
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
     if not record.state.is_open:
         if not (wanted.set_again and record.state is OverrideState.LOST):

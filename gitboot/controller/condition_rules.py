@@ -35,17 +35,17 @@ _ADOPT: Final = "adopt (all servers are installed as Git wants)"
 _BEGIN_HINTS: Final = {
     "NewLedger": f"gitboot installs no server until you run gitboot records begin with one of: {_ADOPT}, a file of "
     "exported records, or fresh (no server is installed, so gitboot erases the disks of all servers and installs them)",
-    "RestoredLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
-    f"{_ADOPT}, or as-recorded (the ledger is right)",
-    "ForeignLedger": "Choose another --out, or run gitboot records begin with one of: OUTPUT/ops/records (the records "
-    f"that the other ledger published), or {_ADOPT}",
-    "DamagedLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
-    f"or {_ADOPT}",
+    "RestoredLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
+    f"(the records that gitboot published), {_ADOPT}, or as-recorded (the ledger is right)",
+    "ForeignLedger": "gitboot installs no server until you choose another --out, or run gitboot records begin with one "
+    f"of: OUTPUT/ops/records (the records that the other instance published), or {_ADOPT}",
+    "DamagedLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
+    f"(the records that gitboot published), or {_ADOPT}",
 }
 _DOUBTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, so it lacks what was installed after the copy was made",
-    "ForeignLedger": "another ledger published OUTPUT, and this ledger lacks what was installed by it",
-    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
+    "RestoredLedger": "the ledger is an older copy, so it has no record of later installations",
+    "ForeignLedger": "another instance published OUTPUT, and this ledger has no record of its installations",
+    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which has no record of what is installed",
 }
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service synchronizes the clock",
@@ -53,13 +53,13 @@ _CLOCK_STATES: Final = {
     ClockState.UNKEPT: "the kernel reports that no time service synchronizes the clock",
     ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
 }
-_UNFINISHED_BOOTS: Final = {  # the worst first
-    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer, because the endpoint may have "
-    "served the boot and recorded no outcome",
-    "NeedsOperator": "gitboot cannot tell whether these servers were installed, because their boot overrides are gone "
+_UNFINISHED_BOOTS: Final = {  # the worst first; NAMES are the servers
+    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer: NAMES. The endpoint may have "
+    "served the boot, and recorded no outcome",
+    "NeedsOperator": "gitboot cannot tell whether these servers were installed: NAMES. Their boot overrides are gone, "
     "or were set by another instance",
-    "Failed": "the installation of these servers failed",
-    "Overdue": "the installation of these servers has made no progress for too long",
+    "Failed": "the installation of these servers failed: NAMES",
+    "Overdue": "the installation of these servers has made no progress for too long: NAMES",
 }
 # Without the User-Agent, a log does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
@@ -173,10 +173,12 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     )
     if attempt.trouble is not None:
         reason, message = attempt.trouble
-        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. It tries again by itself"
+        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot tries again by itself"
         yield "SourceReady", False, reason, message
     elif fetched is not None and fetched.failed:
-        message = f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. It tries again by itself"
+        message = (
+            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot tries again by itself"
+        )
         yield "SourceReady", False, fetched.reason, message
     elif fetched is not None:
         yield "SourceReady", True, fetched.reason, fetched.message
@@ -343,7 +345,7 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
         message = (
-            f"{first}; gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
+            f"{first}. gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
             f"{others}"
         )
         yield "IdentitiesUnique", False, "Placeholder", message
@@ -421,13 +423,9 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     if found := _unproven(state, at):
-        message = "; ".join(f"{_UNFINISHED_BOOTS[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return (
-            "InstallsCompleted",
-            False,
-            next(iter(found)),
-            f"{message}. gitboot does not install them again by itself",
-        )
+        texts = (_UNFINISHED_BOOTS[reason].replace("NAMES", _each(servers)) for reason, servers in found.items())
+        message = f"{'. '.join(texts)}. gitboot does not install these servers again by itself"
+        return "InstallsCompleted", False, next(iter(found)), message
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
@@ -509,7 +507,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.expected
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
-        hung = f", {serving.hung} not responding" if serving.hung else ""
+        hung = f", {serving.hung} {'does' if serving.hung == 1 else 'do'} not respond" if serving.hung else ""
         replaces = "" if is_whole else ". gitboot replaces the process by itself"
         are = "is" if serving.alive == 1 else "are"
         endpoints = format_count(serving.expected, "endpoint")
