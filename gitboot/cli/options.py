@@ -657,8 +657,8 @@ trust_options = combine_options(  # whose commits and acknowledgements count
         "--verify",
         metavar="head|range|tag",
         type=click.Choice([str(each) for each in Verify]),
-        help="Require the signature of a trusted key. head: on the newest commit. range: on each commit of the branch "
-        "since the accepted commit. tag: on the tag that --rev names. Default: no signature is required.",
+        help="Require the signature of a trusted key on the newest commit (head), on each commit of the branch since "
+        "the accepted commit (range), or on the tag that --rev names (tag). Default: no signature is required.",
     ),
     click.option(
         "--allowed-signers",
@@ -685,9 +685,9 @@ trust_options = combine_options(  # whose commits and acknowledgements count
         "--reinstalls-need",
         metavar="approve|signed",
         type=click.Choice([str(each) for each in ReinstallsNeed]),
-        help="How a person can acknowledge a reinstallation. approve: only with `gitboot approve`. signed: with "
-        "`gitboot approve`, or with a Gitboot-Ack line in a commit that the person signed with a trusted key. "
-        "Default: with either, and the commit need not be signed.",
+        help="How a person can acknowledge a reinstallation: only with `gitboot approve` (approve), or also with a "
+        "Gitboot-Ack line in a commit that the person signed with a trusted key (signed). Default: also with a "
+        "Gitboot-Ack line in an unsigned commit.",
     ),
 )
 TRUST_PARAMETERS: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")

@@ -296,7 +296,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
     """Record facts about a BMC that only an operator can check.
 
-    Look at the console or the boot log of SERVER first. After a wrong answer, gitboot installs the machine twice, or
+    Look at the console or the boot log of SERVER first. After a wrong answer, gitboot may install the machine twice, or
     not at all. `gitboot status` names the option to use for each condition.
     """
     if word is None and certificate is None:

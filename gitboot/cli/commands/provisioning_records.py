@@ -130,10 +130,10 @@ def begin(what: str, state: Path, yes: bool) -> None:
     gitboot trusts the ledger. Before it writes, it shows the record of each server and what happens to the server. If
     gitboot would install a server, it asks for confirmation.
 
-    fresh: servers with provision 1 or more are not installed yet. Only a new ledger accepts this. adopt: every server
-    is installed as Git wants it now. as-recorded: the records in the ledger are right, for example after OUTPUT moved.
-    FILE: exported records, such as ops/records of an output tree. Servers that FILE does not have stay unknown. gitboot
-    rejects a FILE that is older than the output tree.
+    Use fresh if servers with provision 1 or more are not installed yet. Only a new ledger accepts this. Use adopt if
+    every server is installed as Git wants it now. Use as-recorded if the records in the ledger are right, for example
+    after OUTPUT moved. Use FILE for exported records, such as ops/records of an output tree. Servers that are not in
+    FILE stay unknown. gitboot rejects a FILE that is older than the output tree.
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
@@ -262,9 +262,9 @@ def confirm_clock(state: Path, reason: str) -> None:
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Record that servers are provisioned or pending.
 
-    provisioned: the SERVERS are installed as their plans require. pending: the SERVERS are not installed. gitboot
-    installs a pending server as soon as its plan requires an installation, even if the server was installed before.
-    gitboot then ignores earlier evidence.
+    With provisioned, the SERVERS are installed as their plans require. With pending, the SERVERS are not installed.
+    gitboot installs a pending server as soon as its plan requires an installation, even if the server was installed
+    before. gitboot then ignores earlier evidence.
 
     For several servers, the command shows their records and asks for confirmation. It changes all of these records or
     none.

@@ -202,9 +202,9 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=click.Choice(["off", "head", "read"]),
     default="head",
     show_default=True,
-    help="How gitboot checks that artifacts are available. off: it does not check. head: it sends HEAD requests, and "
-    "compares the sha256 of files in --assets. read: it downloads each artifact once. gitboot withholds each boot "
-    "whose artifact is missing.",
+    help="How gitboot checks that artifacts are available: not at all (off), with HEAD requests and the sha256 of "
+    "files in --assets (head), or with one download of each artifact (read). gitboot withholds each boot whose "
+    "artifact is missing.",
 )
 @click.option(
     "--check-assets-every",

@@ -223,8 +223,8 @@ def fetches(
     For each secret, gitboot lists up to 16 addresses (or /64 networks for IPv6), and one total for all other addresses.
 
     If an unexpected client fetched a secret, replace the secret. If the fetches are legitimate, confirm them with
-    --confirm. The condition SecretsPrivate is then true until a new address fetches a secret, or until the same address
-    fetches it ten more times.
+    --confirm. The condition SecretsPrivate is then true until a new address fetches a secret, or until more than ten
+    new fetches follow.
     """
     from gitboot.cli.terminal import format_table
 
