@@ -520,7 +520,9 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
             message = f"{serving.certificate}. The endpoint continues to use the earlier certificate, if it has one"
             yield "CertificateReadable", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
-        yield "CommitStatusReported", False, *telling.failure
+        reason, error = telling.failure
+        message = f"gitboot could not report the result of a commit to the forge: {error.rstrip('.')}"
+        yield "CommitStatusReported", False, reason, f"{message}. gitboot tries again by itself"
     elif telling is not None:
         reported = (
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
@@ -529,7 +531,9 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         )
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
-        yield "NotificationsSent", False, *state.unsent
+        reason, error = state.unsent
+        message = f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and tries again by itself"
+        yield "NotificationsSent", False, reason, message
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
         threads, them = (f"{names} thread", "it") if len(failures) == 1 else (f"threads {names}", "them")
