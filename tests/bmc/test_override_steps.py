@@ -716,8 +716,8 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             INSTALL,
             _make_observation(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
-            "gitboot tried to set Once Pxe for provision 3, and the BMC does not show it. Either it was never set, or the "
-            "machine has booted from it",
+            "gitboot tried to set Once Pxe for provision 3, and the BMC does not show it. Either it was never set, or "
+            "the machine has booted from it",
         ),
         (
             INSTALL,
