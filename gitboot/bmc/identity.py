@@ -245,12 +245,12 @@ def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: 
     if pinned.uuid is not None and not uuid_is_same:
         is_described = any(reported.uuid in byte_orders(each) for each in document.uuids)
         if not is_described and (reported.uuid is not None or not serial_is_same):
-            changes.append(f"UUID {pinned.uuid} to {reported.uuid or 'none'}")
+            changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
     if pinned.serial is not None and not serial_is_same:
         is_described = _upper(reported.serial) in map(_upper, document.serials)
         if not is_described and (reported.serial is not None or not uuid_is_same):
             now = f'"{reported.serial}"' if reported.serial is not None else "none"
-            changes.append(f'serial "{pinned.serial}" to {now}')
+            changes.append(f'serial {now} instead of "{pinned.serial}"')
     return changes
 
 
@@ -270,7 +270,8 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
         fields.append(f'serial: "{reported.serial}"')
     if not fields:
         return ""
-    return f"; correct bmc.address, or if it is this machine, add to bmc: reports: {{{', '.join(fields)}}}"
+    line = f"reports: {{{', '.join(fields)}}}"
+    return f". If the BMC belongs to the machine of the document, add {line} to bmc. If not, correct bmc.address"
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):

@@ -86,8 +86,8 @@ def next_step(
     for record in records:
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
             message = (
-                f"{record.override} for {record.reason} was set on a BMC that reported {record.shown}; now it"
-                f" reports {observed.identity}, so gitboot does not clear or set an override there"
+                f"gitboot set {record.override} for {record.reason} at a BMC that reported {record.shown}. The BMC at"
+                f" this address now reports {observed.identity}"
             )
             return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
@@ -395,7 +395,8 @@ def _apply_override(
         )
     if wanted.needs_http_uri and override.gets_loader_from_dhcp:
         message = (
-            "the plan boots an ISO by its URI, and the BMC does not support HttpBootUri; a loader cannot start an ISO"
+            "the plan boots an ISO over HTTP, and the BMC does not support HttpBootUri. A boot loader cannot start an"
+            " ISO instead"
         )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is OverrideState.OPENED:
@@ -403,8 +404,8 @@ def _apply_override(
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
-            f"the BMC has shown {record.override}{uri} for {record.reason} before this instance set it: another"
-            " instance may have installed the machine, so gitboot does not set it"
+            f"the BMC showed {record.override}{uri} for {record.reason} before this instance set it. Another instance"
+            " may have installed the machine, so gitboot does not set it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(
@@ -419,7 +420,7 @@ def _apply_override(
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
         )
-        message = f"the BMC shows {current}{uri}, which gitboot did not set; gitboot sets {override} when it is gone"
+        message = f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}"
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
     if not record.state.is_open:
         if not (wanted.set_again and record.state is OverrideState.LOST):
@@ -486,9 +487,10 @@ def _restore_override(
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and its override is not confirmed")
-    shown = f"; the BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
+    shown = f". The BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
-        f"{record.override} for {record.reason} is not set: gitboot never set it, or it was set and consumed{shown}"
+        f"gitboot tried to set {record.override} for {record.reason}, and the BMC does not show it. Either it was never"
+        f" set, or the machine has booted from it{shown}"
     )
 
 
@@ -594,7 +596,7 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if not slot.is_free and slot.image not in override.media and (slot.accepts_discs or needs_data)
     )
     needed = "two media" if needs_data else "a medium"
-    message = f"the plan needs {needed}, and {taken}, which gitboot did not insert and does not eject"
+    message = f"the plan needs {needed}, and {taken}, which gitboot did not insert"
     return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 
@@ -627,8 +629,8 @@ def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
     if not allows_enabled(override.enabled, observed):
         allowable = ", ".join(sorted(observed.allowable_enabled))
         return (
-            f"the plan needs {override.enabled}, and the BMC supports only {allowable}: set override: Once in the"
-            " policy, or None"
+            f"the plan needs {override.enabled}, and the BMC supports only {allowable}. In the policy, set"
+            " override: Once or override: None"
         )
     return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
 

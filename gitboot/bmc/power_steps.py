@@ -156,7 +156,7 @@ def next_power_step(
         if record.state is PowerRecordState.RECORDED and _has_not_booted(wanted, observed, overrides):
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
         return request_operator(
-            f"gitboot requested {record.type} for {record.reason}, and the machine is off: gitboot does not repeat it"
+            f"gitboot requested {record.type} for {record.reason}, and the machine is off. gitboot does not repeat it"
         )
     match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
         case Reset.SEEN:

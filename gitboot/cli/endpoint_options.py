@@ -87,7 +87,7 @@ access_options = combine_options(
         multiple=True,
         metavar="CIDR",
         help="A network of proxies. gitboot takes the client's address from the X-Forwarded-For header of these "
-        "proxies, and ignores the header from any other address, also from this machine. Default: none.",
+        "proxies, and ignores the header from any other address, including this machine. Default: none.",
     ),
     click.option(
         "--operators-listen",

@@ -291,10 +291,10 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
 records_option = click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What is installed. fresh: servers with provision 1 or more are not installed yet. adopt: all servers "
-    "are installed. FILE: exported records, such as ops/records of an output tree. gitboot never installs "
-    "a server that FILE does not have. Default: every server is unknown, and gitboot never installs an "
-    "unknown server.",
+    help="What is installed. With fresh, servers with provision 1 or more are not installed yet. With adopt, all "
+    "servers are installed. FILE contains exported records, such as ops/records of an output tree. gitboot never "
+    "installs a server that is not in FILE. Default: every server is unknown, and gitboot never installs an unknown "
+    "server.",
 )
 
 

@@ -54,7 +54,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "rollout": "Raise a rollout's percentage after its step succeeded.",
     },
     "Run": {
-        "run": "Follow a repository; publish, serve and set BMCs.",
+        "run": "Follow a repository, serve boots and set overrides.",
         "serve": "Serve the published boot files from this host.",
         "artifacts": "Install boot loaders; download and verify images.",
         "verify-mirror": "Compare a mirror with its signed list or the tree.",
@@ -63,11 +63,11 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Operate": {
         "status": "Show conditions, commits and counts.",
         "events": "Print what the instance did.",
-        "boot-script": "Print a server's boot script; no boot is used up.",
+        "boot-script": "Print a server's boot script without using it up.",
         "unknown-machines": "Show machines that no document describes.",
         "reconcile": "Fetch and reconcile now.",
         "approve": "Let through a commit that a guard holds.",
-        "suspend": "Accept no commits and set no BMCs for a while.",
+        "suspend": "Accept no commits and set no overrides for a while.",
         "resume": "End a suspension.",
         "stop-installs": "Immediately withhold all boots that write a disk.",
         "allow-installs": "End a stop that gitboot stop-installs started.",
@@ -75,7 +75,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "ledger": "Show, copy or reclaim the instance's ledger.",
     },
     "BMCs": {
-        "bmc": "Find, read and set BMCs; switch machines on or off.",
+        "bmc": "Find and read BMCs, set overrides, switch power.",
     },
     "Set up": {
         "init": "Write a small fleet to start from.",

@@ -225,7 +225,7 @@ path_option = combine_options(
         is_eager=True,  # processed before the path, which depends on it
         expose_value=False,
         callback=_remember_subpath,
-        help="The folder of the fleet in the repository, for example infra/boot. Default: the top folder.",
+        help="The folder of the fleet in the repository, for example infra/boot. Default: the root of the repository.",
     ),
 )
 fleet_options = combine_options(path_option, rev_option)  # the fleet that a command reads
@@ -255,8 +255,9 @@ shown_state_option = click.option(
     "--state",
     envvar="GITBOOT_STATE",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of an instance: show the commit that the instance has accepted, with the records of its "
-    "ledger. With PATH, --path or --rev, show that fleet with these records. Default: show the fleet without records.",
+    help="The state directory of an instance. gitboot shows the commit that the instance has accepted, with the "
+    "records of its ledger. If you also pass PATH, --path or --rev, gitboot shows that fleet with these records. "
+    "Default: show the fleet without records.",
 )
 
 
@@ -323,8 +324,8 @@ credentials_option = click.option(
 secret_keys_option = click.option(
     "--secret-keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the age keys that decrypt the secrets of the fleet. `gitboot secret keygen` writes the "
-    "file. Default: none, and gitboot serves no secrets.",
+    help="The file with the age keys that decrypt the secrets of the fleet. `gitboot secret keygen` writes the file. "
+    "Default: none. gitboot then serves no secrets.",
 )
 accept_filesystem_option = click.option(
     "--accept-filesystem",
@@ -332,8 +333,8 @@ accept_filesystem_option = click.option(
     envvar="GITBOOT_ACCEPT_FILESYSTEM",
     multiple=True,
     metavar="NAME",
-    help="Keep state on this type of file system although it may lose data, for example tmpfs, overlay or "
-    "nfs4. Repeat the option for several types.",
+    help="Allow STATE on this type of file system, for example tmpfs, overlay or nfs4, although it may lose data. "
+    "Repeat the option for several types.",
 )
 MAX_SECONDS: Final = 10_000_000  # about 115 days
 MAX_MEMORY_MIB: Final = 1_000_000_000
@@ -448,21 +449,21 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
             "--commit-seconds",
             "SECONDS",
             MAX_SECONDS,
-            "Time limit for the evaluation of one commit, in whole CPU seconds. Default: 60, and 6 more "
-            "for each 1,000 files.",
+            "Time limit for the evaluation of one commit, in whole CPU seconds. Default: 60, plus 6 for every 1,000 "
+            "files.",
         ),
         limit(
             "--commit-memory",
             "MIB",
             MAX_MEMORY_MIB,
-            "Memory limit for the evaluation of one commit, in MiB. Default: 1,024, and 64 more for each 1,000 files.",
+            "Memory limit for the evaluation of one commit, in MiB. Default: 1,024, plus 64 for every 1,000 files.",
         ),
         limit(
             "--commit-workers",
             "NUMBER",
             64,
-            "Processes that evaluate a commit in parallel. gitboot uses several processes only to read all files "
-            "of a commit that has 500 files or more. Default: one for each CPU, at most 8.",
+            "The number of processes that evaluate a commit in parallel. gitboot uses more than one process only when "
+            "it reads all files of a commit with 500 files or more. Default: one per CPU, at most 8.",
         ),
     )
 
@@ -560,8 +561,8 @@ token_over_http_option = click.option(
     "--allow-token-over-http",
     is_flag=True,
     envvar="GITBOOT_ALLOW_TOKEN_OVER_HTTP",
-    help="Send tokens and passwords to http:// URLs of other machines too. Anyone on the network path can read "
-    "them. Default: only to https:// URLs and to this machine.",
+    help="Also send tokens and passwords to http:// URLs of other machines, although anyone on the network path can "
+    "read them. Default: only to https:// URLs and to this machine.",
 )
 registry_options = combine_options(
     click.option(
@@ -569,8 +570,8 @@ registry_options = combine_options(
         multiple=True,
         metavar="HOST[/NAME]",
         envvar="GITBOOT_REGISTRIES",
-        help="An OCI registry that gitboot may read, or a part of it. * and ? are wildcards. Write http:// in "
-        "front of a registry without TLS. Repeat the option for several registries. Default: none.",
+        help="An OCI registry, or a part of one, that gitboot may read. * and ? are wildcards. Write http:// in front "
+        "of a registry without TLS. Repeat the option for several registries. Default: none.",
     ),
     click.option(
         "--registry-credentials",
@@ -622,7 +623,7 @@ LIMIT_HELP: Final = {
     "role. Default: 10.",
     "max_deletes": "The number of servers that a commit may remove. Default: 25.",
     "max_small_group": "The number of servers that a commit may change or remove in a fleet, site or role with fewer "
-    "than 10 servers. It replaces the percentages there. Default: 3.",
+    "than 10 servers. This number replaces the percentages there. Default: 3.",
     "max_reinstalls": "The number of servers that a commit may reinstall. With 0, someone must acknowledge each "
     "reinstallation. Default: 0.",
     "max_installs": "The number of new servers that a commit may install. Default: 50.",
@@ -656,9 +657,8 @@ trust_options = combine_options(  # whose commits and acknowledgements count
         "--verify",
         metavar="head|range|tag",
         type=click.Choice([str(each) for each in Verify]),
-        help="Accept only commits that a trusted key signed. head: the newest commit. range: each commit of the "
-        "branch since the accepted commit. tag: the tag that --rev names. Default: signatures are not "
-        "required.",
+        help="Require the signature of a trusted key on the newest commit (head), on each commit of the branch since "
+        "the accepted commit (range), or on the tag that --rev names (tag). Default: no signature is required.",
     ),
     click.option(
         "--allowed-signers",
@@ -685,9 +685,9 @@ trust_options = combine_options(  # whose commits and acknowledgements count
         "--reinstalls-need",
         metavar="approve|signed",
         type=click.Choice([str(each) for each in ReinstallsNeed]),
-        help="What acknowledges a reinstallation. approve: only `gitboot approve`. signed: `gitboot approve`, or a "
-        "Gitboot-Ack line in a commit that the trusted key of a person signed. Default: a Gitboot-Ack line in "
-        "any commit.",
+        help="How a person can acknowledge a reinstallation: only with `gitboot approve` (approve), or also with a "
+        "Gitboot-Ack line in a commit that the person signed with a trusted key (signed). Default: also with a "
+        "Gitboot-Ack line in an unsigned commit.",
     ),
 )
 TRUST_PARAMETERS: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")

@@ -166,8 +166,8 @@ def log_format_option(command: _Command) -> _Command:
         show_default=True,
         callback=_set_log_format,
         expose_value=False,
-        help="The format of events. text: one line for each event. json: one JSON object for each event. auto: "
-        "text on a terminal, otherwise json.",
+        help="The format of events: one line for each event (text), one JSON object for each event (json), or text on "
+        "a terminal and JSON elsewhere (auto).",
     )(command)
 
 

@@ -618,7 +618,7 @@ def format_rejected(attempt: Attempt) -> str:
     which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
     if attempt.retry_at is None or not attempt.is_unevaluated:
         return f"{which} is invalid: {first}{rest and f' {rest}'}"
-    return f"{which} could not be evaluated: {first}; gitboot tries again at {format_instant(attempt.retry_at)}"
+    return f"{which} could not be evaluated: {first}. gitboot tries again at {format_instant(attempt.retry_at)}"
 
 
 _AFTER_GAP: Final = (

@@ -34,18 +34,18 @@ from gitboot.text import format_count, format_names, format_rest
 _ADOPT: Final = "adopt (all servers are installed as Git wants)"
 _BEGIN_HINTS: Final = {
     "NewLedger": f"gitboot installs no server until you run gitboot records begin with one of: {_ADOPT}, a file of "
-    "exported records, or fresh (no server is installed, so gitboot installs all of them and erases their disks)",
-    "RestoredLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
-    f"{_ADOPT}, or as-recorded (the ledger is right)",
-    "ForeignLedger": "Choose another --out, or run gitboot records begin with one of: OUTPUT/ops/records (the records "
-    f"that the other ledger published), or {_ADOPT}",
-    "DamagedLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
-    f"or {_ADOPT}",
+    "exported records, or fresh (no server is installed, so gitboot erases the disks of all servers and installs them)",
+    "RestoredLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
+    f"(the records that gitboot published), {_ADOPT}, or as-recorded (the ledger is right)",
+    "ForeignLedger": "gitboot installs no server until you choose another --out, or run gitboot records begin with one "
+    f"of: OUTPUT/ops/records (the records that the other instance published), or {_ADOPT}",
+    "DamagedLedger": "gitboot installs no server until you run gitboot records begin with one of: OUTPUT/ops/records "
+    f"(the records that gitboot published), or {_ADOPT}",
 }
 _DOUBTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, so it lacks what was installed after the copy was made",
-    "ForeignLedger": "another ledger published OUTPUT, and this ledger lacks what was installed by it",
-    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
+    "RestoredLedger": "the ledger is an older copy, so it has no record of later installations",
+    "ForeignLedger": "another instance published OUTPUT, and this ledger has no record of its installations",
+    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which has no record of what is installed",
 }
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service synchronizes the clock",
@@ -53,18 +53,18 @@ _CLOCK_STATES: Final = {
     ClockState.UNKEPT: "the kernel reports that no time service synchronizes the clock",
     ClockState.UNKNOWN: "the kernel does not report whether a time service synchronizes the clock",
 }
-_UNFINISHED_BOOTS: Final = {  # the worst first
-    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer, because the endpoint may have "
-    "served the boot and recorded no outcome",
-    "NeedsOperator": "gitboot cannot tell whether these servers were installed, because their boot override is gone or "
-    "another instance set it",
-    "Failed": "the installation of these servers failed",
-    "Overdue": "the installation of these servers has made no progress for too long",
+_UNFINISHED_BOOTS: Final = {  # the worst first; NAMES are the servers
+    "OutcomeUnknown": "gitboot cannot tell whether these servers booted the installer: NAMES. The endpoint may have "
+    "served the boot, and recorded no outcome",
+    "NeedsOperator": "gitboot cannot tell whether these servers were installed: NAMES. Their boot overrides are gone, "
+    "or were set by another instance",
+    "Failed": "the installation of these servers failed: NAMES",
+    "Overdue": "the installation of these servers has made no progress for too long: NAMES",
 }
 # Without the User-Agent, a log does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
-    "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
-    "mirror. An older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX does not prove an installation"
+    "In that case, first install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each mirror. An "
+    "older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX would not prove an installation"
 )
 _LATE: Final = timedelta(minutes=5)
 _OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
@@ -76,14 +76,14 @@ _MAX_SECRETS: Final = 3  # secrets that one message names
 _BMC_TEXTS: Final = {
     "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change its boot override",
     "Contended": "something other than gitboot keeps changing the boot override of NAME, so gitboot no longer sets it",
-    "ForeignMedium": "the virtual drives of NAME hold images that gitboot did not insert, so gitboot does not set its "
-    "boot override",
-    "ForeignOverride": "NAME has a boot override that gitboot did not set, and gitboot leaves it as it is",
-    "NeedsOperator": "gitboot cannot tell whether NAME booted or was reset, and changes nothing there until you "
-    "resolve this",
-    "Overdue": "gitboot has tried in vain to set or clear the boot override of NAME since TIME. It keeps trying",
+    "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
+    "eject them, and sets no boot override",
+    "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
+    "NeedsOperator": "gitboot cannot tell whether NAME has booted or was reset. It changes nothing at this BMC until "
+    "you resolve this",
+    "Overdue": "since TIME, gitboot has failed to set or clear the boot override of NAME. It keeps trying",
     "Stalled": "gitboot could not set or clear the boot override of NAME. It tries again every 10 minutes",
-    "Unsupported": "the BMC of NAME does not support what its plan needs, so gitboot does not change it",
+    "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot sets no boot override",
     "Waiting": "gitboot could not set or clear the boot override of NAME yet. It tries again by itself",
 }
 _NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
@@ -152,14 +152,15 @@ def _remedy(
             named = _check_unexpected_fetches(state)
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return (
-                f"ledger: {values['LEDGER']}  # only if this instance should take over: first stop the other instance, "
-                f"then set this for the site {accepted.site} in the spec of the Fleet"
+                f"ledger: {values['LEDGER']}  # only if this instance should take over. Stop the other instance, then "
+                f"write this for the site {accepted.site} in the spec of the Fleet"
             )
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
-    if found is not None and condition.reason == "UnverifiedServers" and commit is not None:
-        found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
+    has_sites = commit is not None and commit.fleet.has_instances_by_site
+    if found is not None and condition.reason == "UnverifiedServers" and has_sites:
+        found += ". If another site had the servers before, use records take-over FILE"
     return found
 
 
@@ -172,9 +173,12 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     )
     if attempt.trouble is not None:
         reason, message = attempt.trouble
-        yield "SourceReady", False, reason, f"gitboot cannot read new commits: {message.rstrip('.')}{stays}"
+        message = f"gitboot cannot read new commits: {message.rstrip('.')}{stays}. gitboot tries again by itself"
+        yield "SourceReady", False, reason, message
     elif fetched is not None and fetched.failed:
-        message = f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. It tries again by itself"
+        message = (
+            f"gitboot cannot fetch new commits: {fetched.message.rstrip('.')}{stays}. gitboot tries again by itself"
+        )
         yield "SourceReady", False, fetched.reason, message
     elif fetched is not None:
         yield "SourceReady", True, fetched.reason, fetched.message
@@ -182,10 +186,10 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
         message = (
-            f"{suspension.who} suspended the acceptance of commits until {format_instant(suspension.until)}. Reason: "
-            f"{suspension.reason}"
+            f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it accepts no "
+            f"commits and sets no boot overrides. Reason: {suspension.reason}"
         )
-        message += f". Commit {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
+        message += f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
         yield "AcceptingCommits", False, "Suspended", message
     else:
         yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
@@ -211,9 +215,8 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         servers = format_count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
         message = (
-            f"commit {gone.commit[:12]} removed the install boots of {servers}, and the branch does not have this "
-            f"commit any more. gitboot withholds these boots until {newer}, or until you start gitboot once with "
-            "--allow-rewind"
+            f"commit {gone.commit[:12]} removed the install boots of {servers}, and the branch no longer has this "
+            f"commit. gitboot withholds these boots until {newer}, or until you start gitboot once with --allow-rewind"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -234,11 +237,11 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if state.commit is None:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
-            f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance does not publish "
-            "boot files and does not change BMCs. This is normal if the other instance should act"
+            f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance is a standby. It "
+            "publishes no boot files and does not change BMCs. This is normal if the other instance should act"
         )
         if orders is not None and orders.ledger == identity:
-            message += ". The newest Fleet names this ledger: this instance acts as soon as that commit is accepted"
+            message += ". The newest Fleet names this ledger, so this instance acts as soon as that commit is accepted"
         yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.may_act:
@@ -256,8 +259,10 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         )
         if acts_next:
             message += (
-                ". The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+                ". The newest Fleet names this ledger, so this instance acts again as soon as that commit is accepted"
             )
+        elif not is_orphaned:
+            message += ". This is normal if the other instance should act"
         yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
@@ -265,10 +270,10 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     elif unknown:
         message = (
             f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
-            "gitboot does not install there. Record it with gitboot records set"
+            f"gitboot does not install {'it' if len(unknown) == 1 else 'them'}. Run gitboot records set to record it"
         )
         if accepted.fleet.has_instances_by_site:
-            message += ", or with gitboot records take-over for servers that another site had before"
+            message += ", or gitboot records take-over if another site had the servers before"
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
         yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
@@ -282,8 +287,8 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     new = (
-        "the ledger is new and does not record what is installed, and Git requires the installation of "
-        f"{format_count(provisioned, 'server')} (provision 1 or more)"
+        "the ledger is new and does not record what is installed, and the fleet requires the installation of "
+        f"{format_count(provisioned, 'server')}"
     )
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
@@ -292,13 +297,16 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     if not plans.unseen:
         return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
-    bmcs = f", or add a BMC to the Server documents of {_some(without)}" if without else ""
+    documents = "documents" if len(without) > 1 else "document"
+    bmcs = f", or add a BMC to the Server {documents} of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
-        bmcs += f", or name a ledger in the Fleet, so that gitboot sets the BMCs of {_some(plans.unseen - without)}"
+        bmcs += f", or name a ledger in the Fleet, so that gitboot sets overrides for {_some(plans.unseen - without)}"
     message = (
-        f"gitboot would not notice the boots of {_some(plans.unseen)} (evidence {commit.decisions.evidence}), so it "
-        f"does not install there. Start gitboot with --listen or --spool{bmcs}"
+        f"gitboot could not see whether {_some(plans.unseen)} boots, so it does not install this server"
+        if len(plans.unseen) == 1
+        else f"gitboot could not see whether these servers boot, so it does not install them: {_some(plans.unseen)}"
     )
+    message += f". The Fleet has evidence: {commit.decisions.evidence}. Start gitboot with --listen or --spool{bmcs}"
     return "EvidenceAvailable", False, "NoEvidence", message
 
 
@@ -315,7 +323,7 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
         files = " and ".join(claim.file for claim in claims)
         message = (
             f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack some of "
-            "these fetches. Stop gitboot serve on that host, copy the files *.jsonl of its --spool to "
+            "these fetches. Stop gitboot serve on that host, copy the *.jsonl files of its --spool to "
             f"{claims[0].fetch_log} with rsync, then delete {files}"
         )
         yield "InstallsAllowed", False, "SoleClaim", message
@@ -337,7 +345,7 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
         message = (
-            f"{first}; gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
+            f"{first}. gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
             f"{others}"
         )
         yield "IdentitiesUnique", False, "Placeholder", message
@@ -358,18 +366,18 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         message = (
-            "the endpoint may have served the boot of a maintenance, and the outcome is unknown: "
-            f"{_each(unknown)}. Look at these servers first"
+            "the endpoint may have served the boot of a maintenance to these servers, and recorded no outcome: "
+            f"{_each(unknown)}. gitboot does not serve this boot again"
         )
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
     elif overdue:
         message = (
-            "the endpoint served the boot of a maintenance, and the run has not started: "
-            f"{_each(overdue)}. Look at these servers first"
+            "the endpoint served the boot of a maintenance to these servers, and the run has not started: "
+            f"{_each(overdue)}. gitboot does not serve this boot again"
         )
         yield "MaintenanceRunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        message = f"these pins or holds are past their deadlines and stay in force: {', '.join(late)}"
+        message = f"these pins or holds are past their deadlines, and remain in effect: {', '.join(late)}"
         yield "OptOutsInTime", False, "Overdue", message
     else:
         yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
@@ -391,7 +399,10 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
             f"({file.url}: {sightings[file].message if file in sightings else 'gitboot has not checked it yet'})"
             for (image, file), servers in withheld.items()
         ]
-        message = f"gitboot withholds these boots until their files are available: {_some(boots)}"
+        message = (
+            f"gitboot withholds these boots until their files are available: {_some(boots)}. gitboot checks the files "
+            "again by itself"
+        )
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
@@ -412,8 +423,9 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     if found := _unproven(state, at):
-        message = "; ".join(f"{_UNFINISHED_BOOTS[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return "InstallsCompleted", False, next(iter(found)), f"{message}. Look at these servers first"
+        texts = (_UNFINISHED_BOOTS[reason].replace("NAMES", _each(servers)) for reason, servers in found.items())
+        message = f"{'. '.join(texts)}. gitboot does not install these servers again by itself"
+        return "InstallsCompleted", False, next(iter(found)), message
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
@@ -448,7 +460,7 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
-            f"the last {schedule.failures} BMC tasks failed, most recently {schedule.last_failure.rstrip('.')}. "
+            f"the last {schedule.failures} BMC tasks failed. Last failure: {schedule.last_failure.rstrip('.')}. "
             "gitboot sets no boot override until a BMC responds. It tries one BMC each minute"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
@@ -466,16 +478,17 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield f"Bmc/{each.name}", False, each.reason(at), _describe_bmc(each, at)
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
-            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
-            f"{_some(names)} until the Fleet names the ledger of this instance, {state.knowledge.facts.identity}"
+            "the Fleet names no ledger, so another instance may set boot overrides at the same BMCs. gitboot sets no "
+            f"boot override of {_some(names)} until the Fleet names the ledger of this instance, "
+            f"{state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
         message = (
-            f"servers are not back in service {minutes} minutes after gitboot switched their power, so gitboot "
-            f"switches no further servers of the maintenance: {message}. Look at these servers"
+            f"these servers are not back in service {minutes} minutes after gitboot switched their power: {message}. "
+            "gitboot switches no other server of the maintenance until they are back"
         )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
@@ -494,18 +507,22 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.expected
         restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
-        hung = f", {serving.hung} not responding" if serving.hung else ""
+        hung = f", {serving.hung} {'does' if serving.hung == 1 else 'do'} not respond" if serving.hung else ""
         replaces = "" if is_whole else ". gitboot replaces the process by itself"
-        message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}{replaces}"
+        are = "is" if serving.alive == 1 else "are"
+        endpoints = format_count(serving.expected, "endpoint")
+        message = f"{serving.alive} of {endpoints} {are} running{hung}{restarts}{replaces}"
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
             yield "CredentialsReadable", False, "Unreadable", message
         if serving.certificate is not None:
-            message = f"{serving.certificate}. The endpoint goes on with the earlier certificate, if it has one"
+            message = f"{serving.certificate}. The endpoint continues to use the earlier certificate, if it has one"
             yield "CertificateReadable", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
-        yield "CommitStatusReported", False, *telling.failure
+        reason, error = telling.failure
+        message = f"gitboot could not report the result of a commit to the forge: {error.rstrip('.')}"
+        yield "CommitStatusReported", False, reason, f"{message}. gitboot tries again by itself"
     elif telling is not None:
         reported = (
             f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
@@ -514,14 +531,16 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         )
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
-        yield "NotificationsSent", False, *state.unsent
+        reason, error = state.unsent
+        message = f"gitboot could not send notices: {error.rstrip('.')}. gitboot keeps them and tries again by itself"
+        yield "NotificationsSent", False, reason, message
     if failures := state.thread_failures:
         names = ", ".join(each.thread for each in failures)
-        threads, them = (f"thread {names}", "it") if len(failures) == 1 else (f"threads {names}", "them")
+        threads, them = (f"{names} thread", "it") if len(failures) == 1 else (f"threads {names}", "them")
         deaths = f" {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
         message = (
             f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: {failures[0].message}"
-            ". This is a bug in gitboot: report it with the traceback from the log"
+            ". This is a bug in gitboot"
         )
         yield "ThreadsRunning", False, "Died", message
 
@@ -547,18 +566,17 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         reason, message = failing[0].failure or ("", "")
         name, behind = failing[0].name, failing[0].behind_since
         others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
-        since = f". Its boot files are out of date since {format_instant(behind)}" if behind is not None else ""
+        since = f". Its boot files have been out of date since {format_instant(behind)}" if behind is not None else ""
         retry = "" if reason in _NO_RETRY else ". gitboot tries again by itself"
         message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
         yield "TargetsCurrent", False, reason, message
     elif late:
-        message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield (
-            "TargetsCurrent",
-            False,
-            "Behind",
-            f"these targets do not have the newest boot files, so their machines get older ones: {message}",
+        names = " and ".join(
+            f"{each.name} has not had the newest boot files since {format_instant(each.behind_since or at)}"
+            for each in late
         )
+        message = f"{names}. Machines that boot from there get older boot files. gitboot tries again by itself"
+        yield "TargetsCurrent", False, "Behind", message
     else:
         message = f"{format_count(len(following), 'target')} up to date, or being updated now"
         yield "TargetsCurrent", True, "Current", message
@@ -592,7 +610,8 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
             message = (
-                f"the root metadata of the signed list expires at {ends}. From then on, readers reject the signed list"
+                f"the root metadata of the signed list expires at {ends}. Until then, the signed list is valid. After "
+                "that, gitboot verify-mirror and other readers reject the list. Machines boot as before"
             )
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
@@ -606,15 +625,15 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         message = (
             f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
             f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Until you name an endpoint in "
-            "the Fleet, these servers boot their disks. You can also let copies serve these boots with "
+            "the Fleet, these servers boot their disks. Copies can also serve these boots, with "
             f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
-            f"the target {lacking[0].name} lacks the one-time boots of {format_count(lacking[0].withheld, 'server')}, "
-            f"because a target does not record fetches and the Fleet names no endpoint. These servers boot their "
-            f"disks. {_NEW_LOGS}"
+            f"the target {lacking[0].name} does not have the one-time boots of "
+            f"{format_count(lacking[0].withheld, 'server')}, because a target does not record fetches, and the Fleet "
+            "names no endpoint that serves them instead. These servers boot their disks until you name an endpoint"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:

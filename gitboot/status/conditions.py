@@ -108,50 +108,63 @@ class ConditionType(Struct, frozen=True):
         return None if is_same else self.events.get(now.reason, self.event)
 
 
-_RETRY: Final = "gitboot reconcile --state STATE  # tries now. First remove the cause in the message"
+# A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
+# right ("only if …"), and then what the command does or what else the operator can do.
+_RETRY: Final = (
+    "gitboot reconcile --state STATE  # fix the cause that the message names, then run this to try again now"
+)
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
-    "gitboot records confirm-clock --state STATE --reason '…'  # only if the clock is right. If not, correct it"
+    "gitboot records confirm-clock --state STATE --reason '…'  # only if the clock of this host is right. If it is "
+    "wrong, correct it instead"
 )
 _RECORD: Final = (
-    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # first check the servers. If they are not "
-    "installed, use pending: gitboot then installs them and erases their disks"
+    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check the servers, then run this if they "
+    "are installed. If they are not, use pending instead of provisioned. gitboot then erases their disks and installs "
+    "them"
 )
 _RUN: Final = (
-    "git grep -n 'kind: Maintenance'  # first check the servers. To boot them again, increase run in the Maintenance"
+    "git grep -n 'kind: Maintenance'  # check the servers, then run this in a clone of the fleet. To boot the servers "
+    "once more, raise run in the Maintenance"
 )
 _FETCHES: Final = (
-    "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, add --confirm '…'"
+    "gitboot secret fetches SERVERS --state STATE  # shows each fetch. If all fetches are legitimate, run this again "
+    "with --confirm '…'. If not, replace the secret"
 )
 _ACT: Final = (
-    "ledger: LEDGER  # only if this instance should take over: first stop the other instance, then set this in the "
-    "Fleet (its site or spec.provisioning)"
+    "ledger: LEDGER  # only if this instance should take over. Stop the other instance, then write this where the "
+    "Fleet names the other ledger"
 )
 _ADOPT: Final = (
-    "gitboot records begin OUTPUT/ops/records --state STATE  # if there is no such file and all servers are installed, "
-    "use adopt instead of the file"
+    "gitboot records begin OUTPUT/ops/records --state STATE  # uses the records that were published last. If there are "
+    "none, and all servers are installed, use adopt instead of the folder"
 )
 _BRANCH: Final = (
-    "gitboot run … --rev BRANCH  # restart gitboot run once, with --rev and the name of the branch to follow. The "
-    "ledger stores the branch"
+    "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the branch to follow. The ledger stores "
+    "the name, so later starts do not need this option"
 )
-_OTHER_BRANCH: Final = (
-    "gitboot run … --rev BRANCH  # only if gitboot should follow another branch: restart it once with --rev and the "
-    "name of that branch. The ledger stores the branch"
+_ANY_BRANCH: Final = (
+    "gitboot run … --rev BRANCH  # restart gitboot run once with the name of the new branch, or of the branch that it "
+    "follows now. The ledger stores the name"
 )
 _KEYGEN: Final = (
-    "gitboot secret keygen --signed-list FOLDER  # on the host with the root key: renews the metadata and the "
-    "publication key. Then copy FOLDER without root.key to the folder of list-keys on this host"
+    "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key, for the folder of root.key. "
+    "The root key does not change. Then copy the new files, without root.key, to the folder of the setting list-keys"
 )
 _ENDPOINT: Final = (
-    "endpoint: http://…  # the URL of gitboot run --listen or gitboot serve; add it to spec of the Fleet. To let "
-    "copies serve these boots instead, first install the new ops/serve/nginx.conf or Caddyfile on each mirror, then "
-    "add serving: {oneTimeBoots: Copies}"
+    "endpoint: URL  # add this to the spec of the Fleet. URL is the address at which machines reach gitboot run "
+    "--listen or gitboot serve. If you have no endpoint, install the new ops/serve/nginx.conf or Caddyfile on each "
+    "mirror, then add serving: {oneTimeBoots: Copies} instead"
 )
 _TYPES: Final = (
     ConditionType(
         "AcceptingCommits",
-        {"Suspended": "gitboot resume --state STATE  # first ask the person in the message"},
+        {
+            "Suspended": (
+                "gitboot resume --state STATE  # ask the person that the message names, then run this. The suspension "
+                "also ends by itself"
+            )
+        },
         (Alert("GitbootSuspended", "warning", "6h"),),
     ),
     ConditionType(
@@ -159,7 +172,7 @@ _TYPES: Final = (
         {
             "Missing": (
                 "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted  # lists the missing files. "
-                "Put them at their URLs"
+                "Put each file at its URL, or correct the BootImage in Git"
             )
         },
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
@@ -170,7 +183,8 @@ _TYPES: Final = (
         "BmcsReachable",
         {
             "FailuresInARow": (
-                "gitboot bmc apply --state STATE  # contacts all BMCs now. First check the network and the passwords"
+                "gitboot bmc apply --state STATE  # check the network and the passwords, then run this to contact all "
+                "BMCs now"
             )
         },
         (Alert("GitbootBmcsUnreachable", "critical", "10m"),),
@@ -179,14 +193,19 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BmcsSet",
-        {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # add to spec of the Fleet"},
+        {
+            "LedgerNotNamed": (
+                "provisioning: {ledger: LEDGER}  # make sure that no other instance manages these servers, then add "
+                "this to the spec of the Fleet"
+            )
+        },
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
         event="LedgerNotNamed",
         announces_on=Announcement.STATUS,  # not again for each additional server
     ),
     ConditionType(
         "BootsServed",
-        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows what the boot of SERVER needs"},
+        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows the boot scripts of SERVER"},
         (Alert("GitbootBootWithheld", "warning", "5m"),),
         event="BootWithheld",
         announces_on=Announcement.REASON,
@@ -194,13 +213,16 @@ _TYPES: Final = (
     ConditionType(
         "InstallsAllowed",
         {
-            "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # first stop gitboot serve on HOST",
+            "SoleClaim": (
+                "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST, then run this"
+            ),
             "Stopped": (
-                "gitboot allow-installs --state STATE  # first ask the person in the message. Pending installations "
-                "then start"
+                "gitboot allow-installs --state STATE  # ask the person that the message names, then run this. Pending "
+                "installations then start and erase disks"
             ),
             "StoppedByFleet": (
-                "git grep -n stopped:  # in a clone of the fleet. First ask the author of the line, then remove it"
+                "git grep -n stopped:  # run this in a clone of the fleet. Ask the author of the line, then remove the "
+                "line"
             ),
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
@@ -214,14 +236,19 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BranchFollowed",
-        {ANY: _OTHER_BRANCH},
+        {ANY: _ANY_BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
         announces_on=Announcement.STATUS,  # not again for each branch that is checked out
     ),
     ConditionType(
         "CertificateReadable",
-        {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # both must print the same"},
+        {
+            "Unusable": (
+                "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # both commands must print the "
+                "same key. If they do not, replace the files"
+            )
+        },
         (
             Alert(
                 "GitbootCertificateUnreadable",
@@ -241,12 +268,20 @@ _TYPES: Final = (
         "CommitAccepted",
         {
             "GuardTripped": (
-                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # first review the changes: "
-                "gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git"
+                "gitboot approve DIGEST --all-guards --state STATE --reason '…'  # only after you have reviewed the "
+                "changes: gitboot diff --accepted OUTPUT ..COMMIT STATE/repository.git"
             ),
-            "Invalid": "gitboot validate STATE/repository.git --rev COMMIT  # correct the problems in a new commit",
-            "NotEvaluated": "commit-seconds = 600  # add to the file of --config and restart gitboot",
-            "Untrusted": "git log --show-signature COMMIT  # sign the commit with a trusted key, or trust its key",
+            "Invalid": (
+                "gitboot validate STATE/repository.git --rev COMMIT  # shows the problems. Correct them in a new commit"
+            ),
+            "NotEvaluated": (
+                "commit-seconds = 600  # add this to the file of --config, then restart gitboot run. If the message "
+                "names memory, raise commit-memory instead"
+            ),
+            "Untrusted": (
+                "git log --show-signature COMMIT  # shows the key of the signature. Sign the commit with a trusted "
+                "key, or add its key to the trusted keys"
+            ),
         },
         (
             Alert("GitbootCommitRejected", "warning", "15m", '=~"Invalid|NotEvaluated|Untrusted"'),
@@ -256,23 +291,42 @@ _TYPES: Final = (
     ),
     ConditionType(
         "CredentialsReadable",
-        {"Unreadable": "ls -l FILE  # the file in the message. gitboot reads it again for each request"},
+        {
+            "Unreadable": (
+                "ls -l FILE  # correct the file that the message names. gitboot reads the file again for each request"
+            )
+        },
         (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
     ),
     ConditionType(
         "EvidenceAvailable",
-        {"NoEvidence": "gitboot run … --listen HOST:PORT  # restart with this option or with --spool DIRECTORY"},
+        {
+            "NoEvidence": (
+                "gitboot run … --listen HOST:PORT  # restart gitboot run with this option, if machines fetch from this "
+                "host. If they fetch from gitboot serve or a mirror, use --spool DIRECTORY instead"
+            )
+        },
         (Alert("GitbootNoEvidence", "warning", "30m"),),
     ),
     ConditionType(
         "HistoryComplete",
-        {"CommitMissing": "gitboot run … --allow-rewind  # restart once, if gitboot should offer these boots again"},
+        {
+            "CommitMissing": (
+                "gitboot run … --allow-rewind  # only if gitboot may serve these install boots again, which erase "
+                "disks. Restart gitboot run once with this option"
+            )
+        },
         (Alert("GitbootCommitMissing", "warning", "10m"),),
         event="CommitMissing",
     ),
     ConditionType(
         "IdentitiesUnique",
-        {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
+        {
+            "Placeholder": (
+                "gitboot validate STATE/repository.git --rev refs/gitboot/accepted  # shows the placeholders. Replace "
+                "them in a new commit"
+            )
+        },
         (Alert("GitbootIdentityPlaceholder", "warning", "0m"),),
     ),
     ConditionType(
@@ -286,7 +340,7 @@ _TYPES: Final = (
         "LedgerWritable",
         {
             "Failed": (
-                "df -h STATE && ls -l STATE  # make room or correct the permissions. Do not delete files in STATE"
+                "df -h STATE && ls -l STATE  # free disk space or correct the permissions. Do not delete files in STATE"
             )
         },
         (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
@@ -294,14 +348,17 @@ _TYPES: Final = (
     ConditionType(
         "SignedListCurrent",
         {
-            "Expired": "gitboot reconcile --state STATE  # renews the list. First check that the clock is right",
+            "Expired": (
+                "gitboot reconcile --state STATE  # check that the clock of this host is right, then run this to renew "
+                "the list"
+            ),
             "KeyNotInRoot": _KEYGEN,
             "KeyUnreadable": (
-                "ls -l FOLDER  # the folder in the message. The user of gitboot must have access to the key, and other "
-                "users must not. If a file is missing, copy it from the host with the root key"
+                "ls -l FOLDER  # check the folder that the message names. Only the user of gitboot may read the key. "
+                "If a file is missing, copy it from the host that has root.key"
             ),
             "RootExpires": _KEYGEN,
-            ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself",
+            ANY: "gitboot events --state STATE | tail  # shows the last errors. gitboot tries again by itself",
         },
         (Alert("GitbootSignedListNotCurrent", "warning", "30m"),),
         event="SignedListNotCurrent",
@@ -309,7 +366,12 @@ _TYPES: Final = (
     ),
     ConditionType(
         "NotificationsSent",
-        {ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself and keeps the notices"},
+        {
+            ANY: (
+                "gitboot events --state STATE | tail  # shows the last errors. gitboot keeps the notices and tries "
+                "again by itself"
+            )
+        },
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
         announces_on=Announcement.STATUS,  # not again for each different error
@@ -323,23 +385,32 @@ _TYPES: Final = (
     ),
     ConditionType(
         "OptOutsInTime",
-        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'  # in a commit, remove the pin or hold, or extend its deadline"},
+        {
+            "Overdue": (
+                "git grep -n -A3 -E 'pin:|holds:'  # run this in a clone of the fleet. In a commit, remove the pin or "
+                "the hold, or extend its deadline"
+            )
+        },
         (Alert("GitbootOptOutOverdue", "warning", "1h"),),
     ),
     ConditionType(
         "OutputPrivate",
-        {"ReadableByAll": "gitboot run … --output-group GROUP  # restart with the group of the web server"},
+        {"ReadableByAll": "gitboot run … --output-group GROUP  # restart gitboot run with the group of the web server"},
         (Alert("GitbootOutputReadable", "warning", "1h"),),
     ),
     ConditionType(
         "PowerWavesRunning",
-        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # after SERVER is back in service"},
+        {
+            "Stopped": (
+                "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # only when SERVER is in service again"
+            )
+        },
         (Alert("GitbootWaveStopped", "critical", "1m"),),
         event="WaveStopped",
     ),
     ConditionType(
         "ProxiesTrusted",
-        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # if it is your proxy, add to the file of --config'},
+        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # only if this is your proxy. Add this to the file of --config'},
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
         announces_on=Announcement.STATUS,  # the message contains addresses that a client can choose
@@ -352,7 +423,12 @@ _TYPES: Final = (
     ),
     ConditionType(
         "Reconciling",
-        {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # look for a disk or a database that hangs"},
+        {
+            "StageHangs": (
+                "df -h STATE OUTPUT && ls -l STATE OUTPUT  # if this hangs too, check the disks. If not, check the "
+                "database"
+            )
+        },
         (Alert("GitbootStageHangs", "critical", "0m"),),
     ),
     ConditionType(
@@ -361,9 +437,9 @@ _TYPES: Final = (
             "DamagedLedger": _ADOPT,
             "ForeignLedger": _ADOPT,
             "NewLedger": (
-                "gitboot records begin adopt --state STATE  # if all servers are installed. If you have exported "
-                "records, use that file instead of adopt. Only if no server is installed, use fresh: it installs all "
-                "servers and erases their disks"
+                "gitboot records begin adopt --state STATE  # check that STATE is the right folder, then run this if "
+                "all servers are installed. If you have exported records, use their file instead of adopt. If no "
+                "server is installed, use fresh. gitboot then erases the disks of all servers and installs them"
             ),
             "RestoredLedger": _ADOPT,
             "UnverifiedServers": _RECORD,
@@ -392,12 +468,12 @@ _TYPES: Final = (
         "Serving",
         {
             "NotResponding": (
-                "gitboot events --state STATE | tail  # gitboot replaces the process by itself. If it hangs again, "
-                "look for the cause here"
+                "gitboot events --state STATE | tail  # usually you only have to wait. If a process hangs again, look "
+                "for the cause in these events"
             ),
             "Restarting": (
-                "gitboot events --state STATE | tail  # gitboot restarts the process by itself. If it ends again, look "
-                "for the cause here"
+                "gitboot events --state STATE | tail  # usually you only have to wait. If a process ends again, look "
+                "for the cause in these events"
             ),
         },
         (Alert("GitbootEndpointNotServing", "critical", "5m"),),
@@ -408,32 +484,42 @@ _TYPES: Final = (
         {
             "BranchMissing": _BRANCH,
             "BranchNotNamed": _BRANCH,
-            "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk, or remove large files from the history",
+            "SourceTooLarge": (
+                "fetch-memory = MIB  # raise the limit that the message names (or fetch-disk) in the file of --config, "
+                "then restart gitboot run. You can also remove large files from the history"
+            ),
+            "CorruptClone": (
+                "gitboot reconcile --state STATE  # check the disk of STATE and the network, then run this to clone "
+                "the repository again"
+            ),
             ANY: _RETRY,
         },
         (Alert("GitbootSourceNotReady", "warning", "30m"),),
     ),
     ConditionType(
         "FetchLogReadable",
-        {"Unreadable": "ls -ld SPOOL STATE/spool  # check the permissions and the disk"},
+        {"Unreadable": "ls -ld SPOOL STATE/spool  # correct the permissions, or repair the disk"},
         (Alert("GitbootFetchLogUnreadable", "critical", "5m"),),
         event="FetchLogUnreadable",
     ),
     ConditionType(
         "StatusCurrent",
-        {"Stale": "df -h STATE OUTPUT  # on the host of the instance. Also check that gitboot run is running"},
+        {
+            "Stale": (
+                "df -h STATE OUTPUT  # run this on the host of the instance. Also check there that gitboot run is "
+                "active"
+            )
+        },
         (Alert("GitbootStatusStale", "critical", "10m"),),
     ),
     ConditionType(
         "TargetsCurrent",
         {
-            "Behind": (
-                "gitboot events --state STATE | tail  # look for errors of the target. gitboot tries again by itself"
-            ),
+            "Behind": "gitboot events --state STATE | tail  # shows the last errors. gitboot tries again by itself",
             "ForeignTree": _ADOPT,
             "TransitionOverdue": (
-                "gitboot reconcile --state STATE  # tries now. First remove the cause: see the message and gitboot "
-                "events"
+                "gitboot reconcile --state STATE  # fix the cause that the message or gitboot events names, then run "
+                "this to try again now"
             ),
             ANY: _RETRY,
         },
@@ -447,8 +533,8 @@ _TYPES: Final = (
         "ThreadsRunning",
         {
             "Died": (
-                "gitboot events --state STATE | tail  # shows the last errors. The traceback is in the log of "
-                "gitboot run: report it as a bug"
+                "gitboot events --state STATE | tail  # shows the last errors. Report the bug with the traceback from "
+                "the log of gitboot run"
             )
         },
         (Alert("GitbootThreadDied", "warning", "0m"),),
@@ -458,15 +544,18 @@ _TYPES: Final = (
     ConditionType(
         "OutputTreeReadable",
         {
-            "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
-            "UnknownFormat": "gitboot --version  # has to be the same here and on the host of the instance",
-            "Unreadable": "gitboot reconcile --state STATE  # on the host of the instance",
+            "Absent": (
+                "gitboot run REPOSITORY --out OUTPUT --state STATE  # check that the instance runs, and that it "
+                "publishes to the folder that this endpoint serves"
+            ),
+            "UnknownFormat": "gitboot --version  # install the same version here and on the host of the instance",
+            "Unreadable": "gitboot reconcile --state STATE  # run this on the host of the instance to publish again",
         },
         (Alert("GitbootOutputTreeUnreadable", "critical", "5m"),),
     ),
     ConditionType(
         "CommitStatusReported",
-        {ANY: "gitboot run … --forge KIND=URL TOKEN  # check the URL and the file. gitboot tries again by itself"},
+        {ANY: "gitboot run … --forge KIND=URL TOKEN  # check the URL and the token. gitboot tries again by itself"},
         (Alert("GitbootCommitStatusNotReported", "warning", "30m"),),
     ),
     ConditionType(
@@ -474,29 +563,32 @@ _TYPES: Final = (
         {
             "AnotherMachine": (
                 "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # only if the machine is SERVER, for "
-                "example with a new mainboard. If not, correct bmc.address in the Server document"
+                "example with a new mainboard. You can also add reports to its document. If it is another machine, "
+                "correct bmc.address"
             ),
-            "Contended": f"{_ASK}  # first find and stop what else changes the boot override",
-            "ForeignMedium": f"{_ASK}  # first find out who uses the images, then eject what is in the way",
+            "Contended": f"{_ASK}  # find and stop what else changes the boot override, then run this",
+            "ForeignMedium": (
+                f"{_ASK}  # find out who uses the images, and eject them at the BMC. Then run this to try again now"
+            ),
             "ForeignOverride": (
-                "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # first find out who set the "
-                "override. gitboot then replaces it"
+                "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "
+                "why. If it is no longer needed, run this, and gitboot replaces it"
             ),
             "NeedsOperator": (
-                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # first look at the console. "
-                "--consumed: the machine booted or was reset, and gitboot does not repeat it. If it did not, use "
-                "--not-set: gitboot then sets it now"
+                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # look at the console, then run "
+                "this if SERVER has booted or was reset. If it has not, use --not-set instead of --consumed. gitboot "
+                "then tries again, and this can install SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # tries now. If this BMC was removed for good, end the wait: gitboot bmc resolve "
-                "SERVER --consumed --state STATE --reason '…'"
+                f"{_ASK}  # fix the cause that the message names, then run this to try again now. If the BMC is gone "
+                "for good, end the wait with gitboot bmc resolve SERVER --consumed --state STATE --reason '…'"
             ),
-            "Stalled": f"{_ASK}  # first remove the cause in the message",
+            "Stalled": f"{_ASK}  # fix the cause that the message names, then run this to try again now",
             "Unsupported": (
-                "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the policy "
-                "and the profile. Change there what the message names"
+                "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the profile "
+                "and the policy of SERVER. In the policy, choose a method or an override that the BMC supports"
             ),
-            "Waiting": f"{_ASK}  # tries now. Usually you only have to wait",
+            "Waiting": f"{_ASK}  # tries again now. Usually you only have to wait",
         },
         (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # Waiting is retried
         event="OverrideStalled",

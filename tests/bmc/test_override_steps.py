@@ -716,7 +716,8 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             INSTALL,
             _make_observation(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
-            "Once Pxe for provision 3 is not set: gitboot never set it, or it was set and consumed",
+            "gitboot tried to set Once Pxe for provision 3, and the BMC does not show it. Either it was never set, or "
+            "the machine has booted from it",
         ),
         (
             INSTALL,
@@ -740,8 +741,8 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
             ALWAYS,
             structs.replace(_make_observation(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, "
-            "or None",
+            "the plan needs Continuous, and the BMC supports only Disabled, Once. In the policy, set override: Once "
+            "or override: None",
         ),
     ],
 )

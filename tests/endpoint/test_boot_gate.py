@@ -955,7 +955,7 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
             assert (ready.status_code, "gitboot wrote this status" in ready.text) == (200, is_stale)
         found = _conditions(url)["StatusCurrent"]
         assert (found["status"], found["reason"]) == (False, "Stale") and found["remedy"]
-        assert "4000 s ago, at 2026-11-20T21:00:00Z" in found["message"]
+        assert "1 hour ago, at 2026-11-20T21:00:00Z" in found["message"]
         here.say({**written, "clock": format_instant(here.now)})
         assert "StatusCurrent" not in _conditions(url)
 

@@ -482,11 +482,11 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
             found = {each["type"]: each for each in instance.status()["conditions"]}
             return f"{found['Serving']['status']} {found['Serving']['message']}"
 
-        eventually(lambda: serving() == "True 2 of 2 endpoints running")
+        eventually(lambda: serving() == "True 2 of 2 endpoints are running")
         (tree_read,) = [each for each in instance.status()["conditions"] if each["type"] == "OutputTreeReadable"]
         assert tree_read["status"] is True
         os.kill(workers_of(instance.process.pid)[0], signal.SIGKILL)
-        eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")
+        eventually(lambda: serving() == "True 2 of 2 endpoints are running, 1 restart since the start")
 
 
 # Writes a heartbeat ten times a second to the pipe in the last argument, and its process id to the folder in the first.

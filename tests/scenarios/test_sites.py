@@ -155,8 +155,8 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         for each in country.instances["fra1"].parts.reconciler.status.conditions
         if each.reason == "UnverifiedServers"
     ]
-    assert "or with gitboot records take-over for servers that another site had before" in known.message
-    assert known.remedy is not None and known.remedy.endswith("or: take-over FILE, from another site")
+    assert "or gitboot records take-over if another site had the servers before" in known.message
+    assert known.remedy is not None and known.remedy.endswith("use records take-over FILE")
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
         "its first ledger does not know what the other one has made of it"
@@ -502,7 +502,7 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
     assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
     assert found.message.endswith(
-        "The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+        "The newest Fleet names this ledger, so this instance acts again as soon as that commit is accepted"
     )
 
 

@@ -81,7 +81,7 @@ _EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}  # JS
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
 def command() -> None:
-    """Find, read and set BMCs; switch machines on or off.
+    """Find and read BMCs, set overrides, switch power.
 
     The commands read the state directory of an instance: the accepted commit and the ledger. The instance may be
     running or not.
@@ -158,8 +158,8 @@ def diff(
     """Show what gitboot would send to BMCs now.
 
     gitboot reads the BMCs of SERVERS, or of all servers, and sends nothing else. It prints each PATCH and POST request
-    that it would send, and why. It also prints the resets that a policy or a maintenance with `power` wants, and what
-    they wait for.
+    that it would send, and why. It also prints the resets that a policy or a maintenance with `power` requires, and
+    what they wait for.
 
     With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot does not
     know which signatures the firmware trusts, and does not look into ISO files.
@@ -189,10 +189,11 @@ def diff(
 @state_option
 @evaluator_command
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
-    """Let the instance set BMCs now, not when they are due.
+    """Let the instance set boot overrides now.
 
-    The running instance connects to the BMCs of SERVERS, or of all servers, at once. It does not wait after an earlier
-    failure, or after too many consecutive failures. It sets only what the plans want.
+    The running instance connects to the BMCs of SERVERS, or of all servers, immediately and not when they are due. It
+    does not wait after an earlier failure, or after too many consecutive failures. It sets only the overrides that the
+    plans require.
     """
     if find_running_process(state) is None:
         raise UsageError(
@@ -282,7 +283,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     "word",
     flag_value="back",
     help="SERVER is in service again, although its BMC did not confirm this after gitboot reset the machine or "
-    "switched its power (condition PowerWaves).",
+    "switched its power (condition PowerWavesRunning).",
 )
 @click.option(
     "--certificate",
@@ -294,8 +295,8 @@ def access_files(state: Path, credentials: Path | None) -> None:
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
     """Record facts about a BMC that only an operator can check.
 
-    Look at the console or the boot log of SERVER first. A wrong answer installs the machine twice, or not at all.
-    `gitboot status` names the option to use for each condition.
+    Look at the console or the boot log of SERVER first. After a wrong answer, gitboot may install the machine twice, or
+    not at all. `gitboot status` names the option to use for each condition.
     """
     if word is None and certificate is None:
         raise click.UsageError(
@@ -473,8 +474,8 @@ def power() -> None:
     """Show which machines are on; switch or reset them.
 
     A machine then boots what its plan names. A command that changes power shows the plans first. gitboot does not
-    change the power of a machine during POST, or if the BMC shows another machine than the document. These commands
-    also work while the instance is suspended.
+    change the power of a machine during POST, or if the BMC reports another machine than the document names. These
+    commands also work while the instance is suspended.
     """
 
 
@@ -500,7 +501,7 @@ def power_get(
     credentials: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show which machines are on, and how far they booted.
+    """Show which machines are on, and how far they have booted.
 
     gitboot reads the BMCs of SERVERS, or of all servers.
     """

@@ -47,8 +47,8 @@ from gitboot.text import format_count
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without it, "
-    "every machine is unknown.",
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Without this option, every "
+    "machine is unknown.",
 )
 @rev_option
 @click.option(
@@ -75,7 +75,7 @@ from gitboot.text import format_count
     metavar="NUMBER",
     default=64,
     type=click.IntRange(1, 256),
-    help="Addresses to connect to at the same time. Default: 64.",
+    help="The number of addresses to connect to at the same time. Default: 64.",
 )
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")
 @output_option("text", "json")
@@ -96,11 +96,11 @@ def scan_network(
     """Find Redfish services and compare them with the fleet.
 
     gitboot connects to each address of NETWORK, ADDRESS or FILE. Each FILE contains one network, address or URL per
-    line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME, unless access.toml there
-    does not allow the address. gitboot only reads.
+    line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME. If DIR/NAME has an
+    access.toml, it must allow the address. gitboot changes nothing at the BMCs.
 
     With --out, gitboot writes a document for each machine that no document describes, for a pull request. These servers
-    are Parked, so gitboot does not boot them or set their BMCs until you change the documents.
+    are Parked, so gitboot does not boot them or set overrides at their BMCs until you change the documents.
     """
     machines: list[Machine] = []
     if path is not None:

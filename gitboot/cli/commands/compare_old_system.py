@@ -84,7 +84,7 @@ _MAX_REDIRECTS: Final = 3  # redirects from one script to the next
     type=click.IntRange(1, 256),
     default=32,
     metavar="NUMBER",
-    help="Servers to compare at the same time. Default: 32.",
+    help="The number of servers to compare at the same time. Default: 32.",
 )
 @click.option(
     "--timeout",
@@ -122,8 +122,9 @@ def command(
 ) -> None:
     """Compare what another system boots with the fleet.
 
-    gitboot fetches the boot of each server from the old system, as the machine would. It compares kernel, initrds,
-    arguments and user data with what the policy of the server boots. It also compares Parked servers.
+    gitboot fetches the boot of each server from the old system, as the machine would. It compares the kernel, the
+    initrds, the arguments and the user data with the boot that the policy gives the server. It also compares Parked
+    servers.
 
     Two files are equal if they have the same path below both systems. The location of user data may differ, but not its
     content. gitboot does not print values that look like secrets. It only reads from --old, and sends requests to no

@@ -80,11 +80,12 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option(
     "--accepted",
     metavar="URL|DIR",
-    help="Compare with the commit that an instance has accepted, and check each later commit separately. URL "
-    "is an endpoint of the instance, DIR is its output tree. You may leave out BASE, unless you use "
-    "--merge.",
+    help="Compare with the commit that an instance has accepted, and check each later commit separately. URL is an "
+    "endpoint of the instance, and DIR is its output tree. You can then omit BASE, except with --merge.",
 )
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if the change is fine and not empty.")
+@click.option(
+    "--detailed-exitcode", is_flag=True, help="Exit with 2 if a boot changes, and the guards let the change through."
+)
 @at_option
 @trust_options
 @limit_options
@@ -104,11 +105,11 @@ def command(
     """Show what commits change, and the guards' verdict.
 
     BASE..HEAD compares two commits. BASE...HEAD compares HEAD with the commit from which its branch started. BASE
-    alone, or BASE..WORKTREE, compares BASE with the files in the work tree. PATH is the fleet. Use the limits of your
-    instance if they are not the defaults.
+    alone, or BASE..WORKTREE, compares BASE with the files in the work tree. PATH is the fleet. If your instance has
+    limits other than the defaults, pass the same limits here.
 
-    gitboot reads only the repository, and the instance that --accepted names. Overlaps of maintenances and certificates
-    depend on --at.
+    gitboot reads only the repository, and the instance that --accepted names. The results for overlapping maintenances
+    and for certificates depend on the time, which --at sets.
     """
     from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
@@ -213,7 +214,7 @@ def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> st
     envvar="GITBOOT_SUBPATH",
     metavar="FOLDER",
     callback=_parse_folder,
-    help="The folder of the fleet in the repository, as in `gitboot diff`. Default: the top folder.",
+    help="The folder of the fleet in the repository, as in `gitboot diff`. Default: the root of the repository.",
 )
 @token_over_http_option
 def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
@@ -223,9 +224,10 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     changes. It never edits comments of other accounts. If FILE is missing or is not the review of COMMIT, the comment
     states that the review failed. If the pull request has a newer commit than COMMIT, gitboot posts nothing.
 
-    gitboot finds the pull request, or merge request, by the variables of GitHub Actions or GitLab CI. GitHub needs
-    GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the
-    scope api, because the token of a CI job cannot write notes. Use a job that runs no code from the branch.
+    gitboot finds the pull request or merge request from the environment variables of GitHub Actions or GitLab CI.
+    GitHub needs GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access
+    token with the scope api, because the token of a CI job cannot write notes. Run this command in a job that runs no
+    code from the branch.
     """
     from gitboot.http_client import HttpClient
 

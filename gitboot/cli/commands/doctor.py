@@ -80,10 +80,10 @@ def command(
 
     gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
     and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For each failed check,
-    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC: use
-    `gitboot bmc get` for that.
+    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC. To check
+    BMCs, use `gitboot bmc get`.
 
-    --config reads the configuration file of `gitboot run`.
+    With --config, gitboot reads the configuration file of `gitboot run`.
     """
     from gitboot.status.conditions import fill_placeholders
 
@@ -233,7 +233,7 @@ def of_who_sets(look: OfflineInstance) -> Examination:
         message = f"the Fleet names another ledger than {identity}, so this instance does not act"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        message = f"the Fleet names no ledger, so gitboot does not set the BMCs of {format_count(bmcs, 'server')}"
+        message = f"the Fleet names no ledger, so gitboot sets no boot override of {format_count(bmcs, 'server')}"
         yield _wrong("ledger", message, find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
 
 

@@ -55,7 +55,7 @@ _COMMENT_COLOUR: Final = "bright_black"
     "--schemas",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write the JSON Schemas of all kinds into this directory instead, for editors.",
+    help="Instead, write the JSON Schemas of all kinds into this directory, for use in editors.",
 )
 @fleet_options
 @at_option
@@ -76,15 +76,15 @@ def command(
 ) -> None:
     """Explain a server's boot, a kind or a problem code.
 
-    SERVER: show each field of the boot, the rule that set it, its source location and the commit. FIELD limits the
-    output to one field, such as image, kernelArguments or vars.console. With --state, gitboot explains the boot in the
-    commit that an instance has accepted, with its records.
+    With SERVER, gitboot shows each field of the boot, with the rule that set the field, the source location and the
+    commit. FIELD limits the output to one field, such as image, kernelArguments or vars.console. With --state, gitboot
+    explains the boot in the commit that an instance has accepted, with the records of the instance.
 
-    KIND (Server, BootImage, Any and so on): list the fields of the kind with their types and descriptions. -o json
-    prints the JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server
-    checks a document that begins with `# yaml-language-server: $schema=FILE`.
+    With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
+    descriptions. -o json prints the JSON Schema. The schema of Any accepts documents of every kind. An editor with
+    yaml-language-server checks a document that begins with `# yaml-language-server: $schema=FILE`.
 
-    CODE, such as GB2011: explain what the problem means, and how to fix it.
+    With CODE, such as GB2011, gitboot explains what the problem means and how to fix it.
     """
     if schemas is not None or subject in _KINDS:
         from gitboot.review.formats.json import build_schemas as texts_of_schemas

@@ -31,12 +31,12 @@ _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the ima
     exit_codes={
         Exit.FINE: "gitboot printed the commits",
         Exit.SOURCE: "gitboot could not read the repository",
-        Exit.USAGE: "no commit has the server, or an option is wrong",
+        Exit.USAGE: "no commit describes the server, or an option is wrong",
     },
 )
 @click.argument("server", shell_complete=complete_servers)
 @path_option
-@click.option("--rev", metavar="REVISION", help="The Git revision from which to look back. Default: HEAD.")
+@click.option("--rev", metavar="REVISION", help="The Git revision at which to start. Default: HEAD.")
 @click.option(
     "-n",
     "--number",
@@ -50,7 +50,7 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     """Show the commits that changed a server's boot.
 
     gitboot lists the commits that changed the decision for SERVER, the newest first. It follows first parents from
-    --rev. If a commit renamed the server, gitboot follows the UUID.
+    --rev. If a commit renamed the server, gitboot recognizes it by its UUID.
     """
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 

@@ -63,11 +63,12 @@ def command(
 ) -> None:
     """Show each image and the servers that boot it.
 
-    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with its records.
+    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with the records of the
+    instance.
 
     For each image and stream, gitboot counts the servers that boot it, and the servers that were installed with it. It
     then lists pins and holds with their reasons and deadlines, servers below the minimum version of their stream, and
-    the servers that the next steps of a rollout reach. Deadlines and windows depend on --at.
+    the servers that the next steps of a rollout reach. --at sets the time for deadlines and windows.
     """
     from gitboot.review.rollout_progress import report_images
 

@@ -99,15 +99,16 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "--uuids",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE, or the JSON output "
-    "of `gitboot bmc scan` or `gitboot unknown-machines`. Default: gitboot writes these machines to pending/.",
+    help="A file with the UUIDs that are not in SOURCE. Each line contains the MAC address or the name of a machine, "
+    "a space, and the UUID. FILE can also be the JSON output of `gitboot bmc scan` or `gitboot unknown-machines`. "
+    "Default: none. gitboot then writes machines without a UUID to pending/.",
 )
 @click.option(
     "--sums",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="The output of sha256sum for the files that machines boot. Default: gitboot writes the documents that "
-    "boot them to pending/.",
+    help="The output of sha256sum for the files that machines boot. Default: none. gitboot then writes the documents "
+    "that name these files to pending/.",
 )
 @click.option(
     "--base-url",

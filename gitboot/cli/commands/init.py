@@ -48,14 +48,14 @@ _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
     "--gitboot",
     "wanted",
     metavar="REQUIREMENT",
-    help="The requirement that pip installs in CI: gitboot==1.2.3, or 'gitboot @ URL'. Default: the source "
+    help="The requirement that pip installs in CI, for example gitboot==1.2.3 or 'gitboot @ URL'. Default: the source "
     "from which this gitboot was installed.",
 )
 @click.option(
     "--subpath",
     metavar="FOLDER",
-    help="Write the fleet into this folder of DIR, for a repository that has other files or several fleets. "
-    "gitboot writes the CI files to the top folder of DIR. Default: the top folder.",
+    help="Write the fleet into this folder of DIR, for a repository that has other files or several fleets. gitboot "
+    "writes the CI files to DIR itself. Default: DIR.",
 )
 def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """Write a small fleet to start from.

@@ -190,17 +190,19 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     help="A guard that holds the commit, such as maxReinstalls or maxUpdatePercent. `gitboot status` names it. "
     "Repeat the option for several guards.",
 )
-@click.option("--all-guards", is_flag=True, help="All guards that hold the commit now, instead of --guard.")
+@click.option(
+    "--all-guards", is_flag=True, help="Approve for all guards that hold the commit now. You then need no --guard."
+)
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guards: bool, reason: str) -> None:
     """Let through a commit that a guard holds.
 
-    DIGEST identifies all changes of the newest commit. At least its first 8 hexadecimal digits are necessary. `gitboot
-    status` shows the digest and the guards, and `gitboot diff` too. If another commit arrives, the digest changes, and
-    you must review the commits again.
+    DIGEST identifies all changes of the newest commit. Pass at least its first 8 hexadecimal digits. `gitboot status`
+    and `gitboot diff` show the digest and the guards. If another commit arrives, the digest changes, and you must
+    review the commits again.
 
     The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it. The line may
-    name several guards, and needs all 64 digits.
+    name several guards, and needs all 64 digits of the digest.
     """
     if bool(guards) is all_guards:
         raise UsageError("name the guards: --all-guards, or --guard GUARD for each guard (not both)")
@@ -281,13 +283,13 @@ def resume_command(state: Path) -> None:
 )
 @state_option
 @reason_option
-@click.option("--all-boots", "everything", is_flag=True, help="Also withhold all other boots from the network.")
+@click.option("--all-boots", "everything", is_flag=True, help="Also withhold all other network boots.")
 def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     """Immediately withhold all boots that write a disk.
 
-    Endpoints stop at the next request, even if no instance runs. A machine then boots what its policy always boots if
-    that writes no disk, otherwise its local disk. Maintenance windows still start and end. gitboot clears overrides.
-    The stop stays in effect after a restart, until `gitboot allow-installs` ends it.
+    Endpoints stop at the next request, even if no instance runs. A machine then gets the boot that its policy always
+    serves, if that boot writes no disk. Otherwise the machine boots its local disk. Maintenance windows still start and
+    end. gitboot clears overrides. The stop stays in effect after a restart, until `gitboot allow-installs` ends it.
 
     If no instance runs, boot files on other web servers and overrides at BMCs stay as they are.
     """
@@ -339,7 +341,7 @@ _NOT_RUNNING: Final = (
     "UTC offset, for example 2026-12-24T08:00:00Z.",
 )
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
-    """Accept no commits and set no BMCs for a while.
+    """Accept no commits and set no overrides for a while.
 
     The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.

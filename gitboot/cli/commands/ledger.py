@@ -53,7 +53,7 @@ def command() -> None:
 )
 @state_option
 def show(state: Path) -> None:
-    """Show where the ledger is, its identity and its size."""
+    """Show the location, identity and size of the ledger."""
     if not has_ledger(state):
         raise no_instance_error(state)
     found = summarize_ledger(state / LEDGER)
@@ -73,9 +73,9 @@ def show(state: Path) -> None:
     context_settings=VARIABLES,
     example=("gitboot ledger copy --to postgresql://gitboot@db.example.net/gitboot \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "STATE uses the new place",
+        Exit.FINE: "STATE uses the new location",
         Exit.FAULT: "gitboot cannot read or write a ledger",
-        Exit.USAGE: "the instance runs, the new place has data, or an option is wrong",
+        Exit.USAGE: "the instance runs, the new location has data, or an option is wrong",
     },
 )
 @state_option
@@ -128,7 +128,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     context_settings=VARIABLES,
     example=("gitboot ledger reclaim /var/lib/gitboot/ledger.sqlite.copied-1 \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "STATE uses the old place",
+        Exit.FINE: "STATE uses the old location",
         Exit.FAULT: "gitboot cannot read or write a ledger",
         Exit.USAGE: "the ledger is in use, or an option is wrong",
         Exit.INTERRUPTED: "you did not confirm",

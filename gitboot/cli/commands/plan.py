@@ -75,8 +75,8 @@ from gitboot.text import did_you_mean, format_names, printable_lines
     "--timeline",
     metavar="SERVER",
     shell_complete=complete_servers,
-    help="Show instead each time at which the plan of this server changes without a commit or a report, and "
-    "the plan from then on.",
+    help="Instead, list the times at which the plan of this server changes without a commit or a report, each with "
+    "the new plan.",
 )
 @click.option(
     "--until",
@@ -100,8 +100,8 @@ def command(
 ) -> None:
     """Show what each server boots, now or later.
 
-    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with its records. Without
-    --state and --records, gitboot does not know what is installed, and shows no installations.
+    PATH is the fleet. With --state, gitboot shows the commit that an instance has accepted, with the records of the
+    instance. Without --state and --records, gitboot has no records, and shows no installations.
     """
     if timeline is not None and (names or selector is not None):
         raise UsageError("--timeline shows one server: remove --server and --selector")
@@ -244,7 +244,7 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
 @at_option
 @output_option("text", "json")
 def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Print a server's boot script; no boot is used up.
+    """Print a server's boot script without using it up.
 
     gitboot reads the output tree, and prints what each boot loader of the server NAME finds at its paths. A one-time
     boot stays available to the machine. To see if an endpoint served it already, fetch the script from the endpoint

@@ -90,8 +90,9 @@ def records_command() -> None:
 def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show the records of servers.
 
-    gitboot shows the records of SERVERS, or of all servers, and what their plans want. Unknown servers are first. The
-    evidence `consumed` means that a BMC consumed a boot override, and that gitboot has no evidence of the result yet.
+    gitboot shows the records of SERVERS, or of all servers, and what their plans require. Unknown servers are first.
+    The evidence `consumed` means that a BMC consumed a boot override, and that gitboot has no evidence of the result
+    yet.
     """
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
@@ -128,10 +129,10 @@ def begin(what: str, state: Path, yes: bool) -> None:
     gitboot trusts the ledger. Before it writes, it shows the record of each server and what happens to the server. If
     gitboot would install a server, it asks for confirmation.
 
-    fresh: servers with provision 1 or more are not installed yet. Only a new ledger accepts this. adopt: every server
-    is installed as Git wants it now. as-recorded: the records in the ledger are right, for example after OUTPUT moved.
-    FILE: exported records, such as ops/records of an output tree. Servers that FILE does not have stay unknown. gitboot
-    rejects a FILE that is older than the output tree.
+    Use fresh if servers with provision 1 or more are not installed yet. Only a new ledger accepts this. Use adopt if
+    every server is installed as Git wants it now. Use as-recorded if the records in the ledger are right, for example
+    after OUTPUT moved. Use FILE for exported records, such as ops/records of an output tree. Servers that are not in
+    FILE stay unknown. gitboot rejects a FILE that is older than the output tree.
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
@@ -178,8 +179,8 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
-            "the Fleet names no ledger, so gitboot does not set BMCs. To name the ledger of this instance, add to spec "
-            f"of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
+            "the Fleet names no ledger, so gitboot sets no boot overrides. To name the ledger of this instance, add "
+            f"this to the spec of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
         )
     if installed:
         confirm_or_abort(yes=yes)
@@ -260,9 +261,9 @@ def confirm_clock(state: Path, reason: str) -> None:
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Record that servers are provisioned or pending.
 
-    provisioned: the SERVERS are installed as their plans want. pending: the SERVERS are not installed. gitboot installs
-    a pending server as soon as its plan wants an installation, even if it was installed before, and ignores earlier
-    evidence.
+    With provisioned, the SERVERS are installed as their plans require. With pending, the SERVERS are not installed.
+    gitboot installs a pending server as soon as its plan requires an installation, even if the server was installed
+    before. gitboot then ignores earlier evidence.
 
     For several servers, the command shows their records and asks for confirmation. It changes all of these records or
     none.

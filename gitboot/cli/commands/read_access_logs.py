@@ -41,8 +41,8 @@ _STDIN: Final = Path("-")
     "--spool",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory for observations, which `gitboot run --spool` reads. gitboot also stores here how far "
-    "it has read each log.",
+    help="The directory for observations, which `gitboot run --spool` reads. It also contains the position up to "
+    "which gitboot has read each log.",
 )
 @click.option("--follow", is_flag=True, help="Continue until SIGTERM. Default: stop at the end of the logs.")
 @output_option("text", "json")
@@ -52,10 +52,10 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads logs of nginx and Caddy
     in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
 
-    A complete GET response with a boot script, or for an installer's report, becomes an observation. In logs of S3 and
-    CloudFront, only paths with a token count. A GET for a boot script that does not exist is for `gitboot
-    unknown-machines`. gitboot counts all other lines and ignores them. It reads each line once, also after a rotation
-    and in later runs.
+    gitboot records an observation for each complete response to a GET request for a boot script or an installer's
+    report. In logs of S3 and CloudFront, only paths with a token count. `gitboot unknown-machines` shows the GET
+    requests for boot scripts that do not exist. gitboot counts all other lines and ignores them. It reads each line
+    once, also after a rotation and in later runs.
 
     If a line does not show whether a machine or another client fetched a boot, gitboot counts the line as unclear. Such
     a line does not prove an installation. It does consume a one-time install boot, so that gitboot never installs a

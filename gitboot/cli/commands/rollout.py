@@ -91,7 +91,11 @@ def command() -> None:
 @click.argument("stream", shell_complete=complete_streams)
 @path_option
 @click.option(
-    "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages of the steps: 1,10,50,100."
+    "--steps",
+    type=StepsType(),
+    required=True,
+    metavar="PERCENT,…",
+    help="The percentages of the steps, for example 1,10,50,100.",
 )
 @click.option(
     "--after",
@@ -126,12 +130,14 @@ def command() -> None:
 @click.option(
     "--accept-fetched",
     is_flag=True,
-    help="Count a server as installed after it fetched its boot, although no installer reported completion. "
-    "You need this option if the Fleet has evidence Fetched.",
+    help="Count a server as installed once it has fetched its boot, even if no installer reported completion. You "
+    "need this option if the Fleet has `evidence: Fetched`.",
 )
 @click.option("--branch", metavar="NAME", help="The name of the new branch. Default: gitboot/rollout-STREAM-PERCENT.")
 @click.option("--rev", metavar="REVISION", help="The parent of the new commit. Default: HEAD.")
-@click.option("--no-commit", is_flag=True, help="Change the file in the work tree. Do not make a branch or a commit.")
+@click.option(
+    "--no-commit", is_flag=True, help="Only change the file in the work tree. Do not create a branch or a commit."
+)
 @click.option("--dry-run", is_flag=True, help="Print what gitboot would do. Write nothing.")
 @output_option("text", "json")
 @evaluator_command
@@ -161,8 +167,8 @@ def advance_stream(
     gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
     stops if an installation failed.
 
-    A fetch does not prove that an image is on a disk. If the Fleet has evidence Fetched, gitboot therefore does not
-    advance without --accept-fetched.
+    A fetch does not prove that an image is on a disk. If the Fleet has `evidence: Fetched`, gitboot therefore advances
+    only with --accept-fetched.
     """
     from gitboot.cli.evaluated_fleet import FleetEvaluator
 

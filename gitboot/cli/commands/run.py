@@ -114,8 +114,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--subpath",
     metavar="FOLDER",
-    help="The folder of the fleet in REPOSITORY, for example infra/boot. Default: the top folder; if "
-    "REPOSITORY is a folder of a work tree, that folder.",
+    help="The folder of the fleet in REPOSITORY, for example infra/boot. Default: the root of the repository. If "
+    "REPOSITORY is a folder in a work tree, the default is that folder.",
 )
 @click.option(
     "--rev",
@@ -135,13 +135,13 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The output tree: OUTPUT/boot is for machines, OUTPUT/ops is for operators.",
+    help="The output tree. OUTPUT/boot is for machines, and OUTPUT/ops is for operators.",
 )
 @click.option(
     "--output-group",
     metavar="GROUP",
-    help="The group that may read OUTPUT, for example the group of a web server. Default: gitboot's own group. "
-    "With a ledger that an earlier version made, everyone may read OUTPUT.",
+    help="The group that may read OUTPUT, for example the group of a web server. Default: gitboot's own group. If an "
+    "earlier version created the ledger, everyone may read OUTPUT.",
 )
 @click.option(
     "--state",
@@ -188,7 +188,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=1,
     show_default=True,
-    help="Processes that serve. Each uses one CPU.",
+    help="The number of processes that serve. Each process uses one CPU.",
 )
 @credentials_option
 @click.option(
@@ -201,9 +201,9 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=click.Choice(["off", "head", "read"]),
     default="head",
     show_default=True,
-    help="How to check that artifacts are available. gitboot offers no boot whose artifact is missing. off: do "
-    "not check. head: send HEAD requests, and compare the sha256 of files in --assets. read: download "
-    "each artifact once.",
+    help="How gitboot checks that artifacts are available: not at all (off), with HEAD requests and the sha256 of "
+    "files in --assets (head), or with one download of each artifact (read). gitboot withholds each boot whose "
+    "artifact is missing.",
 )
 @click.option(
     "--check-assets-every",
@@ -225,7 +225,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--git-credentials",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A directory with username and password (or token) for an https repository. Default: none.",
+    help="A directory with the files username and password (or token) for an https repository. Default: none.",
 )
 @click.option(
     "--git-ssh",
@@ -257,7 +257,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
     help="Memory limit of the process that fetches, in MiB. A file that the Git server sends as a delta needs twice "
-    "its size. The default is enough for a history of 3 million objects. Default: 512.",
+    "its size in memory. The default is enough for a history of 3 million objects. Default: 512.",
 )
 @click.option(
     "--fetch-disk",
@@ -283,7 +283,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=256,
     show_default=True,
-    help="BMCs to connect to at the same time.",
+    help="The maximum number of BMCs to connect to at the same time.",
 )
 @click.option(
     "--bmc-per-site",
@@ -291,7 +291,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=128,
     show_default=True,
-    help="BMCs of one site to connect to at the same time. gitboot measures how many a site can handle.",
+    help="The maximum number of BMCs of one site to connect to at the same time. gitboot connects to fewer if the "
+    "BMCs of the site respond slowly.",
 )
 @click.option(
     "--bmc-failures",
@@ -299,7 +300,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=20,
     show_default=True,
-    help="Consecutive failures, over all BMCs, after which gitboot sets no more overrides until a BMC responds.",
+    help="The number of consecutive failures, across all BMCs, after which gitboot sets no more overrides until a BMC "
+    "responds.",
 )
 @click.option(
     "--forge",
@@ -331,8 +333,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--allow-token-over-http",
     is_flag=True,
-    help="Send the token of --forge to an http:// URL of another machine too. Anyone on the network path can "
-    "read it. Default: only to an https:// URL and to this machine.",
+    help="Also send the token of --forge to an http:// URL of another machine, although anyone on the network path "
+    "can read it. Default: only to an https:// URL and to this machine.",
 )
 @click.option(
     "--push-secret",
@@ -351,7 +353,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_SECONDS,
     default=30,
     show_default=True,
-    help="Minutes that one step of an installation may take. After that, the condition InstallsCompleted is false.",
+    help="Minutes that one step of an installation may take. After that, the condition InstallsCompleted becomes "
+    "false.",
 )
 @click.option(
     "--target",
@@ -360,8 +363,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     multiple=True,
     metavar="URL",
     help="Also copy the boot files to this location: a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
-    "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX. The query of the URL has settings: "
-    "docs/mirrors.md. Repeat the option for several targets. Default: none.",
+    "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX. The query of the URL can contain settings "
+    "(docs/mirrors.md). Repeat the option for several targets. Default: none.",
 )
 @click.option(
     "--list-keys",
@@ -381,8 +384,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     default=0,
     show_default=True,
     metavar="N",
-    help="The number of BMCs that one commit may send credentials to although the access.toml of these "
-    "credentials does not allow it.",
+    help="The number of BMCs to which one commit may send credentials, if access.toml does not allow these BMCs.",
 )
 @allowance_settings
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without servers.")
@@ -391,7 +393,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option("--once", is_flag=True, help="Reconcile once, and then exit.")
 @click.option("--dry-run", is_flag=True, help="Print the changes that one reconcile would make. Make no changes.")
 def command(**given: Any) -> None:
-    """Follow a repository; publish, serve and set BMCs.
+    """Follow a repository, serve boots and set overrides.
 
     REPOSITORY is the path or the URL of a Git repository. gitboot follows its newest valid commit until you stop it. It
     decides what each server boots, writes the boot files to OUTPUT, serves them at --listen, and sets boot overrides at
@@ -401,8 +403,7 @@ def command(**given: Any) -> None:
     gitboot holds it until someone acknowledges it, in a commit message or with `gitboot approve`.
 
     Each option has an environment variable (GITBOOT_OUT, GITBOOT_POLL and so on) and a key in the file of --config.
-    That file also has settings without an option, such as the limits of guards: docs/reference/configuration.md lists
-    them.
+    Some settings, such as the limits of guards, have no option. docs/reference/configuration.md lists all settings.
     """
     log_to_events()
     reject_old_variables()

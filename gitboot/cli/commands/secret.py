@@ -83,7 +83,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
 
     With --signed-list, FILE is a folder. The first run creates a root key and a publication key, and prints the public
     root key, which mirrors need. Each later run replaces the publication key and signs the new one with the root key.
-    `gitboot run` reads the folder through its setting list-keys (docs/mirrors.md).
+    `gitboot run --list-keys` uses the folder (docs/mirrors.md).
     """
     if not signed_list:
         if root_key is not None or new_root_key is not None:
@@ -166,8 +166,8 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
 def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Check that the keys decrypt each secret of a fleet.
 
-    Run this check on a host that has the keys: before you merge a commit, and after you replace a key. Reviews do not
-    have the keys, so they cannot check this. gitboot does not print the secrets. PATH is the fleet.
+    Run this check on a host that has the keys, before you merge a commit and after you replace a key. A review cannot
+    make this check, because CI does not have the keys. gitboot does not print the secrets. PATH is the fleet.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
@@ -205,7 +205,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     "--confirm",
     metavar="REASON",
     callback=check_reason,
-    help="Do not print fetches. Confirm that the fetches of SERVERS are right, and record why.",
+    help="Instead of printing the fetches, confirm that the fetches of SERVERS are legitimate, and record why.",
 )
 @output_option("text", "json")
 @evaluator_command
@@ -218,12 +218,12 @@ def fetches(
 ) -> None:
     """Show which clients fetched the secrets of servers.
 
-    gitboot shows the newest installation of each of the SERVERS, or of all servers. This includes user data. For each
-    secret, gitboot lists up to 16 addresses (or /64 networks of IPv6) and counts the fetches of all other addresses
-    together.
+    gitboot shows the fetches of secrets and of user data during the newest installation of SERVERS, or of all servers.
+    For each secret, gitboot lists up to 16 addresses (or /64 networks for IPv6), and one total for all other addresses.
 
-    If an unexpected client fetched a secret, replace the secret. If the fetches are right, confirm them with --confirm.
-    The condition SecretsPrivate is then true, until another address fetches a secret or until ten more fetches.
+    If an unexpected client fetched a secret, replace the secret. If the fetches are legitimate, confirm them with
+    --confirm. The condition SecretsPrivate is then true until a new address fetches a secret, or until more than ten
+    new fetches follow.
     """
     from gitboot.cli.terminal import format_table
 

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Processes that serve. Each uses one CPU.",
+    help="The number of processes that serve. Each process uses one CPU.",
 )
 @click.option(
     "--spool",
@@ -149,8 +149,8 @@ def command(
 ) -> None:
     """Serve the published boot files from this host.
 
-    gitboot serves an output tree, and an API about it, with one or more processes. A new version of the tree is
-    effective at the next request. The endpoint switches boot scripts at the times that the tree names.
+    gitboot serves an output tree and its API, with one or more processes. A new version of the tree takes effect at the
+    next request. The endpoint switches boot scripts at the times that the tree names.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.endpoint import app, recorder, server  # noqa: F401

@@ -73,7 +73,8 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     in progress, and the conditions of the instance. A condition has a type, a status, a reason, a message and the time
     of its last change. A condition that is false also has a remedy.
 
-    The exit code is 0 only if all conditions are true. If several codes fit, the first of 7, 4, 3 and 8 applies.
+    The exit code is 0 only if all conditions are true. If several other codes apply, gitboot returns the first of 7, 4,
+    3 and 8.
     """
     from gitboot.cli.instance_client import find_output, list_endpoint_folders
     from gitboot.publish.tree_reader import StopReader, add_stop_condition
@@ -260,7 +261,7 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
     help="Only events since this time: a duration before now, for example 2h, 30m or 1d12h, or a time with a UTC "
     "offset, for example 2026-12-24T08:00:00Z. Default: all.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Continue with new events until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Continue to print new events until you press Ctrl-C.")
 @output_option("json", "text")
 def events_command(
     state: Path,
@@ -329,7 +330,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     """Show machines that no document describes.
 
     gitboot lists the machines that requested a boot although no document describes them, the newest request first. The
-    facts come from the machines themselves, and gitboot makes no decision from them. If a machine booted an inventory
+    facts come from the machines themselves, and gitboot bases no decision on them. If a machine booted an inventory
     image, the list also shows what the image found.
 
     gitboot removes a machine from the list when a document describes it, or 30 days after its last request. The list

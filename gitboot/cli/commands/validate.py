@@ -56,9 +56,9 @@ def command(
     PATH is a directory, a Git work tree or a bare repository. gitboot prints all problems at once, with file, line and
     column. `gitboot explain CODE` explains a problem.
 
-    Overlaps of maintenances, deadlines of pins and holds, and certificates depend on the time. --at sets that time.
-    gitboot does not use the network, with one exception: if a document names an image by its tag, gitboot reads the
-    digest from a registry of --registries.
+    The results for overlapping maintenances, for the deadlines of pins and holds, and for certificates depend on the
+    time, which --at sets. gitboot uses the network only if a document names an image by its tag. It then reads the
+    digest of the image from a registry that --registries allows.
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
     from gitboot.resolve.policy_selection import find_overdue_opt_outs

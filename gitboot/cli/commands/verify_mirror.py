@@ -44,7 +44,7 @@ _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of target
     cls=Command,
     example="gitboot verify-mirror https://mirror.example.net --key /etc/gitboot/root.pub",
     exit_codes={
-        Exit.FINE: "the mirror is right",
+        Exit.FINE: "the mirror is correct",
         Exit.SOURCE: "gitboot could not read a file",
         Exit.PARTIAL: "a file is wrong",
         Exit.USAGE: "an option is wrong, or MIRROR cannot be repaired",
@@ -74,23 +74,23 @@ _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of target
 @click.option(
     "--read-entries",
     is_flag=True,
-    help="Also read the files that only machines fetch. gitboot marks these requests, and endpoints and "
-    "`gitboot read-access-logs` of this version do not count them. Default: do not read these files.",
+    help="Also read the files that only machines fetch. gitboot marks these requests, so that endpoints and `gitboot "
+    "read-access-logs` of this version do not count them. Default: do not read these files.",
 )
 @click.option(
     "--target",
     "as_target",
     is_flag=True,
-    help="With --tree: MIRROR is a bucket, a Git branch, or a cache of one. The times of its files differ from "
-    "those in the tree.",
+    help="With --tree: MIRROR is a bucket, a Git branch, or a cache of one of these. Do not compare the times of its "
+    "files with those in the tree.",
 )
 @click.option(
     "--repair",
     "repaired",
     multiple=True,
     metavar="PATH|all",
-    help="With --tree: replace this file of a folder or a target if it differs from the tree, or replace all "
-    "such files. Repeat the option for several files.",
+    help="With --tree: replace the file PATH in MIRROR if it differs from the tree, or replace all such files. Repeat "
+    "the option for several files.",
 )
 @click.option(
     "--write-program",
@@ -112,7 +112,7 @@ _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of target
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="Files to read at the same time.",
+    help="The number of files to read at the same time.",
 )
 @output_option("text", "json")
 @click.pass_context
@@ -138,7 +138,7 @@ def command(
     gitboot reports missing, changed, outdated and additional files, cached responses, an expired list, a list that no
     --key signed, and the age of the list. For a web server, gitboot also reports headers that firmware, boot loaders or
     proxies cannot handle. A web server does not list its files, so gitboot cannot find files of removed servers there.
-    To find these, pass the folder of the mirror. If an instance publishes during the comparison, gitboot compares
+    To find such files, pass the folder of the mirror. If an instance publishes during the comparison, gitboot compares
     again.
     """
     if program_folder is not None:

@@ -86,11 +86,11 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
         "",
-        "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
-        "    consumed",
+        "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, and the BMC does not show it.",
+        "    Either it was never set, or the machine has booted from it",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
-        "  # first look at the console. --consumed: the machine booted or was reset, and gitboot does not repeat it. "
-        "If it did not, use --not-set: gitboot then sets it now",
+        "  # look at the console, then run this if web01 has booted or was reset. If it has not, use --not-set instead "
+        "of --consumed. gitboot then tries again, and this can install web01",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: required for provision/1",
@@ -106,12 +106,14 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"].startswith("gitboot records begin adopt --state STATE  # if all servers are installed. ")
+        assert item["hint"].startswith(
+            "gitboot records begin adopt --state STATE  # check that STATE is the right folder"
+        )
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
         assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
-        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet"
+        assert item["hint"].startswith(f"provisioning: {{ledger: {rack.ledger()}}}  # ")
         assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():
             done = rack.typed("bmc", "apply", "web01")
@@ -307,8 +309,8 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += (
-        "  # first check the servers. If they are not installed, use pending: gitboot then installs them and erases "
-        "their disks"
+        "  # check the servers, then run this if they are installed. If they are not, use pending instead of "
+        "provisioned. gitboot then erases their disks and installs them"
     )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"

@@ -135,8 +135,8 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.push()
         rack.once()
         said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
-        assert "failed   ledger       the Fleet names no ledger, so gitboot does not set the BMCs of 1 server" in said
-        assert f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet" in said
+        assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot override of 1 server" in said
+        assert f"provisioning: {{ledger: {rack.ledger()}}}  # make sure that no other instance" in said
         rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL

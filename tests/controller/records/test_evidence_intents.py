@@ -59,9 +59,9 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
     status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
     assert message == (
-        "gitboot cannot tell whether these servers booted the installer, because the endpoint may have served the boot "
-        "and recorded no outcome: web01 (10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at "
-        "2026-11-20T12:00:00Z). Look at these servers first"
+        "gitboot cannot tell whether these servers booted the installer: web01 (10.0.0.7 fetched "
+        "boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z). The endpoint may have served the boot, and recorded no "
+        "outcome. gitboot does not install these servers again by itself"
     )
     assert bench.told("Attempted", "Provisioned") == []
     assert summarize_plan(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"

@@ -69,7 +69,7 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("the ledger is new and does not record what is installed, ")
-        assert "the installation of 1 server (provision 1 or more)" in message
+        assert "the fleet requires the installation of 1 server. " in message
         assert "gitboot records begin" in message and "fresh" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
