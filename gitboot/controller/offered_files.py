@@ -63,8 +63,8 @@ class Target(Protocol):
         """Publish the files of ``servers`` and the shared files. For a server that left the fleet, the value is None.
 
         The items of ``servers`` are iterated once, but single servers may be looked up before. If ``complete``, the
-        files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. So do files that
-        ``parts`` does not mention. Raises `PublishError`.
+        files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. Files that
+        ``parts`` does not mention stay unchanged too. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
@@ -103,7 +103,10 @@ class LedgerOfferRecorder:
     """Records offers in the ledger, each with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is why this reconcile could not write the ledger. With a reason, recording offers fails."""
+        """``unwritable`` is the reason why this reconcile could not write the ledger.
+
+        If there is such a reason, recording offers fails.
+        """
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(

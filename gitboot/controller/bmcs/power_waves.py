@@ -141,7 +141,8 @@ class PowerWave(Struct, frozen=True, kw_only=True):
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
-    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to its limit.
+    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to the limit of
+    the group.
 
     If a server does not come back within ``patience`` after its reset, the whole maintenance stops until it is back.
     """

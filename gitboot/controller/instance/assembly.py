@@ -110,7 +110,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     fence: Fence = ignore
     ending_fence: Fence | None = None  # the fence before changes that only clear overrides; None: use `fence`
     followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
-    published: Revision | None = None  # the commit whose files are in the target from before
+    published: Revision | None = None  # the commit whose files an earlier process published in the target
     owner: str | None = None  # the ledger that published the files in the target
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # the records published in the target
     observes: bool = True  # whether fetches reach the instance
@@ -275,10 +275,10 @@ class _StatusReporter:
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
-        """Write the status, for `gitboot status` and for endpoints, which compare their clock with the status.
+        """Write the status for `gitboot status` and for endpoints.
 
-        The status contains the ledger's change number, by which the instance can detect an older copy of the ledger at
-        its next start.
+        Endpoints compare their clocks with the time in the status. The status contains the ledger's change number, by
+        which the instance can detect an older copy of the ledger at its next start.
         """
         identity, changes = store.progress
         said = {
@@ -692,9 +692,9 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
 def open_offline(
     directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[OfflineInstance]:
-    """Read the state of the instance in ``directory``, which may be running, without changing any of its files.
+    """Read the state of the instance in ``directory`` without changing its files. The instance may be running.
 
-    ``on_begin`` is called with the number of files in the accepted commit before they are read. ``results`` is a cache
+    Before the files of the accepted commit are read, ``on_begin`` is called with their number. ``results`` is a cache
     of evaluation results.
     """
     # Imported here, because a running instance uses an evaluator process instead.
@@ -740,7 +740,7 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the knowledge that a request to begin with records would produce.
+    """Return the `Knowledge` that would result from a request to begin with records.
 
     Nothing is stored. Raises `UsageError`.
     """
