@@ -271,7 +271,7 @@ class Endpoint:
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response for a request, or None for 404. Raises `ServerMoving` if an identity moves too long."""
+        """Return the response for a request, or None for 404. Raises `ServerMoving` if a move takes too long."""
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
