@@ -92,7 +92,7 @@ class ResumableTree(Protocol):
     """An output tree that an earlier process may have published."""
 
     def inventory(self) -> Inventory:
-        """Return the state of each server in the tree, and its files."""
+        """Return the state and the files of each server in the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Continue from an inventory of the tree, and return the servers whose files may differ from it.

@@ -143,9 +143,7 @@ class _CommitWalk(Struct, kw_only=True):
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines have lost before a position, assuming that all steps before it are
-        accepted.
-        """
+        """Return the identities that machines had lost before a position if all earlier steps are accepted."""
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent

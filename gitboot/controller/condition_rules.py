@@ -421,7 +421,10 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose one-time boot did not complete, by reason (worst first), each server with a detail."""
+    """Return the servers whose one-time boot did not complete, by reason, with a detail for each server.
+
+    The worst reason is the first one.
+    """
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),

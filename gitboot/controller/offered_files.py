@@ -412,7 +412,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that are certainly in the ledger, which are those of its published files.
+        """Return the offers of a server that are certainly in the ledger: those of its published files.
 
         If the record has changed, the result is empty, because offers get new numbers with a new record.
         """
@@ -424,7 +424,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Render a server without the boots that are not in the ledger.
+        """Render the files of a server without the boots that are not in the ledger.
 
         If modification times would still be missing from the ledger, halt the server.
         """
@@ -443,9 +443,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return self._render(halt_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
-        """Return the server's paths whose plan differs from the published plan, with their future modification
-        times.
-        """
+        """Return the paths whose plan differs from the published plan, each with its future modification time."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)

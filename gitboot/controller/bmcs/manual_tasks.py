@@ -144,7 +144,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The problems that the planned boot will run into."""
+        """The problems that will prevent the planned boot."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
         return tuple(

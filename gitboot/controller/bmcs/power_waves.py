@@ -106,7 +106,7 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
 def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
     """Return whether a fetch proves that a machine is back.
 
-    Only needed if the BMC does not report the boot progress.
+    This check is only needed if the BMC does not report the boot progress.
     """
     if (
         bmc_state is None

@@ -646,7 +646,10 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _spool_mark_path(settings: Settings) -> Path | None:
-    """Return the path of a mark file outside STATE and OUTPUT, which shows whether both of these are older copies."""
+    """Return the path of the mark file beside the fetch log, or None.
+
+    The file shows whether STATE and OUTPUT are both older copies.
+    """
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
@@ -664,7 +667,7 @@ def separate_mark_path(settings: Settings) -> Path | None:
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Warn about file systems that may lose the ledger or the fetch log, or reject them with an error."""
+    """Raise an error, or send a warning, if a file system may lose the ledger, the fetch log or the output tree."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))

@@ -52,7 +52,7 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """What one BMC task observed, and which fetches it may confirm or rule out."""
+    """The observations of one BMC task, and the fetches that the task may confirm or rule out."""
 
     uuid: SystemUuid
     state: ServerState | None  # None: the machine left the fleet, but its earlier fetches still count
@@ -186,7 +186,7 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
 
 
 def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
-    """Accept the pending fetches of machines that have no BMC task, because gitboot has not set an override there."""
+    """Accept the pending fetches of machines that have no BMC task, because gitboot has set no override."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):

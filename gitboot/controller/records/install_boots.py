@@ -108,7 +108,10 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """Return the offer for the user data and the report of the last attempt. It does not depend on the current plan."""
+    """Return the offer for the user data and the report of the last attempt.
+
+    The offer does not depend on the current plan.
+    """
     policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None

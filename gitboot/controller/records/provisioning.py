@@ -322,7 +322,7 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
-    """Return the time from which a request's grace period counts. It is never in the future.
+    """Return the time at which the grace period of a request begins. This time is never in the future.
 
     An endpoint's clock that is ahead would extend the grace period. A time far in the future dates from before the
     clock was corrected, so its grace period is over.
@@ -429,7 +429,7 @@ def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: 
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance set the override for a boot, without a grace period for evidence of the boot."""
+    """Record that another instance set the override for a boot. There is no grace period for evidence of the boot."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
