@@ -388,7 +388,7 @@ class ProcessLimits(NamedTuple):
 
 
 def divide_limits(parts: int) -> ProcessLimits:
-    """Return the limits of each of ``parts`` forks among which this process divides its remaining resources.
+    """Divide the remaining resources of this process among ``parts`` forks. Return the limits of each fork.
 
     Each fork gets an equal share of the memory, but all of the remaining processor time, because forks count their own
     time.

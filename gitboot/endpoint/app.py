@@ -321,7 +321,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a response, and record that the boot was served once the client has received all of it."""
+        """Send a response. Record that the boot was served if the client has received all of it."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
