@@ -25,7 +25,7 @@ _LONGEST_RETRY_S: Final = 600.0
 
 
 class BackgroundThread:
-    """A daemon thread that runs a function, and restarts the function if it raises.
+    """A daemon thread that runs a function, and restarts the function if it raises an exception.
 
     The thread ends when the function returns.
     """
@@ -166,7 +166,7 @@ def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: f
 
 
 def list_failures() -> list[Failure]:
-    """Return the failures of threads that have not run for a minute without an error since then."""
+    """Return the failures of threads that have not yet run for a minute without another error."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -193,7 +193,8 @@ _LONGEST_WAIT_S: Final = 1.0
 
 
 class SignalQueue(Generic[Item]):
-    """A first-in, first-out queue to which a signal handler can add items at any time, because it uses no Python lock.
+    """A first-in, first-out queue to which a signal handler can add items at any time, because the queue uses no Python
+    lock.
 
     A `threading.Event` uses a lock. If a handler interrupts the thread that holds the lock and sets the Event, the
     process hangs.

@@ -66,7 +66,7 @@ def _environment(*kept: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process like `subprocess.Popen`, but so that `reap_orphans` ignores it."""
+    """Start a process like `subprocess.Popen`, and make `reap_orphans` ignore the process."""
     with _spawning:
         process = subprocess.Popen(command, env=environment, **options)
         _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
@@ -348,7 +348,7 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """The processor time and the memory of a process, from which its limits are computed."""
+    """The processor time and the memory that a process has used, as a baseline for its limits."""
 
     processor_s: float
     memory: int | None  # bytes; None: unknown
@@ -362,7 +362,10 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
         return cls(processor_s=time.process_time(), memory=memory)
 
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
-        """Limit this process to this much more memory (in bytes; MemoryError) and processor time (SIGXCPU)."""
+        """Limit the additional memory (in bytes) and the additional processor time of this process.
+
+        An excess raises MemoryError or sends SIGXCPU.
+        """
         _set_soft_limit(resource.RLIMIT_CORE, 0)
         if processor_s is not None:
             _set_soft_limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
@@ -385,7 +388,7 @@ class ProcessLimits(NamedTuple):
 
 
 def divide_limits(parts: int) -> ProcessLimits:
-    """Return the limits of each of ``parts`` forks among which this process divides its remaining resources.
+    """Divide the remaining resources of this process among ``parts`` forks. Return the limits of each fork.
 
     Each fork gets an equal share of the memory, but all of the remaining processor time, because forks count their own
     time.

@@ -51,10 +51,10 @@ _REFUSED: Final = _BUSY | {  # errors of the system; every other error of SQLite
 class DiskCache:
     """A cache of values by kind and key. Damaged entries, and entries of other versions of gitboot, count as missing.
 
-    Methods never raise because of the file. If the file cannot be used, each lookup is a miss, and ``warn`` is called
-    once with the reason. Each call is one transaction. Several threads may use one object, and several processes one
-    file. Use only one object per file in a process, because closing a file releases all locks of the process on it
-    (fcntl(2)).
+    Methods do not raise exceptions for problems with the file. If the file cannot be used, each lookup is a miss, and
+    ``warn`` is called once with the reason. Each call is one transaction. Several threads may use one object, and
+    several processes one file. Use only one object per file in a process, because closing a file releases all locks of
+    the process on it (fcntl(2)).
     """
 
     def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:

@@ -125,7 +125,7 @@ class InvalidRepository(GitbootError):
         super().__init__("\n".join(map(str, self.problems)))
 
     def at(self, now: datetime) -> InvalidRepository:
-        """Return this error, with the dated problems that hold at an instant added to its problems."""
+        """Return this error with more problems: the dated problems that hold at an instant."""
         if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)

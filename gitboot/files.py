@@ -22,7 +22,7 @@ from gitboot.text import quote_words
 # The errors of open(2) for a path at which there is no file.
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-# How often to try a lock, with a pause after each try; `find_lock_holder` holds the lock for less time.
+# How many times to try a lock, with a pause after each try; `find_lock_holder` holds the lock for a shorter time.
 _PROBES: Final = 10
 _PAUSE_S: Final = 0.02
 _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC

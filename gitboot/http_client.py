@@ -151,7 +151,7 @@ def current_limits() -> RequestLimits:
 
 @contextmanager
 def apply_limits(limits: RequestLimits) -> Iterator[None]:
-    """Apply the limits to the connections that this thread uses in the block."""
+    """Apply the limits to the connections that this thread uses within the block."""
     token = _limits.set(limits)
     try:
         yield

@@ -750,7 +750,10 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until). The commit determines the interval, the clock whether it holds now."""
+    """A problem that holds in [since, until).
+
+    The commit determines the interval, and the clock determines whether the problem holds now.
+    """
 
     problem: Problem
     since: datetime | None  # None: from the beginning

@@ -99,7 +99,7 @@ def quote_ipxe_word(text: str) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def check_ipxe_url(url: str) -> str:
-    """Return an absolute URL if it is safe in an iPXE script, where iPXE must not read it as an option.
+    """Return an absolute URL if it is safe in an iPXE script. iPXE must not read the URL as an option.
 
     Raises `Unquotable`.
     """

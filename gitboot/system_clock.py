@@ -62,7 +62,7 @@ def read_clock_state() -> ClockState:
 
 
 def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
-    """Return the clock state that these values of adjtimex(2) mean.
+    """Return the clock state that these values of adjtimex(2) indicate.
 
     ``has_time_service`` states whether a time service runs on this machine.
     """

@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
     Each control character (C0, DEL, C1, line ends), each character that is invisible or that reorders its neighbours,
     each lone surrogate, and each space other than U+0020 becomes an escape. The first ``#`` of a command for a CI
-    system does too. A second call changes nothing.
+    system also becomes an escape. A second call changes nothing.
     """
     if not _is_plain(text):
         text = "".join(

@@ -1,1 +1,1 @@
-"""Controller: runs one instance, which accepts commits, processes fetches, publishes boots and sets BMCs."""
+"""Controller: runs one instance, which accepts commits, processes fetches, publishes boots and sets overrides."""

@@ -92,7 +92,7 @@ class ResumableTree(Protocol):
     """An output tree that an earlier process may have published."""
 
     def inventory(self) -> Inventory:
-        """Return the state of each server in the tree, and its files."""
+        """Return the state and the files of each server in the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Continue from an inventory of the tree, and return the servers whose files may differ from it.
@@ -200,7 +200,7 @@ class Checkpoint:
         self._stored_at = at
 
     def without_damaged(self, publication: TargetState) -> TargetState:
-        """Return the target's state such that the next publication replaces the damaged files that the search found."""
+        """Return the target's state with the damaged files marked, so that the next publication replaces them."""
         if self._patrol is None or not (found := self._patrol.take_damaged()):
             return publication
         return structs.replace(
@@ -334,8 +334,9 @@ def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, byte
 
 
 def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines that differ between the ledger and the checkpoint, which may be based on different
-    commits.
+    """Return the machines that differ between the ledger and the checkpoint.
+
+    The two may be based on different commits.
     """
     book, here = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()

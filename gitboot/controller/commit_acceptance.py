@@ -190,7 +190,7 @@ class CommitAcceptor:
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
-        After a start, this first restores the commit that was accepted before. The caller must store the attempt in the
+        After a start, this first restores the commit that was accepted last. The caller must store the attempt in the
         ledger and then call `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
@@ -211,7 +211,7 @@ class CommitAcceptor:
         return self._set_offered(attempt), tuple(events)
 
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
-        """Restore the commit that was accepted before a start, while the ledger cannot be written.
+        """After a start without a writable ledger, restore the commit that was accepted last.
 
         If the commit cannot be evaluated, return ``before`` unchanged. A later `accept` must start from ``before`` too.
         """
@@ -455,9 +455,9 @@ class CommitAcceptor:
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
         """Find the acknowledgements in the accepted commit's history.
 
-        They count as used, because each counts only once. After a start, also search the history of every other commit
-        that is recorded as accepted, because the ledger may come from a backup or from a version that did not record
-        acknowledgements.
+        They count as used, because an acknowledgement counts only once. After a start, also search the history of every
+        other commit that is recorded as accepted, because the ledger may come from a backup or from a version that did
+        not record acknowledgements.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
@@ -491,7 +491,7 @@ class CommitAcceptor:
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Restore the commit that was accepted before a start. Guards do not judge it again."""
+        """After a start, restore the commit that was accepted last. Guards do not judge it again."""
         if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -555,7 +555,7 @@ class CommitAcceptor:
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Verify the signatures of the commits ahead: find untrusted commits, and who signed each acknowledgement."""
+    """Return the commits ahead, marked with the untrusted commits and with the signer of each acknowledgement."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -570,9 +570,9 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
 def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     """Return which steps towards the newest commit must wait until gitboot has read all fetches.
 
-    A step waits until gitboot has published files without the boots that the step removes, and has read the fetch log
-    after that. If publishing or reading the log fails, the step does not wait, because evidence that arrives later
-    cannot start an installation.
+    A step waits until gitboot has published files without the boots that the step removes, and has then read the fetch
+    log. If publishing or reading the log fails, the step does not wait, because evidence that arrives later cannot
+    start an installation.
     """
     is_new = attempt.evaluated != latest
     if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
@@ -582,7 +582,7 @@ def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
 
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
-    """Schedule the next evaluation of a commit after ``retries + 1`` evaluations that did not end."""
+    """Schedule another evaluation of a commit. So far, ``retries + 1`` evaluations of the commit did not end."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
     return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
 
@@ -629,7 +629,7 @@ _MAX_INHERITED: Final = 3  # maximum number of identities in one message
 
 
 def format_held(candidate: Candidate) -> str:
-    """Return a message with the guards that hold the commit and their numbers.
+    """Return a message that names the guards that hold a commit, with their counts and limits.
 
     The message has no command, because a terminal wraps the message. The remedy of the condition is the command.
     """
@@ -681,5 +681,5 @@ def format_acknowledgement(candidate: Candidate) -> str:
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it, or () if lines cannot do that."""
+    """Return the lines that acknowledge a commit for all guards that hold it, or () if no lines can do that."""
     return format_ack_lines(verdict, need) if len(list_ack_guards(verdict, need)) == len(verdict.holding) else ()

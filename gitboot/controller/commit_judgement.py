@@ -1,4 +1,4 @@
-"""Commit judgement: determines how many of the commits after the accepted commit the guards let pass."""
+"""Commit judgement: applies the guards to the commits that follow the accepted commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EvaluationUnfinished(Exception):
 class Wait(Enum):
     """Which steps wait until gitboot has read all fetches.
 
-    A step waits only if the records show fewer reinstallations than the two commits alone.
+    A step waits only if the records show fewer reinstallations than a comparison of its two commits.
     """
 
     NONE = auto()  # no step waits, because gitboot cannot withhold boots or cannot read the fetch log
@@ -143,9 +143,7 @@ class _CommitWalk(Struct, kw_only=True):
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines have lost before a position, assuming that all steps before it are
-        accepted.
-        """
+        """Return the identities that machines had lost before a position if all earlier steps are accepted."""
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent
@@ -194,7 +192,7 @@ class CommitJudge:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """Return how many of the following commits gitboot can accept at ``at``.
+        """Judge the commits in ``ahead``, and find the newest commit that gitboot can accept at ``at``.
 
         Acknowledgements in ``met`` and in ``knowledge`` are used up and do not count again. With ``reads_records``, the
         records of servers are taken into account. The caller must first withhold all boots that the newest commit
@@ -363,7 +361,7 @@ class CommitJudge:
     def _find_uncovered_bmcs(
         self, base: Commit | None, commit: Commit, knowledge: Knowledge
     ) -> frozenset[CredentialUse]:
-        """Return the new BMCs in a commit to which gitboot may send credentials only after an approval."""
+        """Return the BMCs that a commit adds and that must not receive credentials without an approval."""
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
             changed = [
@@ -394,8 +392,8 @@ class CommitJudge:
         """Return the verdict of the guards on one step, without regard to acknowledgements.
 
         ``lost`` are the identities that machines lost before ``base``. ``introduced`` contains the provision numbers of
-        the machines that are new since the accepted commit. ``installed`` are the servers that the step would reinstall
-        if their records did not show that they already have the wanted installation.
+        the machines that are new since the accepted commit. ``installed`` are servers that need no installation
+        according to their records, so they do not count as reinstalled.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)
@@ -433,7 +431,7 @@ class CommitJudge:
 def _list_identities(
     base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
-    """Return the identities that machines gain in a step, and the identities that machines have lost before it."""
+    """Return the identities that machines gain in a step, and the identities that machines had lost before the step."""
     if base is None:
         return compare_identities_without_base(evaluated.commit, knowledge)
     return evaluated.extent.gained_identities, lost

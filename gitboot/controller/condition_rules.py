@@ -433,7 +433,10 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose one-time boot did not complete, by reason (worst first), each server with a detail."""
+    """Return the servers whose one-time boot did not complete, by reason, with a detail for each server.
+
+    The worst reason is the first one.
+    """
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
@@ -447,7 +450,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return, by server, a text about the request to which an endpoint may have served the boot."""
+    """Return, by server, a description of the first request to which an endpoint may have sent the boot."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:

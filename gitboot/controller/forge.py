@@ -224,7 +224,7 @@ class Forge:
         self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has a verdict, or None if none of them has.
+        """Return the newest verdict on the first of these commits that has a verdict, or None if there is no verdict.
 
         With a ``ledger``, ignore the verdicts from other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -388,7 +388,7 @@ class VerdictSender(RetryingSender):
         return not self._waiting or not self._may_tell
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
-        """Read the change numbers of a ledger from the statuses of these commits. Once this has succeeded, do nothing.
+        """Read the change numbers of a ledger from the statuses of these commits. Do nothing after the first success.
 
         ``key`` is the ledger's key for proofs, and is also used for later reports. This method waits for the forge, so
         do not call it from the thread that reconciles. A call without ``commits`` counts as a failed attempt.
@@ -496,7 +496,7 @@ class ForgeReader:
         return self._verdicts.telling
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
-        """Read the change number from the statuses of the newest commits. Once this has succeeded, do nothing."""
+        """Read the change number from the statuses of the newest commits. Do nothing after the first success."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()

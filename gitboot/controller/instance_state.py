@@ -151,15 +151,16 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet does not define this instance's site, or names no ledger for it."""
+        """Whether the newest Fleet does not define this instance's site, or names no ledger for the site."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NO_LEDGER
 
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        The summary names at most `_MAX_SHOWN` servers in each list. Unexpected fetches of secrets take precedence, then
-        the latest ones. Installations are sorted by the time of their last step, oldest first.
+        The summary names at most `_MAX_SHOWN` servers in each list. Of the fetches of secrets, the summary prefers
+        unexpected ones, and then the latest ones. Installations are sorted by the time of their last step, oldest
+        first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -243,7 +244,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return when a reconcile is next necessary because of the clock, seen from ``at``, or None.
+        """Return the next time after ``at`` at which the clock makes a reconcile necessary, or None.
 
         Before the first evaluation after a start there are no plans, but windows published by an earlier process still
         end.

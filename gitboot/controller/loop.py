@@ -38,7 +38,7 @@ _EVALUATION_S: Final = 2.0  # long enough for nearly every commit; other events 
 
 
 class WakeCause(Enum):
-    """Why the loop was woken."""
+    """The reason why the loop woke up."""
 
     ANYTHING = auto()
     COMMIT = auto()  # there may be a new commit; nothing else happened
@@ -250,9 +250,10 @@ def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
 
 @contextmanager
 def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bool = True) -> Iterator[None]:
-    """Until the block ends, call ``wake`` from a thread whenever a file in these folders changes. None is ignored.
+    """Until the block ends, call ``wake`` from a thread whenever a file in one of these folders changes.
 
-    With ``recursive``, also watch all subfolders. Some changes cause no event, so callers must poll too.
+    Folders that are None are skipped. With ``recursive``, also watch all subfolders. Some changes cause no event, so
+    callers must poll too.
     """
     if not (paths := [each for each in folders if each is not None]):
         yield

@@ -42,8 +42,8 @@ _MOST_READ: Final = 500  # maximum number of events per read
 class Bookmarks:
     """Stores the last event delivered to each receiver, in a file that is updated after each delivery.
 
-    A new receiver starts after the newest event in the ledger. So does a receiver whose stored position is beyond the
-    newest event, because the ledger is then an older copy.
+    A new receiver starts after the newest event in the ledger. If the stored position of a receiver is beyond the
+    newest event, the ledger is an older copy, and the receiver starts there too.
     """
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
@@ -182,9 +182,9 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Yield the sender of notices, or None if none is configured.
+    """Yield the sender of notices, or None if no receiver is configured.
 
-    At the end, wait at most ``patience_s`` for the last ones.
+    At the end, wait at most ``patience_s`` for the last notices.
     """
     if settings.notify is None:
         yield None
@@ -431,7 +431,7 @@ class Receiver:
 
 
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
-    """Read the receivers from a file, sorted by name.
+    """Return the receivers that a file configures, sorted by name.
 
     Raises `UsageError`, whose message contains no URLs or secrets.
     """

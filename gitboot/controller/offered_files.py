@@ -68,8 +68,8 @@ class Target(Protocol):
         """Publish the files of ``servers`` and the shared files. For a server that left the fleet, the value is None.
 
         The items of ``servers`` are iterated once, but single servers may be looked up before. If ``complete``, the
-        files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. So do files that
-        ``parts`` does not mention. Raises `PublishError`.
+        files of all other servers are deleted. If ``shared`` is None, the shared files stay unchanged. Files that
+        ``parts`` does not mention stay unchanged too. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
@@ -108,7 +108,10 @@ class LedgerOfferRecorder:
     """Records offers in the ledger, each with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is why this reconcile could not write the ledger. With a reason, recording offers fails."""
+        """``unwritable`` is the reason why this reconcile could not write the ledger.
+
+        If there is such a reason, recording offers fails.
+        """
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(
@@ -414,7 +417,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that are certainly in the ledger, which are those of its published files.
+        """Return the offers of a server that are certainly in the ledger: those of its published files.
 
         If the record has changed, the result is empty, because offers get new numbers with a new record.
         """
@@ -426,7 +429,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Render a server without the boots that are not in the ledger.
+        """Render the files of a server without the boots that are not in the ledger.
 
         If modification times would still be missing from the ledger, halt the server.
         """
@@ -445,9 +448,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return self._render(halt_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
-        """Return the server's paths whose plan differs from the published plan, with their future modification
-        times.
-        """
+        """Return the paths whose plan differs from the published plan, each with its future modification time."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)

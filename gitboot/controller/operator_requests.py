@@ -78,8 +78,8 @@ def carry_out(
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
-    """Record a stop from the files that endpoints read, unless the same stop or a wider one is in force in the
-    ledger.
+    """Record a stop from the files that endpoints read, unless the ledger already contains the same stop or a wider
+    one.
     """
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
@@ -219,8 +219,10 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """Return whether the request is about this override: its state is unknown, or it is at another BMC, or it is
-        closed although the plan needs it.
+        """Return whether the request is about this override.
+
+        A request is about overrides whose state is unknown, overrides at another BMC, and closed overrides that the
+        plan needs.
         """
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)

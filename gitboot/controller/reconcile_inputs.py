@@ -236,14 +236,16 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Block the records of BMC tasks until the block ends, so that the reconcile's inputs stay the newest."""
+        """Delay new records of BMC tasks until the block ends, so that no record is newer than the inputs of the
+        reconcile.
+        """
         with self._lock:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
         """Return all waiting inputs.
 
-        ``offsets`` are the positions in the fetch log up to which the ledger contains it.
+        ``offsets`` are the positions up to which the ledger already contains the fetch log.
         """
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
@@ -339,7 +341,7 @@ class FolderFetchLog:
 
 
 class SharedFetchLog:
-    """The fetch log in a database that hosts share, as used by the host with the lease.
+    """The fetch log in a shared database, as the host with the lease uses it.
 
     Methods raise `LedgerError` if the database cannot be read.
     """
@@ -370,7 +372,7 @@ _MAX_REPORTED: Final = 5
 class UnknownMachineFile:
     """The file of unknown machines.
 
-    It is collected from the endpoints' files, without machines that have a document.
+    gitboot merges the files of the endpoints, and leaves out machines that have a document.
     """
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:

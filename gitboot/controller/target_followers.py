@@ -60,7 +60,7 @@ class ListedTarget(Target, Protocol):
 
 
 class FollowedTarget:
-    """A target that other targets follow. `publish` starts to update these without waiting for them."""
+    """A target that other targets follow. `publish` starts to update the other targets, and does not wait for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
         """``list_keys`` is the folder with the keys that sign the list. If it is None, the list is unsigned."""

@@ -24,7 +24,7 @@ FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """Return a predicate that states whether an address is in one of ``networks``. None is in no network."""
+    """Return a predicate that states whether an address is in one of ``networks``. For None, it returns False."""
     ranges = tuple(networks)
 
     @lru_cache(maxsize=4096)  # parsing an address takes as long as a response

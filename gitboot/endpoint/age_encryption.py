@@ -74,7 +74,7 @@ def make_key(file: Path) -> str:
 
 
 def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
-    """Encrypt to an armored file that each recipient can decrypt. Raises `UsageError` for a malformed recipient."""
+    """Return an armored age file that each recipient can decrypt. Raises `UsageError` for a malformed recipient."""
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:  # the message does not quote the value: it may be a secret key

@@ -182,7 +182,7 @@ def _json_response(content: bytes) -> Response:
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The servers that a request for the list of servers selects."""
+    """The servers that a list request selects."""
 
     limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the last name of the previous page

@@ -271,7 +271,7 @@ class Endpoint:
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return the response for a request, or None for 404. Raises `ServerMoving` if an identity moves too long."""
+        """Return the response for a request, or None for 404. Raises `ServerMoving` if a move takes too long."""
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
@@ -321,7 +321,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a response, and record that the boot was served once the client has received all of it."""
+        """Send a response. Record that the boot was served if the client has received all of it."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)

@@ -49,18 +49,18 @@ from gitboot.render.paths import HOP, Role, find_token
 
 
 class FetchFilter:
-    """Decides whether a fetch counts as a fetch by a machine, according to the current terms of the tree."""
+    """Decides, by the serving terms of the output tree, whether a fetch counts as a fetch by a machine."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
         self._is_monitor = self._is_boot_client = build_network_matcher(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
-        """Return whether a fetch of user data by UUID comes from the machine's own system. Any client could send it.
+        """Return whether a fetch of user data by UUID comes from the machine's own system.
 
-        ``served_to`` is the client to which gitboot served the boot, or None if gitboot did not serve the boot.
-        Addresses and monitoring requests are checked by `find_reason_to_ignore`. If the Fleet names clients, all their
-        fetches count.
+        Any client could send such a request. ``served_to`` is the client to which gitboot served the boot, or None if
+        gitboot did not serve the boot. Addresses and monitoring requests are checked by `find_reason_to_ignore`. If the
+        Fleet names clients, all their fetches count.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -249,7 +249,10 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
 
 class BootGate:
-    """Decides whether a path is served, based on the tree's terms, the existing files, and the spool. Logs denials."""
+    """Decides, by the serving terms, the existing files and the spool, whether a path is served.
+
+    Logs denials.
+    """
 
     def __init__(
         self,
@@ -269,7 +272,7 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Return why a path must not be served, or None if it may be served. Records the fetch where required.
+        """Return why a path must not be served, or None if it may be served. Records the fetch if required.
 
         A boot that writes no disk is served even if its fetch could not be recorded. A report that could not be
         recorded is denied, so that its sender repeats the request.
@@ -392,7 +395,7 @@ class BootGate:
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
         """Return whether only another endpoint may serve one-time boots.
 
-        The spool's identity is that of the last check.
+        The comparison uses the identity that the spool had at the last check.
         """
         return (
             self._tree.is_foreign
@@ -456,7 +459,10 @@ def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequ
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
-    """Add two comment lines to a script that explain the denial. All loaders accept comments that begin with #."""
+    """Explain a denial in two comment lines, and add them to the script.
+
+    All loaders accept comments that begin with #.
+    """
     reason = f"{escape_comment(refusal.words)} ({refusal.reason})"
     hint = f"Print the boot with: gitboot boot-script {server} --tree OUTPUT"
     comment = f"# gitboot withheld the boot of {server}: {reason}\n# {hint}\n".encode()
@@ -465,7 +471,7 @@ def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
 
 
 def escape_comment(words: str) -> str:
-    """Replace each character that a script's comment must not contain by a question mark."""
+    """Replace each character that a comment must not contain with a question mark."""
     return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 

@@ -220,7 +220,7 @@ class BootResponses:
         )
 
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
-        """Return the response for data or a report of an installation whose plan was replaced by a commit or a window.
+        """Return the response to a request by an installer after a commit or a window replaced the plan.
 
         Such an installation continues. gitboot accepts its token as long as the output tree contains the token's data.
         """
@@ -266,7 +266,7 @@ class BootResponses:
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """Return the boot-operator response for UEFI HTTP boot, for the machine that has this client address."""
+        """Return the boot-operator response for the UEFI HTTP boot of the machine with this client address."""
         if client is None:
             return None
         answer = None

@@ -62,8 +62,8 @@ _TRIED_EVERY_S: Final = 10.0  # if no fetch is written
 class SpoolRecorder:
     """Records fetches in a spool within a deadline, and the outcomes of intents.
 
-    It also finds the boots that any process served. After a failed write, gitboot treats the spool as unusable until a
-    write succeeds again.
+    It also looks up the boots that any process has served. After a failed write, gitboot treats the spool as unusable
+    until a write succeeds again.
     """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
@@ -80,10 +80,10 @@ class SpoolRecorder:
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
         """Record a fetch, and return whether the write succeeded in time.
 
-        ``serving_identity`` is the spool or lease that the output tree names. If this is another spool, the instance of
-        the tree does not read this spool, so the result is False. If an intent may have been recorded although the
-        result is False, `OpenIntents.withhold` is called. Repeated fetches of a secret by one client are counted, and
-        recorded together within a minute.
+        ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, the
+        instance of the tree does not read this recorder's spool, so the result is False. If an intent may have been
+        recorded although the result is False, `OpenIntents.withhold` is called. Repeated fetches of a secret by one
+        client are counted, and recorded together within a minute.
         """
         if serving_identity is not None and self.serving_identity is None:  # the spool was not checked yet
             with suppress(TimeoutError, FetchLogUnavailable):
@@ -122,14 +122,14 @@ class SpoolRecorder:
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
         """Return how a boot was served, or None if it was not served.
 
-        Raises `FetchLogUnavailable` if the spool is too slow.
+        Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
         return await self._call_in_time(server, partial(self._served_boots.find, server, offer, report))
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
         """Return whether an installer has reported since its boot was served.
 
-        Raises `FetchLogUnavailable` if there is no result in time.
+        Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
         return await self._call_in_time(server, partial(self._served_boots.has_installer_reported, server, token))
 
@@ -343,7 +343,7 @@ class RepeatedFetches:
             return counted.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
-        """Return the observations that are due, a minute after the last record. ``math.inf`` returns all."""
+        """Return the waiting observations whose last record is at least a minute old. With ``math.inf``, return all."""
         with self._lock:
             left, self._evicted = self._evicted, []
             due = (

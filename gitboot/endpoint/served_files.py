@@ -141,7 +141,10 @@ class PublishedTree:
 
     @property
     def terms(self) -> ServingTerms:
-        """The conditions for serving boots. If the file is missing or damaged, endpoints serve no one-time boots."""
+        """The conditions under which endpoints serve one-time boots.
+
+        If the file is missing or damaged, endpoints serve no one-time boots.
+        """
         try:
             found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
@@ -345,7 +348,7 @@ class CheckedClock:
 
     @property
     def problem(self) -> str | None:
-        """Why install boots are withheld because of this clock, or None."""
+        """The problem of this clock that makes gitboot withhold install boots, or None."""
         if self.offset is not None:
             return _format_offset(self.offset)
         # The rest decides whether the clock may be ahead.

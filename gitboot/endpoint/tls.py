@@ -24,7 +24,7 @@ class Certificate:
     """A certificate and its key, in two files.
 
     New connections use the last certificate that could be loaded. A new certificate does not affect open connections.
-    Until a certificate could be loaded, all connections are refused.
+    Until a certificate is loaded, the endpoint rejects all connections.
     """
 
     def __init__(self, file: Path, key: Path) -> None:
@@ -37,7 +37,7 @@ class Certificate:
         self.context.sni_callback = self._select_certificate
 
     def reload_if_changed(self, at: datetime) -> Event | None:
-        """Load the files if they changed or the last load failed. Return an event if the result is a new one."""
+        """Load the files if they changed or the last load failed. Return an event if the result changed."""
         failure, is_first = self.failure, not self._signatures
         found = read_signature(str(self._file)), read_signature(str(self._key))
         if found == self._signatures and failure is None:

@@ -66,7 +66,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Enum):
-    """The changes of a false condition for which gitboot reports an event."""
+    """The changes of a false condition that gitboot reports as events."""
 
     CHANGE = auto()  # the status, the reason or the message changed
     REASON = auto()  # the status or the reason changed

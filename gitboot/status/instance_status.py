@@ -42,7 +42,7 @@ class ForgeReport(Struct, frozen=True, kw_only=True):
 
 
 class ThreadFailure(NamedTuple):
-    """A thread of an instance that died from an error, and that has run for less than a minute since its restart."""
+    """An instance's thread that died from an error, and that has not yet run for a minute since its restart."""
 
     thread: str
     message: str  # the error on one line

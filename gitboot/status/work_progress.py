@@ -32,7 +32,7 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
 
 
 class Work(StrEnum):
-    """The kinds of work that take long for a large fleet, in the order in which a reconcile does them."""
+    """The kinds of work that take a long time for a large fleet, in the order in which a reconcile does them."""
 
     READ = "Reading"  # includes the time of deciding, but counts only files
     PLAN = "Planning"

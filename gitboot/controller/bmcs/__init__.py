@@ -1,1 +1,1 @@
-"""BMC tasks: which BMCs need a task, and when and in which order the tasks run."""
+"""BMC tasks: which BMCs need a task, when the tasks run, and in which order."""

@@ -31,7 +31,7 @@ SITE = "Site"  # the only value of maxUnavailablePer that is not a label key
 
 
 class PowerPlan(Struct, frozen=True, kw_only=True):
-    """The reset that a plan requires of one machine, and the power wave that limits the reset."""
+    """The reset that a plan requires for one machine, and the maintenance limit that applies to the reset."""
 
     switching: WantedPowerChange
     is_due: bool  # whether the reset is due now; if false, gitboot only waits until the machine is back
@@ -157,7 +157,7 @@ def resolve_switches(
 
 
 def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
-    """Return the URLs of the boot image and of its user data, which may be inserted as virtual media."""
+    """Return the URLs that a BMC may insert as virtual media: the boot image and its user data."""
     if plan is None:
         return None, None
     if (token := plan.data_medium) is None:
@@ -209,7 +209,10 @@ def find_desired_state(
     *,
     may_set: bool,
 ) -> DesiredState:
-    """Return the desired state of a machine's BMC. Without ``may_set``, the task only clears overrides and observes."""
+    """Return the desired state of a machine's BMC.
+
+    Without ``may_set``, the task neither sets an override nor resets the machine.
+    """
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
@@ -268,7 +271,8 @@ def find_desired_state(
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
     """Return the time of the planned transition that ends this override, or None if no transition ends it.
 
-    A maintenance without an end continues as long as an instance plans it, so it does not end the override.
+    A maintenance without an end continues as long as an instance plans it, so the maintenance does not end the
+    override.
     """
     for since, plan in state.later:
         if plan is None or plan.override is None or plan.override.reason != wanted.reason:
@@ -287,7 +291,7 @@ def _waits_for_off(state: ServerState) -> bool:
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
-    """Return the task that clears an override at a BMC that the machine's document no longer names, or None."""
+    """Return the task that clears an override at a former BMC of the machine, or None."""
     records = knowledge.list_overrides(uuid)
     standing = [each for each in records if each.may_be_left_on_bmc]
     if not standing:

@@ -89,7 +89,7 @@ _UNVERIFIED_CONDITIONS: Final = {
 
 
 class Subject(BmcTask, frozen=True, kw_only=True):
-    """A machine with a BMC, or a former machine whose BMC may still have an override of gitboot."""
+    """A machine with a BMC, or a removed machine whose BMC may still have an override that gitboot set."""
 
     decision: Decision | None  # None: the machine no longer has a document
     plan: BootPlan | None
@@ -144,7 +144,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The problems that the planned boot will run into."""
+        """The problems that will prevent the planned boot."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
         return tuple(
@@ -162,7 +162,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """A text about the next reset or about what prevents it, or None if no reset is planned."""
+        """A description of the next reset, or of what prevents the reset. None if no reset is planned."""
         power = self.subject.power
         match self.switch:
             case RequestReset(record=record) if power is not None:
@@ -248,7 +248,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def hint(self) -> str | None:
-        """The command that resolves the state once the operator has checked the machine. STATE is a placeholder."""
+        """The command with which an operator resolves a problem, or None. STATE is a placeholder in the command."""
         name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
@@ -279,7 +279,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 
 def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """Yield all machines that have a BMC, sorted by name, then former machines whose BMC may still have an override."""
+    """Yield the machines with a BMC, sorted by name, then removed machines whose BMC may still have an override."""
     commit = remove_withheld_boots(commit, knowledge.facts.withheld)
     shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
@@ -345,11 +345,11 @@ def inspect_bmcs(
     on_read: Callable[[int], None] = lambda _: None,
     has_signature: HasSignature = lambda _url, _base_url: None,
 ) -> list[Inspection]:
-    """Read each BMC once, many in parallel.
+    """Read each BMC once, with many reads in parallel.
 
-    The result lists first the BMCs that need an operator, then unreadable BMCs, then BMCs that differ from their plans.
-    ``on_read`` is called with the number of BMCs read since its last call. ``has_signature`` is called with the URL of
-    a program and the base URL of its server.
+    The result begins with the BMCs that need an operator, and then lists unreadable BMCs and BMCs that differ from
+    their plans. ``on_read`` is called with the number of BMCs read since its last call. ``has_signature`` is called
+    with the URL of a program and the base URL of its server.
     """
 
     def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
@@ -374,7 +374,7 @@ def _run_at_each_bmc(
     build_failure: Callable[[Subject, Failure], Value],
     on_done: Callable[[int], None],
 ) -> list[Value]:
-    """Call ``work`` for each BMC, many in parallel.
+    """Call ``work`` for each BMC, with many calls in parallel.
 
     ``on_done`` is called with the number of BMCs done since its last call. ``build_failure`` returns the result for a
     BMC that failed.
@@ -486,7 +486,7 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
 
 
 class PowerResult(Struct, frozen=True, kw_only=True):
-    """The result of a power action on one machine: the reset that was planned, sent or failed."""
+    """The result of a power action on one machine: the planned reset or an error, and whether the reset was sent."""
 
     subject: Subject
     observed: BmcObservation | None  # what the BMC reported before the reset; None: the BMC could not be read

@@ -106,7 +106,7 @@ def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: date
 def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
     """Return whether a fetch proves that a machine is back.
 
-    Only needed if the BMC does not report the boot progress.
+    This check is only needed if the BMC does not report the boot progress.
     """
     if (
         bmc_state is None
@@ -141,7 +141,8 @@ class PowerWave(Struct, frozen=True, kw_only=True):
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
-    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to its limit.
+    """Choose the servers that gitboot may reset now: the first ready servers of each group by name, up to the limit of
+    the group.
 
     If a server does not come back within ``patience`` after its reset, the whole maintenance stops until it is back.
     """

@@ -77,9 +77,9 @@ class BmcState(Struct, frozen=True, kw_only=True):
 class Schedule(Struct, frozen=True, kw_only=True):
     """The tasks for all BMCs, with their due times and the results of the last tasks."""
 
-    most_failures: int = 20  # consecutive failures after which gitboot makes no new settings for a while
+    most_failures: int = 20  # consecutive failures after which gitboot limits tasks for a while
     jitter: float = 0.2  # fraction by which the wait before a retry may be shortened, to spread out retries
-    may_set: bool | None = None  # whether tasks could make new settings when they were planned; None: no tasks yet
+    may_set: bool | None = None  # whether tasks could set overrides when they were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger when the tasks were planned
     # Machines that gitboot does not set because the Fleet names no ledger.
     without_named_ledger: frozenset[SystemUuid] = frozenset()
@@ -155,9 +155,10 @@ def plan_tasks(
     ``changed`` are the machines that changed in any way. ``outdated_base_urls`` are base URLs whose files are not up to
     date yet.
 
-    Tasks make no new settings for machines under these base URLs, without ``may_set``, or if the Fleet names no ledger,
-    because another instance may then set the same BMCs. Tasks always clear overrides. If a machine's document now names
-    another BMC, gitboot clears the override at the old BMC before it sets a new one.
+    A task neither sets an override nor resets the machine if the machine boots from one of these base URLs, if
+    ``may_set`` is false, or if the Fleet names no ledger. If no ledger is named, another instance may set overrides at
+    the same BMCs. Any task may clear an override. If a machine's document now names another BMC, gitboot clears the
+    override at the old BMC before it sets a new one.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -210,7 +211,7 @@ def plan_tasks(
 def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return the tasks that are due, either by the clock or because their plan changed, and the updated schedule."""
+    """Return the due tasks and the updated schedule. An event or a changed plan can make a task due before its time."""
     sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
@@ -253,9 +254,7 @@ def select_due_tasks(
 
 
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether an event makes a BMC task due: a new fetch, a new intent, or that the machine joined the power
-    wave.
-    """
+    """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.in_wave and not before.may_be_switching
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
@@ -264,8 +263,8 @@ def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, be
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Limit the tasks after many consecutive failures.
 
-    Without many failures, return all tasks. Otherwise, return only the tasks that make no new settings, and one other
-    task as a probe.
+    With fewer failures, return all tasks. Otherwise, return the tasks that only read, the tasks at BMCs that may still
+    have an override that gitboot set, and at most one other task as a probe. These tasks must not reset machines.
     """
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
@@ -324,7 +323,10 @@ def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
 
 
 def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines that have a pending fetch but no BMC task. Before the first `plan_tasks`, there are none."""
+    """Return the machines that have a pending fetch but no BMC task.
+
+    The result is empty before the first `plan_tasks`.
+    """
     if schedule.may_set is None:
         return frozenset()
     return frozenset(
@@ -425,7 +427,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """Yield one event for the last state of each of a task's override records.
+    """Yield one event for each override record of a task, about the last state of the record.
 
     With ``first``, also yield an event if the BMC did not prove its identity.
     """
@@ -493,9 +495,7 @@ _SWITCH_STATE_TEXTS: Final = {
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Return whether the BMC's state may change soon: it has a one-time override, or its machine has yet to come
-    back.
-    """
+    """Return whether the BMC's state may change soon: it has a one-time override, or its machine is not back yet."""
     wanted = task.wanted
     if power is not None:
         before = next((each for each in task.power_records if each.reason == power.switching.reason), None)

@@ -110,7 +110,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     fence: Fence = ignore
     ending_fence: Fence | None = None  # the fence before changes that only clear overrides; None: use `fence`
     followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
-    published: Revision | None = None  # the commit whose files are in the target from before
+    published: Revision | None = None  # the commit whose files an earlier process published in the target
     owner: str | None = None  # the ledger that published the files in the target
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # the records published in the target
     observes: bool = True  # whether fetches reach the instance
@@ -275,10 +275,10 @@ class _StatusReporter:
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
-        """Write the status, for `gitboot status` and for endpoints, which compare their clock with the status.
+        """Write the status for `gitboot status` and for endpoints.
 
-        The status contains the ledger's change number, by which the instance can detect an older copy of the ledger at
-        its next start.
+        Endpoints compare their clocks with the time in the status. The status contains the ledger's change number, by
+        which the instance can detect an older copy of the ledger at its next start.
         """
         identity, changes = store.progress
         said = {
@@ -646,7 +646,10 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _spool_mark_path(settings: Settings) -> Path | None:
-    """Return the path of a mark file outside STATE and OUTPUT, which shows whether both of these are older copies."""
+    """Return the path of the mark file beside the fetch log, or None.
+
+    The file shows whether STATE and OUTPUT are both older copies.
+    """
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
@@ -664,7 +667,7 @@ def separate_mark_path(settings: Settings) -> Path | None:
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Warn about file systems that may lose the ledger or the fetch log, or reject them with an error."""
+    """Raise an error, or send a warning, if a file system may lose the ledger, the fetch log or the output tree."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
@@ -692,9 +695,9 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
 def open_offline(
     directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[OfflineInstance]:
-    """Read the state of the instance in ``directory``, which may be running, without changing any of its files.
+    """Read the state of the instance in ``directory`` without changing its files. The instance may be running.
 
-    ``on_begin`` is called with the number of files in the accepted commit before they are read. ``results`` is a cache
+    Before the files of the accepted commit are read, ``on_begin`` is called with their number. ``results`` is a cache
     of evaluation results.
     """
     # Imported here, because a running instance uses an evaluator process instead.
@@ -740,7 +743,7 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the knowledge that a request to begin with records would produce.
+    """Return the `Knowledge` that would result from a request to begin with records.
 
     Nothing is stored. Raises `UsageError`.
     """

@@ -43,7 +43,10 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 
 
 class TrustSettings(Struct, frozen=True, kw_only=True):
-    """Whose commits gitboot trusts. Neither a repository nor a user's Git configuration can change these settings."""
+    """Settings that determine whose commits gitboot trusts.
+
+    Neither a repository nor a user's Git configuration can change these settings.
+    """
 
     verify: Verify | None = None  # None: gitboot does not verify signatures
     keys: TrustedKeys = field(default_factory=TrustedKeys)
@@ -72,7 +75,7 @@ class ForgeSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckAssets(StrEnum):
-    """How gitboot checks artifacts."""
+    """The method by which gitboot checks artifacts."""
 
     OFF = "off"
     HEAD = "head"  # trust HTTP responses to HEAD requests, and read local files once
@@ -80,7 +83,7 @@ class CheckAssets(StrEnum):
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True):
-    """How and how often gitboot checks artifacts."""
+    """The method and the interval of artifact checks."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300

@@ -161,7 +161,7 @@ class Standby:
         return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
 
     def _end_windows(self) -> float:
-        """End the windows in this host's output tree that are over. Return the seconds until the next window ends."""
+        """End the windows that are over in this host's output tree. Return the seconds until the next window ends."""
         _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)
@@ -268,7 +268,7 @@ def _follow_active(
 
     ``read_followed`` returns the branch and the accepted commit. Fetching begins once a branch is known. The results
     are stored in the cache, which the instance uses after a take-over. Failed work is retried, and failures are not
-    reported before a take-over. Yields a function that returns whether the fleet is large enough to prepare its tree.
+    reported before a take-over. Yields a function that returns whether the fleet is large enough for a prepared tree.
     """
     ended, large = threading.Event(), threading.Event()
 

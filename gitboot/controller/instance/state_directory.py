@@ -83,8 +83,8 @@ def no_instance_error(directory: Path) -> UsageError:
 def lock(directory: Path) -> Iterator[None]:
     """Hold the lock on ``directory`` until the block ends, and ignore the signals that wake an instance.
 
-    By default, these signals would end the process. Raises `LockedByAnother` with the process that holds the lock, or
-    `UsageError` if the directory is not writable.
+    By default, these signals would end the process. Raises `LockedByAnother`, which names the process that holds the
+    lock, or `UsageError` if the directory is not writable.
     """
     with ExitStack() as stack:
         stack.enter_context(_ignore_wake_signals())
@@ -257,9 +257,9 @@ _SHARED: Final = 0o007  # umask: full access for the group that shares the direc
 def make_private(directory: Path) -> Iterator[None]:
     """Create ``directory`` if it is missing, and make its files private.
 
-    Files created until the block ends are private too. The access of others to this user's files is removed. A
-    directory with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user
-    of a container changes.
+    Files created until the block ends are private too. Other users lose their access to this user's files. A directory
+    with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user of a
+    container changes.
 
     Raises `UsageError` if a file is a symlink, or if it is writable by others or by a group to which this process does
     not belong, because such users could have written the ledger.
@@ -331,9 +331,9 @@ def _is_ours(group: int) -> bool:
 
 
 def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
-    """Remove the access of others to a file of this user.
+    """Remove other users' access to a file of this user.
 
-    Raise `UsageError` if another user's file is writable by others.
+    Raise `UsageError` if another user owns the file and others may write to it.
     """
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():
@@ -356,7 +356,7 @@ _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 class _KeyLine(NamedTuple):
     """A token key, and when it was first used.
 
-    With the key None, tokens are computed without a key, so anyone can compute them.
+    If the key is None, tokens are computed without a key, so anyone can compute them.
     """
 
     since: datetime

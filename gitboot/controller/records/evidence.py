@@ -51,7 +51,7 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """What one BMC task observed, and which fetches it may confirm or rule out."""
+    """The observations of one BMC task, and the fetches that the task may confirm or rule out."""
 
     uuid: SystemUuid
     state: ServerState | None  # None: the machine left the fleet, but its earlier fetches still count
@@ -185,7 +185,7 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
 
 
 def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
-    """Accept the pending fetches of machines that have no BMC task, because gitboot has not set an override there."""
+    """Accept the pending fetches of machines that have no BMC task, because gitboot has set no override."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):
@@ -267,7 +267,7 @@ def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, clien
 
 
 def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcObservation) -> None:
-    """If the machine is off, release the boot that waits until the machine is off."""
+    """Release a boot that waits until the machine is off, if the machine is off now."""
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -288,8 +288,8 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
     """Record an override that was consumed without a fetch.
 
     If the image boots without fetches, a consumed override proves the boot. For any other image, an operator must look
-    at the machine. The same applies if DHCP names the boot loader, because the boot loader would have fetched the boot
-    script, and if another instance set the override.
+    at the machine. An operator must also look at the machine if another instance set the override, or if DHCP names the
+    boot loader. Such a boot loader would have fetched the boot script.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
@@ -310,8 +310,8 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """Record a server as provisioned if its operating system runs and was started after the override was set or the
-    boot was fetched.
+    """Record a server as provisioned if its operating system is running, and was started after the override was set or
+    the boot was fetched.
     """
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if plan is None or plan.key is None or not observed.runs_os:
@@ -365,7 +365,7 @@ def _is_in_networks(client: str, networks: Networks) -> bool:
 
 
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
-    """Count a fetch of a secret or an outdated report. Return whether it came from a new address.
+    """Count an outdated report or a fetch of a secret. Return whether it came from a new address.
 
     All addresses beyond `MOST_ADDRESSES` together count as one. Each new address that fetches a secret causes an event.
     Fetches for an earlier installation are counted in the newest one, because their paths may lead to the same secrets.

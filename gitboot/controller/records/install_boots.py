@@ -51,7 +51,7 @@ from gitboot.review.reinstalls import find_withheld_boots
 
 
 def boot_identifies_machine(boot: Boot) -> bool:
-    """Return whether a machine fetches a file that identifies it when it boots this image."""
+    """Return whether a machine that boots this image fetches a file that identifies the machine."""
     return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
 
 
@@ -108,7 +108,10 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """Return the offer for the user data and the report of the last attempt. It does not depend on the current plan."""
+    """Return the offer for the user data and the report of the last attempt.
+
+    The offer does not depend on the current plan.
+    """
     policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
@@ -190,7 +193,7 @@ def is_outdated(offer: Offer, record: Record) -> bool:
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after the boot of a maintenance run, and a text about the change.
+    """Return the record after the boot of a maintenance run, and a description of the change.
 
     An up-to-date record is returned unchanged.
     """
@@ -207,7 +210,7 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after the system of a maintenance run fetched its user data, and a text about the change.
+    """Return the record after the system of a maintenance run fetched its user data, and a description of the change.
 
     An up-to-date record is returned unchanged. Only a fetch for the maintenance's last run counts.
     """
@@ -219,7 +222,7 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """Return the record after a server was provisioned, and a text about the change.
+    """Return the record after a server was provisioned, and a description of the change.
 
     An up-to-date record is returned unchanged.
     """
@@ -317,9 +320,9 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
 
 
 def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """Return the record after the booted system fetched its user data, which also proves that its boot was served.
+    """Return the record after the booted system fetched its user data.
 
-    The fetch also ends the grace period during which the boot can be served again.
+    The fetch also proves that the boot was served, and ends the grace period during which the boot can be served again.
     """
     if offer.attempt == 0:  # user data paths name their attempt, but the common path now belongs to another attempt
         return record
@@ -389,8 +392,8 @@ def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
 def _find_attempt_key(offer: Offer, record: Record) -> str:
     """Return the provision key to which an offer's attempt belongs.
 
-    With `OnImageChange`, the key depends on the record. After an earlier image was reported, it contains the time of
-    that report.
+    With `OnImageChange`, the key depends on the record. If the record contains an earlier installation, the key
+    contains the time of that installation.
     """
     if offer.on_image_change and not is_outdated(offer, record):
         return image_provision_key(offer.provision, offer.image, record)
@@ -421,7 +424,10 @@ def _is_over(offer: Offer, record: Record) -> bool:
 
 
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
-    """Return the record with an attempt added, or replaced by its number. Attempts for other keys are dropped."""
+    """Return the record with this attempt, which replaces an attempt with the same number.
+
+    Attempts for other keys are dropped.
+    """
     others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
     attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
     return replace(record, attempts=attempts, answered=max(offer.number, record.answered))
@@ -472,7 +478,7 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return the machines of these servers whose records show that the machine already has what ``commit`` wants.
+    """Return the machines of these servers that need no installation for ``commit``, according to their records.
 
     A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write its disk.
     """

@@ -67,7 +67,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
-    """The knowledge after a batch, and the changes to store in the ledger."""
+    """The `Knowledge` after a batch, and the changes to store in the ledger."""
 
     knowledge: Knowledge
     update: KnowledgeUpdate
@@ -75,7 +75,7 @@ class BatchResult(Struct, frozen=True, kw_only=True):
 
 
 def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult:
-    """Apply a batch, and return the new knowledge with the changes. The caller must store the changes."""
+    """Apply a batch, and return the new `Knowledge` with the changes. The caller must store the changes."""
     update = KnowledgeUpdate(knowledge, at)
     for uuid, record in batch.written_records:
         if isinstance(record, PowerRecord):
@@ -142,9 +142,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Record that an override was cleared, as stored in the file beside the ledger, unless it was set or ended
-    since.
-    """
+    """Record a clearing from the file beside the ledger, unless the override was set or ended after the clearing."""
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
@@ -162,7 +160,7 @@ def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
-    """Record what the batch contains about the machines of a commit."""
+    """Record the evidence, the pinned identities and the new servers that the batch contains."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,

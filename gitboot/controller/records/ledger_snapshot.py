@@ -1,4 +1,4 @@
-"""Ledger snapshot: an instance's knowledge of its ledger as one immutable value, and changes to it."""
+"""Ledger snapshot: the content of an instance's ledger as one immutable value, and changes to that value."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RecordChanges(Generic[R]):
 
 
 class KnowledgeUpdate:
-    """The changes that one batch makes to the knowledge, in the form in which the ledger stores them.
+    """The changes that one batch makes to a `Knowledge`, in the form in which the ledger stores them.
 
     Only one call of `apply_batch` changes this object. `build_knowledge` merges the changes at the end.
     """
@@ -334,7 +334,7 @@ class Fetch(Struct, frozen=True, kw_only=True):
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
-    """Store in the ledger the OUTPUT, the fetch log and the site of this start, and the owner of the output tree.
+    """Store in the ledger which OUTPUT, fetch log and site this start uses, and which ledger owns the output tree.
 
     ``observes`` means that fetches reach the instance. ``owner`` is the ledger that published the tree in OUTPUT.
 
@@ -357,7 +357,7 @@ def record_instance_facts(
 
 
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
-    """Return the permissions for published files, and store in the ledger if OUTPUT is closed to other users.
+    """Return the permissions for published files, and store in the ledger whether OUTPUT is closed to other users.
 
     With a new ledger, OUTPUT is closed. With a ledger from an earlier version, or if a new ledger takes over an open
     tree, OUTPUT stays open until an operator names a group.

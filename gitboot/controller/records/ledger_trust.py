@@ -192,7 +192,7 @@ def initialise_ledger(
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
 ) -> str:
-    """Initialize an unverified ledger in the way that an operator chose. Return a text about the result.
+    """Initialize an unverified ledger in the way that an operator chose. Return a description of the result.
 
     A verified ledger stays unchanged. ``records`` are the records in an exported file. Raises `UsageError` if the
     choice is not possible for this ledger.

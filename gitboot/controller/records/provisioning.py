@@ -122,7 +122,7 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Drop the records of machines that were at another site since. These machines do not count as new."""
+    """Drop the records of machines that moved to, from or between other sites. These machines do not count as new."""
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -190,8 +190,9 @@ def _write_first_records(
 
 
 def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Record servers that were adopted without a policy, such as parked servers, as installed the way their first
-    policy wants them.
+    """Record adopted servers as installed according to their first policy.
+
+    These servers had no policy when they were adopted, for example because they were parked.
     """
     for machine in machines:
         record = update.record(machine.uuid)
@@ -215,7 +216,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
-    """Record servers as provisioned that Git declares as provisioned. Each declared number counts only once."""
+    """Record the servers that Git declares as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
@@ -239,8 +240,9 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Complete installations for which fetches provided all necessary evidence while another kind of evidence was
-    required.
+    """Complete installations for which the recorded fetches are sufficient evidence.
+
+    The Fleet may have required another kind of evidence when the fetches arrived.
     """
     for machine in machines:
         record = update.record(machine.uuid)
@@ -320,7 +322,7 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
-    """Return the time from which a request's grace period counts. It is never in the future.
+    """Return the time at which the grace period of a request begins. This time is never in the future.
 
     An endpoint's clock that is ahead would extend the grace period. A time far in the future dates from before the
     clock was corrected, so its grace period is over.
@@ -427,7 +429,7 @@ def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: 
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance set the override for a boot, without a grace period for evidence of the boot."""
+    """Record that another instance set the override for a boot. There is no grace period for evidence of the boot."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
@@ -511,8 +513,8 @@ def find_inheritances(
     knowledge: Knowledge,
     introduced: Mapping[SystemUuid, int],
 ) -> tuple[Inheritance, ...]:
-    """Return the servers that would get an install boot through an identity that another, possibly installed machine
-    had.
+    """Return the identities through which a machine that may be installed would get the install boots of another
+    server.
 
     ``introduced`` contains the provision numbers of the machines that were added since the accepted commit. The result
     is sorted.
@@ -550,10 +552,10 @@ def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mappin
 def compare_identities_without_base(
     commit: Commit, knowledge: Knowledge
 ) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
-    """Return the identities that machines gain and have lost in a commit, if there is no accepted commit to compare
-    with.
+    """Return the identities that machines gain in a commit, and those that machines have lost.
 
-    Instead of a base, the ledger's machines are used. They do not contain addresses.
+    There is no accepted commit, so the commit is compared with the machines in the ledger. For these machines, no
+    addresses are stored.
     """
     lost = set(knowledge.lost_identities)
     for uuid, machine in knowledge.machines.items():

@@ -45,7 +45,7 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def resume(state: InstanceState, this: Pass) -> InstanceState:
-    """Restore the commit that was accepted before a start if the ledger has not been writable since the start."""
+    """Restore the commit that was accepted last, if the ledger has not been writable since the start."""
     if state.attempt.accepted is not None or not state.knowledge.is_trusted:
         return state
     attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)

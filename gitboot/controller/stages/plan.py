@@ -1,4 +1,4 @@
-"""Plan: replan servers whose decision or record changed, or whose plan ends now."""
+"""Plan: make new plans for servers whose decision or record changed, or whose plan ends now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK_START: Final = timedelta(
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers whose plan is out of date, and start checks of the artifacts that their boots need.
+    """Update the plans that are out of date, and start to check the artifacts that the boots need.
 
     With `Pass.wait`, wait for the checks and then plan again with their results.
     """
@@ -73,11 +73,11 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Plan the servers that need a new plan, and move the time of this reconcile to the time of the plans.
+    """Update the plans that are out of date, and set the time of this reconcile to the time of the plans.
 
-    The first planning of a large fleet takes minutes. If windows in the tree of an earlier process end during that
-    time, they are ended while planning continues. The plans are then updated to that time, because they would otherwise
-    reopen these windows.
+    The first planning of a large fleet takes minutes. During this time, gitboot ends the windows that are over in the
+    tree of an earlier process. Afterwards, gitboot updates the plans to the time at which it ended windows, because the
+    plans would otherwise reopen these windows.
     """
     components = this.components
     due: datetime | None = None
@@ -111,7 +111,7 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
 
 
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
-    """Plan the servers whose decision or record changed, or whose plan ends now.
+    """Make new plans for the servers whose decision or record changed, or whose plan ends now.
 
     If the ledger cannot be written, a stop in the files that endpoints read counts too.
     """

@@ -131,7 +131,7 @@ _WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, C
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     """End the windows that are over in the tree of an earlier process.
 
-    First wait up to `QUICK_START` for the first publication, because it takes time to read all server states.
+    First wait up to `QUICK_START` for the first publication, because reading all server states takes time.
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:
