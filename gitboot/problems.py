@@ -290,6 +290,12 @@ class Code(StrEnum):
         "digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
+    DURATION = (
+        "GB1048",
+        "Not a duration",
+        "A duration is a number and a unit, or several of them: w, d, h, m and s.",
+        "Write 3d, 12h or 1d12h.",
+    )
 
     # GB2…: references and resolution
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
 from gitboot.problems import Code
-from gitboot.text import printable, quote_words
+from gitboot.text import parse_duration, printable, quote_words
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
@@ -409,7 +409,20 @@ def parse_instant(value: object) -> datetime:
         raise Malformed(Code.INSTANT, f"{quote_value(found)} is not a valid time: {error}", hint) from error
 
 
-ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
+def parse_duration_text(value: object) -> str:
+    """Read a duration without a sign: 2h, 30m, 1d12h. Return it unchanged."""
+    found = text(value)
+    hint = "write a number and a unit: 3d, 12h, 1d12h"
+    try:
+        duration = parse_duration(found)
+    except OverflowError:
+        raise Malformed(Code.DURATION, f"{quote_value(found)} is too long for a duration", hint) from None
+    if duration is None or found.strip()[0] in "+-":
+        raise Malformed(Code.DURATION, f"expected a duration, found {quote_value(found)}", hint)
+    return found
+
+
+ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://…, https://…tar.gz#PATH or oci://…@sha256:…
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
