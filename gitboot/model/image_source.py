@@ -90,7 +90,7 @@ def parse_url_template(value: object) -> str:
     return _parse_url_template(value, _IN_URL)
 
 
-def _parse_derived_url_template(value: object) -> str:
+def parse_derived_url_template(value: object) -> str:
     return _parse_url_template(value, (*_IN_URL, "url"))
 
 
@@ -107,11 +107,11 @@ def _parse_url_template(value: object, allowed: Collection[str]) -> str:
 _IN_NAME: Final = ("version", "channel", "arch", "major", "minor")
 
 
-def _parse_name_template(value: object) -> str:
+def parse_name_template(value: object) -> str:
     return _require_placeholders(value, _IN_NAME)
 
 
-def _parse_match_template(value: object) -> str:
+def parse_match_template(value: object) -> str:
     found = _require_placeholders(value, ("version", "channel", "arch"))
     return require(
         found.count("{version}") == 1,
@@ -122,7 +122,7 @@ def _parse_match_template(value: object) -> str:
     )
 
 
-def _parse_key_fingerprint(value: object) -> str:
+def parse_key_fingerprint(value: object) -> str:
     hint = "copy the full fingerprint that `gpg --show-keys FILE` prints, without spaces"
     expected = "the fingerprint of an OpenPGP key: 40 or 64 hexadecimal digits"
     return require_match(value, _FINGERPRINT, Code.SOURCE_KEY, expected, hint).upper()
@@ -131,7 +131,7 @@ def _parse_key_fingerprint(value: object) -> str:
 _FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}")
 
 
-def _parse_argument_template(value: object) -> str:
+def parse_argument_template(value: object) -> str:
     """Read a kernel argument. Braces of Jinja2 templates, such as {{ image.artifacts.iso.url }}, stay in the image."""
     found = text(value)
     plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
@@ -141,13 +141,13 @@ def _parse_argument_template(value: object) -> str:
 
 _SCHEMA: Final = {"type": "string", "minLength": 1}
 UrlTemplate = Annotated[str, Scalar(parse_url_template, _SCHEMA)]
-DerivedUrl = Annotated[str, Scalar(_parse_derived_url_template, _SCHEMA)]
-NameTemplate = Annotated[str, Scalar(_parse_name_template, _SCHEMA)]
-MatchTemplate = Annotated[str, Scalar(_parse_match_template, _SCHEMA)]
+DerivedUrl = Annotated[str, Scalar(parse_derived_url_template, _SCHEMA)]
+NameTemplate = Annotated[str, Scalar(parse_name_template, _SCHEMA)]
+MatchTemplate = Annotated[str, Scalar(parse_match_template, _SCHEMA)]
 KeyFingerprint = Annotated[
-    str, Scalar(_parse_key_fingerprint, {"type": "string", "pattern": f"^(?:{_FINGERPRINT.pattern})$"})
+    str, Scalar(parse_key_fingerprint, {"type": "string", "pattern": f"^(?:{_FINGERPRINT.pattern})$"})
 ]
-ArgumentTemplate = Annotated[str, Scalar(_parse_argument_template, {"type": ["string", "number"], "minLength": 1})]
+ArgumentTemplate = Annotated[str, Scalar(parse_argument_template, {"type": ["string", "number"], "minLength": 1})]
 
 
 class IndexFormat(StrEnum):
