@@ -38,7 +38,8 @@
         └── UnusableSource          the releases of an image source cannot be used
             ├── MalformedIndex      an index, or a list of digests, is not in its format
             ├── UntrustedIndex      an index has no signature by a key of the source
-            └── IncompleteRelease   a release lacks a file, a digest or an architecture
+            ├── IncompleteRelease   a release lacks a file, a digest or an architecture
+            └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
 Every other error is a bug in gitboot, and prints a traceback.
 """
@@ -257,3 +258,7 @@ class UntrustedIndex(UnusableSource):
 
 class IncompleteRelease(UnusableSource):
     """A release does not exist, or lacks a file, a digest or an architecture."""
+
+
+class UntrustedRelease(UnusableSource):
+    """A file of a release has another digest than the vendor published, or no signature by a trusted key."""

@@ -27,7 +27,9 @@ from gitboot.errors import (
     SourceError,
     SourceRefused,
     SourceTooLarge,
+    SourceUnavailable,
     StaleDigest,
+    UnusableSource,
     UsageError,
 )
 from gitboot.standard_streams import find_output_error, guard_output
@@ -285,6 +287,8 @@ _EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (HostUnreachable, Exit.SOURCE),
     (RegistryRefused, Exit.SOURCE),
     (ForgeRefused, Exit.SOURCE),
+    (SourceUnavailable, Exit.SOURCE),
+    (UnusableSource, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
     (NotYetDone, Exit.PARTIAL),
