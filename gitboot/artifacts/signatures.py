@@ -1,11 +1,9 @@
-"""Image signatures: keys, and verification by gpg, minisign and sigstore."""
+"""Image signatures: verify the files of images with the signatures that the images name."""
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,140 +12,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
-from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated
+from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
+from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
 from gitboot.model.scalars import Path as Field
 from gitboot.resolve.boot_composition import choose_download_url
-from gitboot.text import printable
 
 if TYPE_CHECKING:
-    from sigstore.verify import Verifier
-    from sigstore.verify.policy import Identity
-
-
-class SignatureKind(StrEnum):
-    OPENPGP = "openpgp"
-    MINISIGN = "minisign"
-    SIGSTORE = "sigstore"
-
-
-class ImageKeys:
-    """The keys in a directory. Each key may sign any image.
-
-    ``*.asc`` and ``*.gpg`` files are OpenPGP keys, ``*.pub`` files are minisign keys. ``*.toml`` files have the
-    identities that may sign with sigstore, and ``trusted_root.json`` is the trusted root of sigstore. ``scratch`` is a
-    folder for temporary files.
-    """
-
-    def __init__(self, directory: Path, scratch: Path) -> None:
-        self._scratch = scratch
-        self._root = directory / "trusted_root.json"
-        self._openpgp = _list_key_files(directory, ".asc", ".gpg")
-        self._minisign = _list_key_files(directory, ".pub")
-        self._identities = _list_key_files(directory, ".toml")
-        if not (self._openpgp or self._minisign or self._identities):
-            raise UsageError(f"{directory} has no keys of images: expected *.asc, *.gpg, *.pub, or *.toml for sigstore")
-        self._keyring = Keyring.create(self._openpgp, scratch / "openpgp") if self._openpgp else None
-        self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
-
-    def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
-        """Return the signer of a file with this SHA-256. Raises `Distrusted` with a text that continues "it is"."""
-        match kind:
-            case SignatureKind.OPENPGP:
-                if self._keyring is None:
-                    raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are listed")
-                return printable(str(self._keyring.find_signer(signature, file)))
-            case SignatureKind.MINISIGN:
-                return self._by_minisign(signature, file)
-            case SignatureKind.SIGSTORE:
-                return self._by_sigstore(signature, digest)
-
-    def _by_minisign(self, signature: bytes, file: Path) -> str:
-        detached = self._scratch / "minisig"
-        detached.write_bytes(signature)
-        for key in self._minisign:
-            command = [
-                "minisign",
-                "-V",
-                "-q",
-                "-p",
-                str(key.absolute()),
-                "-x",
-                str(detached),
-                "-m",
-                str(file.absolute()),
-            ]
-            done = run_isolated(command, b"", self._scratch)
-            said = f"{done.output}{done.errors}"
-            if done.status == 0:
-                return f"minisign key {key.stem}"
-            if "the public key file" in said:
-                raise UsageError(f"{key} is not a public key of minisign")
-            if "the key id in the public key is" not in said:
-                raise UntrustedSignature("not the file of its minisign signature, or the signature is malformed")
-        raise UnlistedKey("signed by a minisign key that is not listed")
-
-    def _by_sigstore(self, bundle: bytes, digest: Digest) -> str:
-        if not self._identities:
-            raise UnlistedKey("signed with sigstore, and no sigstore identities are listed")
-        verifier, identities = self._sigstore()
-        from sigstore.errors import Error
-        from sigstore.hashes import Hashed
-        from sigstore.models import Bundle
-        from sigstore_models.common.v1 import HashAlgorithm
-
-        hashed = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=bytes.fromhex(digest))
-        reason = ""
-        for name, identity in identities:
-            try:
-                verifier.verify_artifact(hashed, Bundle.from_json(bundle), identity)
-            except (Error, ValueError) as error:
-                reason = printable(str(error))[:_LONGEST_REASON]
-            else:
-                return f"sigstore identity {name}"
-        raise UntrustedSignature(f"not signed by a listed sigstore identity: {reason}")
-
-    def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        # The verification works offline, with the trusted root in the directory.
-        if self._verifier is None:
-            try:
-                from sigstore.models import TrustedRoot
-                from sigstore.verify import Verifier
-            except ImportError:
-                raise UsageError("sigstore is not installed: run pip install 'gitboot[sigstore]'") from None
-            try:
-                root = TrustedRoot.from_file(str(self._root))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{self._root} is not a trusted root for sigstore: {printable(str(error))}") from None
-            self._verifier = Verifier(trusted_root=root), tuple(map(_identity, self._identities))
-        return self._verifier
-
-
-_LONGEST_REASON: Final = 200
-
-
-def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
-    try:
-        found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be read: {error.strerror}") from None
-    return [each for each in found if not each.name.startswith(".")]
-
-
-def _identity(file: Path) -> tuple[str, Identity]:
-    """Read ``identity`` and ``issuer``, as they are in the signing certificate."""
-    from sigstore.verify.policy import Identity
-
-    try:
-        given = tomllib.loads(file.read_text())
-        identity, issuer = given.pop("identity"), given.pop("issuer")
-        if given or not isinstance(identity, str) or not isinstance(issuer, str):
-            raise KeyError
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
-        raise UsageError(f'{file}: expected identity = "…" and issuer = "…", and nothing else') from None
-    return file.stem, Identity(identity=identity, issuer=issuer)
+    pass
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
@@ -155,7 +29,7 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
 
     at: Field  # the path of the field in the BootImage
     sha256: Digest
-    by: str | None  # the trusted signer; None: there is no trusted signature
+    by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
     # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
 
@@ -163,9 +37,9 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
 class SignatureCheck:
     """Checks the signatures that images name. A list of digests is fetched and checked once."""
 
-    def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
+    def __init__(self, fetcher: Fetcher, keys: VendorKeys, base_url: str) -> None:
         self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
-        self._lists: dict[Checksums, tuple[frozenset[str], str] | UntrustedSignature] = {}
+        self._lists: dict[Checksums, tuple[frozenset[str], ImageSigner] | UntrustedSignature] = {}
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Check each file of an image, by architecture. With ``only``, check only files with these digests."""
@@ -182,7 +56,7 @@ class SignatureCheck:
                     at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
                 )
 
-    def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
+    def _signer(self, artifact: Artifact, checksums: Checksums | None) -> ImageSigner | None:
         if artifact.signature is not None:
             kind, url = _find_signature(artifact.signature)
             detached = self._read_small(url, _LARGEST_SIGNATURE)
@@ -190,7 +64,7 @@ class SignatureCheck:
                 file = Path(folder, "file")
                 if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest, not the file
                     self._fetch(artifact, file)
-                return self._keys.signer(kind, detached, file, artifact.sha256)
+                return self._keys.find_signer(kind, detached, file, artifact.sha256)
         if checksums is None:
             return None
         digests, by = self._read_checksums(checksums)
@@ -198,7 +72,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not in the list at {checksums.url}, which {by} signed")
         return by
 
-    def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], str]:
+    def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], ImageSigner]:
         if checksums not in self._lists:
             kind, url = _find_signature(checksums.signature)
             try:
@@ -209,7 +83,7 @@ class SignatureCheck:
                 with TemporaryDirectory(prefix="gitboot-") as folder:
                     file = Path(folder, "list")
                     file.write_bytes(content)
-                    by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
+                    by = self._keys.find_signer(kind, detached, file, Digest(sha256(content).hexdigest()))
                 lines = _LINE.finditer(content.decode(errors="replace"))
                 self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
             except UntrustedSignature as error:
