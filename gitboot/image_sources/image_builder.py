@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256, sha512
@@ -13,7 +14,8 @@ from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
-from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+from gitboot.artifacts.image_keys import ImageSigner, VendorKeys
+from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.errors import (
     ArtifactMissing,
     AssetError,
@@ -29,7 +31,7 @@ from gitboot.image_sources.releases import FileRole, ImageSettings, ReleaseFile,
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value
-from gitboot.model.scalars import NAME, build_document_name
+from gitboot.model.scalars import NAME, ArtifactUrl, Malformed, build_document_name, parse_artifact_url, quote_value
 from gitboot.model.scalars import Path as FieldPath
 from gitboot.model.server import Architecture
 
@@ -77,11 +79,12 @@ def find_image_name(source: str, version: str) -> str:
 def build_image(
     release_files: ReleaseFiles,
     fetcher: Fetcher,
-    keys: ImageKeys,
+    keys: VendorKeys,
     progress: DownloadProgress,
     *,
     name: str | None = None,
     settings: ImageSettings | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> BuiltImage:
     """Download and verify all files of a release, and return its BootImage. The same files give the same text.
 
@@ -91,13 +94,18 @@ def build_image(
     Raises `SourceUnavailable`, `IncompleteRelease`, `UntrustedRelease`, `MalformedIndex` and `AssetError`.
     """
     release = release_files.release
+    if not _VERSION.fullmatch(release.version):
+        cause = f"the version {quote_value(release.version)} has characters that gitboot does not accept"
+        raise MalformedIndex(release.index_url, cause, "versions have letters, digits, and any of . _ + ~ : -")
     name = name or find_image_name(release.source, release.version)
+    for file in release_files.files:
+        _check_url(release_files, file)
     for file in release_files.files:
         _check_exists(fetcher, file)
     with TemporaryDirectory(prefix="gitboot-") as folder:
         downloads = _Downloads(fetcher, Path(folder), progress)
         measured = [(file, _measure(downloads, file)) for file in release_files.files]
-        draft = _Document(release_files, settings or release_files.settings, name, measured)
+        draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
         signers = _find_signers(draft.read(), downloads, keys, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)
@@ -109,6 +117,9 @@ def build_image(
             for at, file, facts in draft.list_files()
         ),
     )
+
+
+_VERSION: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}")
 
 
 # Downloads
@@ -167,6 +178,13 @@ class _Downloads:
 _REPORT: Final = "the vendor's files and its index differ: try again later, and report it to the vendor"
 
 
+def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:
+    try:
+        parse_artifact_url(file.url)
+    except Malformed as error:
+        raise MalformedIndex(release_files.release.index_url, error.message, error.hint) from None
+
+
 def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
     """Find a missing file before gigabytes of other files are downloaded."""
     if _is_local(file):
@@ -216,32 +234,38 @@ def _convert_errors(url: str) -> Iterator[None]:
 
 
 def _find_signers(
-    image: BootImage, fetcher: Fetcher, keys: ImageKeys, release_files: ReleaseFiles
-) -> Mapping[FieldPath, str]:
+    image: BootImage, fetcher: Fetcher, keys: VendorKeys, release_files: ReleaseFiles
+) -> dict[FieldPath, ImageSigner]:
     """Return the signer of each signed file. Raises `UntrustedRelease` if a signature is wrong or missing."""
-    check, found = SignatureCheck(fetcher, keys, ""), {}
+    check, allowed, found = SignatureCheck(fetcher, keys, ""), release_files.keys, dict[FieldPath, ImageSigner]()
     for each in check.files(image):
         at = each.at[2:]
         place = f"{release_files.release.source} {release_files.release.version}, {'.'.join(map(str, at))}"
         if each.fault is not None:
-            hint = "the file may have been changed after the vendor signed it: do not boot it, and ask the vendor"
+            hint = "do not boot the file: try again later, and ask the vendor if the problem stays"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
         if each.by is not None:
+            if allowed and _FINGERPRINT.fullmatch(each.by.key) and each.by.key not in allowed:
+                hint = "add the key to keys of the ImageSource if the vendor uses it"
+                raise UntrustedRelease(place, f"the file is signed by {each.by}, which is no key of the source", hint)
             found[at] = each.by
-        elif release_files.keys:
+        elif allowed:
             hint = "the vendor signs its files: check the index, and ask the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found
 
 
-def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: str | None) -> Provenance:
+_FINGERPRINT: Final = re.compile("[0-9A-F]{40}|[0-9A-F]{64}")  # of an OpenPGP key
+
+
+def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSigner | None) -> Provenance:
     if signer is not None:
         checksums = release_files.checksums.get(file.architecture)
         signature = to_yaml_value(file.signature).values() if file.signature is not None else ()
         url = next(iter(signature), checksums.url if checksums is not None else None)
-        return Provenance(digest=DigestOrigin.SIGNED, key=signer, url=url)
+        return Provenance(digest=DigestOrigin.SIGNED, key=signer.key, url=ArtifactUrl(url) if url else None)
     if file.digest_url is not None:
-        return Provenance(digest=DigestOrigin.PUBLISHED, url=file.digest_url)
+        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(file.digest_url))
     return Provenance(digest=DigestOrigin.FIRST_SEEN)
 
 
@@ -256,9 +280,11 @@ class _Document:
         release_files: ReleaseFiles,
         settings: ImageSettings,
         name: str,
+        labels: Mapping[str, str],
         measured: list[tuple[ReleaseFile, _Facts]],
     ) -> None:
-        self._files, self._settings, self._name, self._measured = release_files, settings, name, measured
+        self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
+        self._measured = measured
 
     def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
         """Yield each file with the path of its field below spec.architectures."""
@@ -315,10 +341,10 @@ class _Document:
         channel = f", channel {release.channel}" if release.channel is not None else ""
         dated = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
         comments = [f"{release.source} {release.version}{channel}{dated}. Written by gitboot from {release.index_url}"]
-        comments += [
-            f"The vendor publishes no digest of {each}: gitboot computed the digest when it downloaded the file."
-            for each in unsigned
-        ]
+        if unsigned:
+            comments.append(
+                f"The vendor publishes no digest of these files, so gitboot computed it: {', '.join(unsigned)}"
+            )
         comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
         annotations = {SOURCE: release.source, **({CHANNEL: release.channel} if release.channel is not None else {})}
         return render_document(
@@ -326,5 +352,6 @@ class _Document:
             "BootImage",
             self._name,
             {**spec, "architectures": dict(sorted(architectures.items()))},
+            labels=self._labels,
             annotations=annotations if NAME.fullmatch(release.source) else None,
         )
