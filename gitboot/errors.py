@@ -38,6 +38,7 @@
         └── UnusableSource          the releases of an image source cannot be used
             ├── MalformedIndex      an index, or a list of digests, is not in its format
             ├── UntrustedIndex      an index has no signature by a key of the source
+            ├── StaleIndex          the newest image of the fleet is newer than all releases of an index
             ├── IncompleteRelease   a release lacks a file, a digest or an architecture
             └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
@@ -254,6 +255,10 @@ class MalformedIndex(UnusableSource):
 
 class UntrustedIndex(UnusableSource):
     """An index of an image source has no signature by a key of the source."""
+
+
+class StaleIndex(UnusableSource):
+    """The newest image of the fleet is newer than all releases of an index."""
 
 
 class IncompleteRelease(UnusableSource):

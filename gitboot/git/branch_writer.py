@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
@@ -182,11 +183,12 @@ class Proposal(Struct, frozen=True, kw_only=True):
     is_pushed: bool  # whether a remote-tracking branch has the commit
 
 
-def find_proposal(path: Path, branch: str, file: str) -> Proposal | None:
+def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
     """Return the commit that added a file of the fleet at ``path`` to a branch, or None if there is no such branch.
 
     If a remote has the branch, return the commit in its remote-tracking branch. Commits that other people added to the
-    branch later do not count. Raises `UsageError` if the branch does not contain the file.
+    branch later do not count. Without ``file``, return the last commit. Raises `UsageError` if the branch does not
+    contain the file.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
@@ -196,20 +198,13 @@ def find_proposal(path: Path, branch: str, file: str) -> Proposal | None:
         name = next((each for each in names if each in repository.references), None)
         if name is None:
             return None
-        place = str(PurePosixPath(get_fleet_folder(repository, root), file))
         commit = peel_reference(repository, repository.references[name])
-        if not _has_file(repository, commit, place):
-            raise UsageError(f"the branch {branch} exists already without {file}: delete the branch")
-        for _ in range(_MOST_LATER_COMMITS):
-            above = commit.parents[0] if commit.parents else None
-            # A shallow clone does not have all parents.
-            if (
-                above is None
-                or above not in repository.odb
-                or not _has_file(repository, parent := CommitReader(repository).read(above), place)
-            ):
-                break
-            commit = parent
+        if file is not None:
+            place = str(PurePosixPath(get_fleet_folder(repository, root), file))
+            adding = _find_adding_commit(repository, commit, place)
+            if adding is None:
+                raise UsageError(f"the branch {branch} exists already without {file}: delete the branch")
+            commit = adding
         return Proposal(
             commit=commit.revision,
             parent=Revision(str(commit.parents[0])) if commit.parents else None,
@@ -219,12 +214,20 @@ def find_proposal(path: Path, branch: str, file: str) -> Proposal | None:
         )
 
 
+def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
+    """Return the oldest commit of a first-parent line up to ``tip`` that has a file, or None if ``tip`` lacks it."""
+    found = None
+    for commit in islice(CommitReader(repository).first_parents(tip.id), _MOST_LATER_COMMITS):
+        tree = read_tree(repository, commit)
+        if tree is None or place not in tree:
+            return found
+        found = commit
+        if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone ends here
+            return found
+    return found
+
+
 _MOST_LATER_COMMITS: Final = 100
-
-
-def _has_file(repository: pygit2.Repository, commit: CommitObject, place: str) -> bool:
-    tree = read_tree(repository, commit)
-    return tree is not None and place in tree
 
 
 def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:

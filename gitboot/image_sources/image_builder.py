@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256, sha512
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
-from gitboot.artifacts.image_keys import ImageSigner, VendorKeys
+from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
+from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.errors import (
     ArtifactMissing,
@@ -27,10 +28,12 @@ from gitboot.errors import (
 )
 from gitboot.fleet.documents import read_resource, render_document
 from gitboot.fleet.yaml import parse
-from gitboot.image_sources.releases import FileRole, ImageSettings, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.find_releases import describe_release, list_releases
+from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value
+from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import NAME, ArtifactUrl, Malformed, build_document_name, parse_artifact_url, quote_value
 from gitboot.model.scalars import Path as FieldPath
 from gitboot.model.server import Architecture
@@ -47,6 +50,45 @@ class DownloadProgress(Protocol):
 
     def advance(self, size: int) -> None:
         """Add bytes that were downloaded."""
+
+
+class SourceReader(NamedTuple):
+    """Reads the releases of image sources, with the keys that may sign."""
+
+    fetcher: Fetcher
+    keys: VendorKeys
+    registries: Registries
+
+    def list_releases(self, source: ImageSource, channel: str | None) -> tuple[Release, ...]:
+        """Return the releases of a channel in ascending order, without prereleases."""
+        return list_releases(source, channel, self.fetcher, _IndexKeys(self.keys), registries=self.registries)
+
+    def describe_release(
+        self, source: ImageSource, release: Release, architectures: Collection[Architecture]
+    ) -> ReleaseFiles:
+        """Return the files of a release for these architectures, or for all architectures of the source if empty."""
+        trust = _IndexKeys(self.keys)
+        return describe_release(source, release, architectures, self.fetcher, trust, registries=self.registries)
+
+
+class _IndexKeys:
+    """The keys with which `gitboot.image_sources.find_releases` checks indexes."""
+
+    def __init__(self, keys: VendorKeys) -> None:
+        self._keys = keys
+
+    def find_index_signer(self, content: bytes, signature: bytes, *, only: Collection[str]) -> str:
+        """Return the fingerprint of the key that made a detached OpenPGP signature."""
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "index")
+            file.write_bytes(content)
+            digest = Digest(sha256(content).hexdigest())
+            return self._keys.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=only).key
+
+    def read_clear_signed(self, content: bytes, *, only: Collection[str]) -> tuple[str, bytes]:
+        """Return the fingerprint of the key that signed a clear-signed text, and the signed part of the text."""
+        text, signer = self._keys.read_clear_signed(content, only=only)
+        return signer.key, text
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):
@@ -267,6 +309,18 @@ def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSi
     if file.digest_url is not None:
         return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(file.digest_url))
     return Provenance(digest=DigestOrigin.FIRST_SEEN)
+
+
+def format_origin(file: BuiltFile) -> str:
+    """Return where the digest of a file comes from, in words."""
+    origin = file.provenance
+    match origin.digest:
+        case DigestOrigin.SIGNED:
+            return f"signed by {origin.key} ({origin.url})"
+        case DigestOrigin.PUBLISHED:
+            return f"published without a signature ({origin.url})"
+        case DigestOrigin.FIRST_SEEN:
+            return "no digest is published; gitboot computed it at the first download"
 
 
 # Document

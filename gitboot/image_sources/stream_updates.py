@@ -1,24 +1,47 @@
-"""Stream updates: choose the release that an ImageStream follows, and the change that begins its rollout."""
+"""Stream updates: find the release that an ImageStream follows, and propose the commit that begins its rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from gitboot.errors import UsageError
+from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRelease, UsageError
 from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_mapping
-from gitboot.image_sources.image_builder import CHANNEL, SOURCE, BuiltFile, BuiltImage, find_image_name
+from gitboot.git.branch_writer import find_proposal, propose
+from gitboot.git.snapshots import find_fleet_folder
+from gitboot.image_sources.image_builder import (
+    CHANNEL,
+    SOURCE,
+    BuiltFile,
+    BuiltImage,
+    DownloadProgress,
+    SourceReader,
+    build_image,
+    find_image_name,
+    format_origin,
+)
 from gitboot.image_sources.releases import ImageSettings, Release
-from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance
+from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance, Rollout
 from gitboot.model.image_source import ImageSource
-from gitboot.model.scalars import version_key
+from gitboot.model.scalars import Name, version_key
 from gitboot.model.server import Architecture
-from gitboot.text import did_you_mean, format_age, format_names, parse_duration, printable
+from gitboot.text import (
+    did_you_mean,
+    format_age,
+    format_names,
+    one_line,
+    parse_duration,
+    printable,
+    printable_lines,
+)
 
 _CURRENT: Final = ("spec", "current")  # the field behind which spec.rollout is written
 
@@ -48,6 +71,7 @@ class StreamUpdate(Struct, frozen=True, kw_only=True):
     title: str = ""  # of the commit and of its pull request
     message: str = ""  # the rest of the commit message
     files: tuple[BuiltFile, ...] = ()  # empty: the image exists already, or an earlier run made the commit
+    document: str = ""  # the text of the new BootImage; "" if there are no files
 
 
 class FollowedStream(Struct, frozen=True, kw_only=True):
@@ -156,7 +180,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     outcome: UpdateOutcome
     why: str
-    release: Release | None = None  # the newest release within the bounds, if it is newer than the stream's images
+    release: Release | None = None
     older: tuple[Release, ...] = ()  # older releases that an earlier run may have proposed
 
 
@@ -172,19 +196,21 @@ def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
 def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
     """Return the newest release that is within the bounds, old enough, and newer than the images of the stream.
 
-    ``releases`` are in ascending order. A release without a date counts as old enough. The age of its commit decides
-    later.
+    ``releases`` are in ascending order. A release without a date counts as old enough here: the age of its commit
+    decides later. Raises `MalformedIndex` if there are no releases, and `StaleIndex` if the fleet has a newer image of
+    the channel.
     """
     if not releases:
-        return Choice(outcome=UpdateOutcome.FAILED, why=f"{followed.follow.source} lists no releases")
+        raise MalformedIndex(followed.follow.source, "the index lists no releases", "check channel, or try again later")
     newest, in_fleet = releases[-1], followed.find_fleet_images()
     latest = max(in_fleet.values(), key=lambda image: version_key(image.spec.version), default=None)
     if latest is not None and version_key(newest.version) < version_key(latest.spec.version):
-        why = (
-            f"{newest.index_url} is behind the fleet: its newest release is {printable(newest.version)}, and "
-            f"BootImage/{latest.metadata.name} has version {latest.spec.version}"
+        cause = (
+            f"the newest release is {printable(newest.version)}, and BootImage/{latest.metadata.name} of the fleet has "
+            f"the version {latest.spec.version}"
         )
-        return Choice(outcome=UpdateOutcome.FAILED, why=why)
+        hint = f"try again later. If that image is not of this channel, name its channel in the annotation {CHANNEL}"
+        raise StaleIndex(newest.index_url, cause, hint)
     own = (followed.current, *(each for each in in_fleet.values() if _blocks(followed, each)))
     own_newest = max(
         (image.spec.version for image in own if image.metadata.name in in_fleet), key=version_key, default=None
@@ -250,12 +276,21 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
     )
 
 
-def find_weak_file(followed: FollowedStream, built: BuiltImage) -> str | None:
-    """Return why the stream's requireProvenance does not allow the image, or None if it does."""
+def check_provenance(followed: FollowedStream, image: BootImage) -> None:
+    """Raise `UntrustedRelease` if the stream requires signed files, and a file of the image has no signature."""
     if followed.stream.spec.require_provenance is not RequiredProvenance.SIGNED:
-        return None
-    weak = [".".join(map(str, each.at)) for each in built.files if each.provenance.digest is not DigestOrigin.SIGNED]
-    return f"requireProvenance is signed, and {format_names(weak)} of {built.name} has no signature" if weak else None
+        return
+    weak = [
+        ".".join(map(str, (architecture, *at)))
+        for architecture, artifacts in sorted(image.spec.architectures.items())
+        for at, file in artifacts.files()
+        if file.provenance is None or file.provenance.digest is not DigestOrigin.SIGNED
+    ]
+    if weak:
+        cause = (
+            f"ImageStream/{followed.name} requires signed files, and these files are not signed: {format_names(weak)}"
+        )
+        raise UntrustedRelease(image.metadata.name, cause, "use a source whose vendor signs its files")
 
 
 def build_files(
@@ -300,13 +335,143 @@ def format_message(followed: FollowedStream, release: Release, built: BuiltImage
     return printable(title), "".join(f"{printable(line)}\n" for line in lines)
 
 
-def format_origin(file: BuiltFile) -> str:
-    """Return where the digest of a file comes from, in words."""
-    origin = file.provenance
-    match origin.digest:
-        case DigestOrigin.SIGNED:
-            return f"signed by {origin.key} ({origin.url})"
-        case DigestOrigin.PUBLISHED:
-            return f"published without a signature ({origin.url})"
-        case DigestOrigin.FIRST_SEEN:
-            return "no digest is published; gitboot computed it at the first download"
+# Proposals
+
+
+class UpdatedFleet(Protocol):
+    """The fleet whose streams gitboot updates."""
+
+    path: Path
+    snapshot: Snapshot  # the parent of the new commits
+    repository: FleetRepository
+
+    def validate(self, changed: Snapshot) -> FleetRepository:
+        """Return a changed fleet. Raises `InvalidRepository` if it has errors."""
+
+
+class StreamUpdater:
+    """Proposes releases for the streams of a fleet. A release for several streams is downloaded once."""
+
+    def __init__(
+        self,
+        fleet: UpdatedFleet,
+        sources: SourceReader,
+        progress: DownloadProgress,
+        *,
+        branch_prefix: str,
+        now: datetime,
+        dry_run: bool = False,
+    ) -> None:
+        self._fleet, self._sources, self._progress = fleet, sources, progress
+        self._now, self._dry_run = now, dry_run
+        folder = find_fleet_folder(fleet.path).replace("/", "-")
+        self._prefix = f"{branch_prefix}{folder}{'-' if folder else ''}"
+        self._built: dict[str, tuple[object, BuiltImage]] = {}  # by name, with the data from which it was built
+
+    def update(self, followed: FollowedStream) -> tuple[StreamUpdate, GitbootError | None]:
+        """Propose the newest release for a stream. Return the result, and the error if the stream failed."""
+        start = StreamUpdate(
+            stream=followed.name,
+            outcome=UpdateOutcome.FAILED,
+            why="",
+            source=followed.follow.source,
+            channel=followed.channel,
+        )
+        try:
+            return self._update(followed, start), None
+        except GitbootError as error:
+            return structs.replace(start, why=one_line(str(error))), error
+
+    def _update(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
+        choice = find_unfinished_rollout(followed)
+        if choice is None:
+            releases = self._sources.list_releases(followed.source, followed.channel)
+            choice = choose_release(followed, releases, self._now)
+        if (release := choice.release) is None:
+            return structs.replace(start, outcome=choice.outcome, why=choice.why)
+        image = find_image_name(release.source, release.version)
+        branch = self._name_branch(followed, release)
+        is_in_fleet = image in self._fleet.repository.images
+        start = structs.replace(start, version=release.version, image=image, branch=branch)
+        found = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
+        if found is None:
+            update, committed = self._propose(followed, start, release, is_in_fleet=is_in_fleet), self._now
+        else:
+            title, _, message = found.message.partition("\n")
+            texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
+            update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
+        older = (self._name_branch(followed, each) for each in choice.older)
+        superseded = tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
+        update = structs.replace(update, supersedes=superseded)
+        if release.published is None and committed + followed.minimum_age > self._now:
+            why = (
+                f"{image} has no date in its index. Its commit is from {committed:%Y-%m-%d %H:%M} UTC, and minimumAge "
+                f"is {followed.follow.minimum_age}"
+            )
+            return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
+        why = f"{image} is the newest release within the bounds"
+        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, is_ready=not self._dry_run)
+
+    def _name_branch(self, followed: FollowedStream, release: Release) -> str:
+        return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
+
+    def _propose(
+        self, followed: FollowedStream, start: StreamUpdate, release: Release, *, is_in_fleet: bool
+    ) -> StreamUpdate:
+        built = None if is_in_fleet else self._build(followed, release)
+        if is_in_fleet:
+            self._check_existing(followed, release)
+        image = find_image_name(release.source, release.version)
+        files = build_files(followed, self._fleet.repository, image, built)
+        if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
+            raise UsageError(f"images/{image}.yaml exists already, without BootImage/{image}: move the file")
+        changed = self._fleet.validate(self._fleet.snapshot.replace_files(files, f"update of {followed.name}"))
+        before, after = followed.stream, changed.streams[followed.name]
+        rollout = Rollout(image=Name(image), percent=followed.follow.percent)
+        if after != replace(before, spec=replace(before.spec, rollout=rollout)):
+            raise UsageError(f"gitboot cannot add spec.rollout to ImageStream {followed.name}: write it yourself")
+        title, message = format_message(followed, release, built)
+        commit = None
+        if not self._dry_run:
+            branch, text = str(start.branch), f"{title}\n\n{message}"
+            commit = propose(self._fleet.path, self._fleet.snapshot.revision, branch, files, text, self._now)
+        return structs.replace(
+            start,
+            commit=commit,
+            is_new=commit is not None,
+            title=title,
+            message=message.rstrip("\n"),
+            files=built.files if built is not None else (),
+            document=built.text if built is not None else "",
+        )
+
+    def _check_existing(self, followed: FollowedStream, release: Release) -> None:
+        """Raise `UsageError` unless the fleet has the release with the architectures of a stream."""
+        image = self._fleet.repository.images[find_image_name(release.source, release.version)]
+        if image.spec.version != release.version:
+            raise UsageError(f"BootImage/{image.metadata.name} exists already, with the version {image.spec.version}")
+        if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
+            raise UsageError(
+                f"BootImage/{image.metadata.name} has no files for {missing[0]}, and images do not change: list all "
+                "architectures in spec.follow of each stream with this source"
+            )
+        check_provenance(followed, image)
+
+    def _build(self, followed: FollowedStream, release: Release) -> BuiltImage:
+        files = self._sources.describe_release(followed.source, release, followed.architectures)
+        settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
+        name = find_image_name(release.source, release.version)
+        data = (files, settings, labels)
+        if name not in self._built:
+            built = build_image(
+                files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
+            )
+            self._built[name] = data, built
+        other, built = self._built[name]
+        if other != data:
+            raise UsageError(
+                f"gitboot already proposes BootImage/{name} with other settings or architectures for another stream: "
+                "merge that proposal first"
+            )
+        check_provenance(followed, built.image)
+        return built

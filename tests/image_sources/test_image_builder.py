@@ -336,7 +336,7 @@ def test_a_redirect_is_followed_and_the_document_has_the_first_url(vendor: Vendo
 def test_a_version_that_is_no_version_is_rejected(vendor: Vendor, version: str) -> None:
     with pytest.raises(MalformedIndex) as raised:
         vendor.build(vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL), version=version))
-    assert str(raised.value).isprintable() and str(raised.value).isascii()
+    assert str(raised.value).isprintable()
     assert vendor.web.asked.total() == 0
 
 
