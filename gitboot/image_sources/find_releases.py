@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import structs
 
 from gitboot.artifacts.availability import Fetcher
+from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.errors import (
     ArtifactMissing,
@@ -31,7 +32,7 @@ from gitboot.image_sources.index_formats import (
     match_version,
     parse_digest_list,
 )
-from gitboot.image_sources.index_readers import IndexTrust, SourceReader, read_document, version_values
+from gitboot.image_sources.index_readers import SourceReader, read_document, version_values
 from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.image_sources.vendor_sources import load_vendor_source
 from gitboot.jsonio import Digest
@@ -40,16 +41,6 @@ from gitboot.model.image_source import BUILT_IN_SOURCES, ImageSource, IndexForma
 from gitboot.model.scalars import version_key
 from gitboot.model.server import Architecture
 from gitboot.text import did_you_mean, printable
-
-__all__ = [
-    "IndexTrust",
-    "describe_local_files",
-    "describe_oci_image",
-    "describe_release",
-    "describe_urls",
-    "find_source",
-    "list_releases",
-]
 
 
 def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSource:
@@ -79,7 +70,7 @@ def list_releases(
     source: ImageSource,
     channel: str | None,
     reader: Fetcher,
-    trust: IndexTrust,
+    trust: VendorKeys,
     *,
     registries: Registries | None = None,
 ) -> tuple[Release, ...]:
@@ -122,7 +113,7 @@ def describe_release(
     release: Release,
     architectures: Collection[Architecture],
     reader: Fetcher,
-    trust: IndexTrust,
+    trust: VendorKeys,
     *,
     registries: Registries | None = None,
 ) -> ReleaseFiles:
@@ -191,12 +182,8 @@ def _list_tags(source: ImageSource, channel: str | None, registries: Registries 
     reference, template = _find_repository(source, channel)
     with _translate_registry_errors(str(reference)):
         tags = _require_registries(registries, reference).list_tags(reference)
-    versions = {match_version(tag, template) for tag in tags} - {None}
-    return (
-        str(reference),
-        None,
-        dict.fromkeys(sorted(filter(None, versions), key=lambda each: (version_key(each), each))),
-    )
+    versions = {version for tag in tags if (version := match_version(tag, template)) is not None}
+    return str(reference), sorted(versions, key=lambda each: (version_key(each), each))
 
 
 def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciReference, str]:
@@ -301,7 +288,7 @@ def _find_list(
         if at not in lists:
             try:
                 content = read_document(reader, at, MAX_LIST_BYTES)
-                lists[at] = parse_digest_list(content, at, name if at.startswith(url) else None)
+                lists[at] = parse_digest_list(content, at, name if at.startswith(url) else "")
             except (ArtifactMissing, MalformedIndex):  # some servers answer with a page instead of 404
                 lists[at] = {}
         if (found := find_listed(lists[at], url)) is not None:

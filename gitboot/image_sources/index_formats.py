@@ -16,6 +16,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from gitboot.artifacts.checksum_lists import read_checksum_list
 from gitboot.errors import MalformedIndex
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.image_source import FilesFormat, IndexFormat
@@ -107,40 +108,27 @@ def match_version(name: str, template: str) -> str | None:
 # Lists of digests
 
 
-_LINE: Final = re.compile(
-    # sha256sum and sha512sum, with or without the name's asterisk; and Debian's Release, with a size between
-    r"\\?(?P<digest>[0-9a-f]{64}(?:[0-9a-f]{64})?)[ \t]+(?:[0-9]{1,15}[ \t]+)?\*?(?P<name>[^\s*][^\r\n]{0,500})"
-    # sha256sum --tag, which is also the format of BSD's sha256
-    r"|SHA(?:256|512) \((?P<tagged>[^\r\n]{1,500})\) = (?P<value>[0-9a-f]{64}(?:[0-9a-f]{64})?)"
-)
 _MOST_LINES: Final = 200_000
-_BARE: Final = re.compile(r"[0-9a-f]{64}(?:[0-9a-f]{64})?")
 
 
-def parse_digest_list(content: bytes, url: str, bare_name: str | None = None) -> Mapping[str, ListedDigest]:
+def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
     """Return the digests in a list by name. Names lose a leading ``./``. Other lines are ignored.
 
-    A file with one digest and no name counts for ``bare_name``. Raises `MalformedIndex` if the list has no digest, or
-    two different digests for a name.
+    A digest without a name counts for ``bare_name``. Raises `MalformedIndex` if the list has no digest, or two
+    different digests for a name.
     """
-    lines = content.decode(errors="replace").split("\n")
-    if len(lines) > _MOST_LINES:
+    if content.count(b"\n") > _MOST_LINES:
         raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
-    found: dict[str, dict[int, str]] = {}
-    for line in map(str.strip, lines):
-        if (match := _LINE.fullmatch(line)) is not None:
-            name, digest = match["name"] or match["tagged"], match["digest"] or match["value"]
-        elif bare_name is not None and _BARE.fullmatch(line):
-            name, digest = bare_name, line
-        else:
-            continue
-        known = found.setdefault(name.strip().removeprefix("./"), {})
-        if known.setdefault(len(digest), digest) != digest:
-            raise _malformed(url, f"the list has two digests for {_quote(name)}")
+    found: dict[str, dict[str, str]] = {}
+    for each in read_checksum_list(content):
+        if name := (each.name.strip() or bare_name).removeprefix("./"):
+            known = found.setdefault(name, {})
+            if known.setdefault(each.algorithm, each.digest) != each.digest:
+                raise _malformed(url, f"the list has two digests for {_quote(name)}")
     if not found:
         raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {
-        name: ListedDigest(sha256=Digest(each[64]) if 64 in each else None, sha512=each.get(128))
+        name: ListedDigest(sha256=Digest(each["sha256"]) if "sha256" in each else None, sha512=each.get("sha512"))
         for name, each in found.items()
     }
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from msgspec import Struct, structs
 
 from gitboot.artifacts.availability import Fetcher
+from gitboot.artifacts.image_keys import SignatureKind, VendorKeys
 from gitboot.errors import (
     ArtifactMissing,
     HostUnreachable,
@@ -31,6 +35,7 @@ from gitboot.image_sources.index_formats import (
     parse_index,
 )
 from gitboot.image_sources.releases import FileRole, Release, ReleaseFile
+from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Checksums, Signature, SignedList
 from gitboot.model.image_source import (
     ChecksumsTemplate,
@@ -42,17 +47,6 @@ from gitboot.model.image_source import (
 from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url
 from gitboot.model.server import Architecture
 from gitboot.text import printable
-
-
-class IndexTrust(Protocol):
-    """The keys that gitboot ships and those of the settings. Both methods raise `UntrustedSignature`."""
-
-    def find_index_signer(self, content: bytes, signature: bytes, *, only: Collection[str]) -> str:
-        """Return the fingerprint of the key that made a detached OpenPGP signature. ``only``: keys that may sign."""
-
-    def read_clear_signed(self, content: bytes, *, only: Collection[str]) -> tuple[str, bytes]:
-        """Return the fingerprint of the key that signed a clear-signed text, and the signed part of the text."""
-
 
 _LONGEST_READ_S: Final = 180.0  # for one index or list, besides the limits of the HTTP client
 _LARGEST_SIGNATURE: Final = 1 << 20
@@ -86,7 +80,7 @@ class VerifiedIndex(Struct, frozen=True, kw_only=True):
 class SourceReader:
     """Reads the indexes and the lists of one source and one channel. Each URL is read once."""
 
-    def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: IndexTrust) -> None:
+    def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: VendorKeys) -> None:
         self._spec, self._name, self._channel = source.spec, source.metadata.name, channel
         self._fetcher, self._trust = fetcher, trust
         self._indexes: dict[str, VerifiedIndex] = {}
@@ -123,13 +117,21 @@ class SourceReader:
         try:
             if index.signature is not None:
                 at = self._fill_url(index.signature, {"url": url})
-                signature = self._read_signature(at, url)
-                signer = self._trust.find_index_signer(content, signature, only=self._spec.keys)
+                signer = self._find_signer(content, self._read_signature(at, url))
             elif index.clear_signed:
-                signer, content = self._trust.read_clear_signed(content, only=self._spec.keys)
+                content, found = self._trust.read_clear_signed(content, only=self._spec.keys)
+                signer = found.key
         except UntrustedSignature as error:
             raise self._distrust(url, f"the index is {error}") from error
         return VerifiedIndex(url=url, content=content, signer=signer)
+
+    def _find_signer(self, content: bytes, signature: bytes) -> str:
+        """Return the key that made a detached OpenPGP signature. Raises `UntrustedSignature`."""
+        digest, only = Digest(sha256(content).hexdigest()), self._spec.keys
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "index")
+            file.write_bytes(content)
+            return self._trust.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=only).key
 
     def _read(self, url: str, max_bytes: int) -> bytes:
         try:
@@ -211,6 +213,7 @@ class SourceReader:
             digest_url=digest_url,
             archive_sha256=found.sha256 if is_member else None,
             archive_sha512=found.sha512 if is_member else None,
+            is_unsigned=not file.signed,
         )
 
     def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
@@ -257,7 +260,7 @@ class SourceReader:
             content = self._read(url, MAX_LIST_BYTES)
             if template.clear_signed:
                 try:
-                    _, content = self._trust.read_clear_signed(content, only=self._spec.keys)
+                    content, _ = self._trust.read_clear_signed(content, only=self._spec.keys)
                 except UntrustedSignature as error:
                     raise self._distrust(url, f"the list is {error}") from error
             self._lists[url] = parse_digest_list(content, url)

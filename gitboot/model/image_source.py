@@ -285,11 +285,18 @@ class SourceFile:
     signature: SignatureTemplate | None = Field(
         default=None, description="The signature of the file or of its archive. {url} is its URL. Default: none."
     )
+    signed: Boolean = Field(
+        default=True,
+        description="Use false if the vendor signs other files, but not this one. gitboot then accepts the file "
+        "without a signature. Default: true.",
+    )
 
     @check
     def _one_place(self) -> None:
         if (self.url is None) == (self.name is None):
             raise Malformed(Code.COMBINATION, "expected one of url, name", "set exactly one of these fields")
+        if self.signature is not None and not self.signed:
+            raise Malformed(Code.COMBINATION, "a file with a signature is signed", "remove signed: false")
 
 
 @structure

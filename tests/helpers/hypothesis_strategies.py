@@ -296,7 +296,7 @@ def _checksums_template(drawn: Document) -> Document:
 
 
 def _source_file(drawn: Document) -> Document:
-    kept = {name: value for name, value in drawn.items() if name not in ("name", "url")}
+    kept = {name: value for name, value in drawn.items() if name not in ("name", "url", "signed")}
     return kept | {"url": drawn.get("url", "https://host.test/{version}/file")}
 
 
