@@ -226,6 +226,7 @@ class Code(StrEnum):
         "The URL is not valid",
         "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
         "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "Use https://HOST/NAME.tar.gz#PATH for a file in an archive. "
         "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
     )
     INSTANT = (
@@ -617,8 +618,9 @@ class Code(StrEnum):
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry",
-        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
+        "Machines cannot fetch a file from a registry or from an archive",
+        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP. They support neither OCI registries nor files in "
+        "archives.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
