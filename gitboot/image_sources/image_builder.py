@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from gitboot.artifacts.archives import ArchiveFetcher
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
-from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
+from gitboot.artifacts.image_keys import ImageSigner, VendorKeys
 from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.errors import (
@@ -34,7 +35,15 @@ from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value
 from gitboot.model.image_source import ImageSource
-from gitboot.model.scalars import NAME, ArtifactUrl, Malformed, build_document_name, parse_artifact_url, quote_value
+from gitboot.model.scalars import (
+    NAME,
+    ArtifactUrl,
+    Malformed,
+    build_document_name,
+    parse_artifact_url,
+    quote_value,
+    split_member_url,
+)
 from gitboot.model.scalars import Path as FieldPath
 from gitboot.model.server import Architecture
 
@@ -52,8 +61,8 @@ class DownloadProgress(Protocol):
         """Add bytes that were downloaded."""
 
 
-class SourceReader(NamedTuple):
-    """Reads the releases of image sources, with the keys that may sign."""
+class ReleaseFinder(NamedTuple):
+    """Finds the releases of image sources, with the keys that may sign."""
 
     fetcher: Fetcher
     keys: VendorKeys
@@ -61,34 +70,14 @@ class SourceReader(NamedTuple):
 
     def list_releases(self, source: ImageSource, channel: str | None) -> tuple[Release, ...]:
         """Return the releases of a channel in ascending order, without prereleases."""
-        return list_releases(source, channel, self.fetcher, _IndexKeys(self.keys), registries=self.registries)
+        return list_releases(source, channel, self.fetcher, self.keys, registries=self.registries)
 
     def describe_release(
         self, source: ImageSource, release: Release, architectures: Collection[Architecture]
     ) -> ReleaseFiles:
         """Return the files of a release for these architectures, or for all architectures of the source if empty."""
-        trust = _IndexKeys(self.keys)
-        return describe_release(source, release, architectures, self.fetcher, trust, registries=self.registries)
-
-
-class _IndexKeys:
-    """The keys with which `gitboot.image_sources.find_releases` checks indexes."""
-
-    def __init__(self, keys: VendorKeys) -> None:
-        self._keys = keys
-
-    def find_index_signer(self, content: bytes, signature: bytes, *, only: Collection[str]) -> str:
-        """Return the fingerprint of the key that made a detached OpenPGP signature."""
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "index")
-            file.write_bytes(content)
-            digest = Digest(sha256(content).hexdigest())
-            return self._keys.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=only).key
-
-    def read_clear_signed(self, content: bytes, *, only: Collection[str]) -> tuple[str, bytes]:
-        """Return the fingerprint of the key that signed a clear-signed text, and the signed part of the text."""
-        text, signer = self._keys.read_clear_signed(content, only=only)
-        return signer.key, text
+        options = {"registries": self.registries}
+        return describe_release(source, release, architectures, self.fetcher, self.keys, **options)
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):
@@ -148,7 +137,8 @@ def build_image(
         downloads = _Downloads(fetcher, Path(folder), progress)
         measured = [(file, _measure(downloads, file)) for file in release_files.files]
         draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
-        signers = _find_signers(draft.read(), downloads, keys, release_files)
+        check = SignatureCheck(downloads, keys, "", Path(folder), only=release_files.keys or None)
+        signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)
     return BuiltImage(
@@ -202,7 +192,8 @@ class _Downloads:
         if url not in self._known:
             path = self._folder / str(len(self._known))
             digests, size = (sha256(), sha512()), 0
-            with self._fetcher.read(url) as content, path.open("wb") as stored:
+            source = ArchiveFetcher(self) if split_member_url(url) is not None else self._fetcher
+            with source.read(url) as content, path.open("wb") as stored:
                 self._progress.begin(url.rpartition("/")[2], content.head.size)
                 for chunk in content.chunks:
                     size += len(chunk)
@@ -240,16 +231,25 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
 def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
     if _is_local(file) and file.sha256 is not None and file.size is not None:
         return _Facts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
+    most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with _convert_errors(file.url):
-        facts = downloads.measure(file.url, file.size if file.size is not None else LARGEST_ARTIFACT)
-    for algorithm, given in (("sha256", file.sha256), ("sha512", file.sha512)):
-        found = getattr(facts, algorithm)
-        if given is not None and given != found:
-            place = file.digest_url or file.url
-            raise UntrustedRelease(file.url, f"its {algorithm} is {found}, and {place} states {given}", _REPORT)
+        if (member := split_member_url(file.url)) is None:
+            facts = downloads.measure(file.url, most_bytes)
+        else:
+            archive = downloads.measure(member[0], LARGEST_ARTIFACT)
+            _check_digests(member[0], archive, file.archive_sha256, file.archive_sha512, file.digest_url)
+            facts = downloads.measure(file.url, most_bytes)
+    _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
         raise IncompleteRelease(file.url, f"it has {facts.size} bytes, and the index states {file.size}", _REPORT)
     return facts
+
+
+def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
+    for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
+        if given not in (None, found):
+            cause = f"its {algorithm} is {found}, and {digest_url or 'the index'} states {given}"
+            raise UntrustedRelease(url, cause, _REPORT)
 
 
 def _is_local(file: ReleaseFile) -> bool:
@@ -275,39 +275,32 @@ def _convert_errors(url: str) -> Iterator[None]:
 # Provenance
 
 
-def _find_signers(
-    image: BootImage, fetcher: Fetcher, keys: VendorKeys, release_files: ReleaseFiles
-) -> dict[FieldPath, ImageSigner]:
+def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
     """Return the signer of each signed file. Raises `UntrustedRelease` if a signature is wrong or missing."""
-    check, allowed, found = SignatureCheck(fetcher, keys, ""), release_files.keys, dict[FieldPath, ImageSigner]()
-    for each in check.files(image):
+    found: dict[FieldPath, ImageSigner] = {}
+    unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned or not release_files.keys}
+    for each in check.files(draft.read()):
         at = each.at[2:]
-        place = f"{release_files.release.source} {release_files.release.version}, {'.'.join(map(str, at))}"
-        if each.fault is not None:
+        place = f"{draft.title}, {'.'.join(map(str, at))}"
+        if each.by is not None:
+            found[at] = each.by
+        elif each.fault is not None:
             hint = "do not boot the file: try again later, and ask the vendor if the problem stays"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
-        if each.by is not None:
-            if allowed and _FINGERPRINT.fullmatch(each.by.key) and each.by.key not in allowed:
-                hint = "add the key to keys of the ImageSource if the vendor uses it"
-                raise UntrustedRelease(place, f"the file is signed by {each.by}, which is no key of the source", hint)
-            found[at] = each.by
-        elif allowed:
+        elif at not in unsigned:
             hint = "the vendor signs its files: check the index, and ask the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found
-
-
-_FINGERPRINT: Final = re.compile("[0-9A-F]{40}|[0-9A-F]{64}")  # of an OpenPGP key
 
 
 def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSigner | None) -> Provenance:
     if signer is not None:
         checksums = release_files.checksums.get(file.architecture)
         signature = to_yaml_value(file.signature).values() if file.signature is not None else ()
-        url = next(iter(signature), checksums.url if checksums is not None else None)
-        return Provenance(digest=DigestOrigin.SIGNED, key=signer.key, url=ArtifactUrl(url) if url else None)
-    if file.digest_url is not None:
-        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(file.digest_url))
+        at = next(iter(signature), checksums.url if checksums is not None else None)
+        return Provenance(digest=DigestOrigin.SIGNED, key=signer.key, url=ArtifactUrl(at) if at else None)
+    if (url := file.url if file.url.startswith("oci:") else file.digest_url) is not None:  # an oci URL has the digest
+        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(url))
     return Provenance(digest=DigestOrigin.FIRST_SEEN)
 
 
@@ -339,6 +332,12 @@ class _Document:
     ) -> None:
         self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
         self._measured = measured
+
+    @property
+    def title(self) -> str:
+        """The source and the version, or the name of an image without a source."""
+        release = self._files.release
+        return f"{release.source} {release.version}" if release.source else self._name
 
     def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
         """Yield each file with the path of its field below spec.architectures."""
@@ -394,7 +393,7 @@ class _Document:
         spec = {"version": release.version, **{key: value for key, (value, usual) in chosen.items() if value != usual}}
         channel = f", channel {release.channel}" if release.channel is not None else ""
         dated = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
-        comments = [f"{release.source} {release.version}{channel}{dated}. Written by gitboot from {release.index_url}"]
+        comments = [f"{self.title}{channel}{dated}. Written by gitboot from {release.index_url}"]
         if unsigned:
             comments.append(
                 f"The vendor publishes no digest of these files, so gitboot computed it: {', '.join(unsigned)}"

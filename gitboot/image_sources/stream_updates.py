@@ -17,13 +17,14 @@ from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_mapping
 from gitboot.git.branch_writer import find_proposal, propose
 from gitboot.git.snapshots import find_fleet_folder
+from gitboot.image_sources.find_releases import describe_settings
 from gitboot.image_sources.image_builder import (
     CHANNEL,
     SOURCE,
     BuiltFile,
     BuiltImage,
     DownloadProgress,
-    SourceReader,
+    ReleaseFinder,
     build_image,
     find_image_name,
     format_origin,
@@ -65,8 +66,8 @@ class StreamUpdate(Struct, frozen=True, kw_only=True):
     image: str | None = None
     branch: str | None = None  # None: gitboot proposes nothing
     commit: str | None = None  # None: a dry run
-    is_new: bool = False  # whether this run made the commit
-    is_ready: bool = False  # whether a pull request may be opened now
+    new: bool = False  # whether this run made the commit
+    ready: bool = False  # whether a pull request may be opened now
     supersedes: tuple[str, ...] = ()  # branches that propose older releases for the stream
     title: str = ""  # of the commit and of its pull request
     message: str = ""  # the rest of the commit message
@@ -262,18 +263,24 @@ def _format_public_age(release: Release, now: datetime) -> str:
 
 
 def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> ImageSettings:
-    """Return the settings of the stream's current image if it has the same source, or else those of the source."""
-    current = followed.current
-    if not is_from_source(current, followed.follow.source, current.metadata.annotations.get(CHANNEL)):
-        return from_source
-    spec = current.spec
-    return ImageSettings(
+    """Return the settings of the new image: those of the stream's current image if it has the same source.
+
+    The settings of the source may contain the version. They therefore replace settings of the current image that are
+    those of the source for the current version.
+    """
+    current, spec = followed.current, followed.current.spec
+    own = ImageSettings(
         user_data=spec.user_data,
         config_from=str(spec.config_from),
         writes_disk=spec.writes_disk,
         boots=spec.boots,
         kernel_arguments=spec.kernel_arguments,
     )
+    channel = current.metadata.annotations.get(CHANNEL, followed.channel)
+    is_of_source = is_from_source(current, followed.follow.source, channel)
+    if not is_of_source or own == describe_settings(followed.source, spec.version, channel):
+        return from_source
+    return own
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
@@ -355,7 +362,7 @@ class StreamUpdater:
     def __init__(
         self,
         fleet: UpdatedFleet,
-        sources: SourceReader,
+        sources: ReleaseFinder,
         progress: DownloadProgress,
         *,
         branch_prefix: str,
@@ -410,7 +417,7 @@ class StreamUpdater:
             )
             return structs.replace(update, outcome=UpdateOutcome.WAITS, why=why)
         why = f"{image} is the newest release within the bounds"
-        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, is_ready=not self._dry_run)
+        return structs.replace(update, outcome=UpdateOutcome.PROPOSED, why=why, ready=not self._dry_run)
 
     def _name_branch(self, followed: FollowedStream, release: Release) -> str:
         return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
@@ -438,7 +445,7 @@ class StreamUpdater:
         return structs.replace(
             start,
             commit=commit,
-            is_new=commit is not None,
+            new=commit is not None,
             title=title,
             message=message.rstrip("\n"),
             files=built.files if built is not None else (),

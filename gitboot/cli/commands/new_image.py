@@ -32,7 +32,7 @@ from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.fleet.resources import FleetRepository
 from gitboot.image_sources.find_releases import describe_local_files, describe_oci_image, describe_urls, find_source
-from gitboot.image_sources.image_builder import BuiltImage, SourceReader, build_image, find_image_name, format_origin
+from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
 from gitboot.image_sources.releases import FileRole, Release, ReleaseFiles
 from gitboot.image_sources.vendor_sources import list_vendor_sources
 from gitboot.jsonio import format_document, to_json_value
@@ -161,7 +161,7 @@ def image(
     wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))
     files = [(role, each) for role in FileRole for each in _list_values(roles[role])]
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
-        reader = SourceReader(fetcher, keys, registry)
+        reader = ReleaseFinder(fetcher, keys, registry)
         is_url = source.startswith(("http://", "https://"))
         if is_url and not files:
             files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
@@ -221,7 +221,7 @@ def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
     return chosen
 
 
-def _find_release(reader: SourceReader, source: ImageSource, channel: str | None, version: str | None) -> Release:
+def _find_release(reader: ReleaseFinder, source: ImageSource, channel: str | None, version: str | None) -> Release:
     releases = reader.list_releases(source, channel)
     found = [each for each in releases if version in (None, each.version)]
     if found:
@@ -238,7 +238,7 @@ def _describe_files(
     architectures: Sequence[Architecture],
     version: str,
     assets: Path | None,
-    reader: SourceReader,
+    reader: ReleaseFinder,
 ) -> ReleaseFiles:
     if len(architectures) > 1:
         raise UsageError("single files have one architecture: remove the other --architecture options")

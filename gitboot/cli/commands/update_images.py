@@ -36,7 +36,7 @@ from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.git.branch_writer import check_branch, write_bundle
 from gitboot.git.snapshots import WORKTREE, open_snapshot
 from gitboot.image_sources.find_releases import find_source
-from gitboot.image_sources.image_builder import SourceReader, format_origin
+from gitboot.image_sources.image_builder import ReleaseFinder, format_origin
 from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, list_followed_streams
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.review.formats.markdown import format_code_block
@@ -133,13 +133,13 @@ def command(
     followed = list_followed_streams(fleet.repository, streams, lambda name: find_source(name, sources))
     fetcher = build_fetchers(fleet.repository.fleet.spec.base_url, None, registry)
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
-        reader = SourceReader(fetcher, keys, registry)
+        reader = ReleaseFinder(fetcher, keys, registry)
         updater = StreamUpdater(fleet, reader, progress, branch_prefix=branch_prefix, now=now, dry_run=dry_run)
         done = [updater.update(each) for each in followed]
     updates = [update for update, _ in done]
     as_json = partial(_format_json, fleet.snapshot.revision, updates)
     if bundle is not None:
-        if new := [each.branch for each in updates if each.branch is not None and each.is_new]:
+        if new := [each.branch for each in updates if each.branch is not None and each.new]:
             write_bundle(path, bundle, new)
         write_output_file(bundle.with_name(f"{bundle.name}.json"), [f"{as_json()}\n".encode()])
     write_outputs(outputs, json=as_json, text=lambda: "\n".join(_format_text(updates)))
@@ -149,7 +149,7 @@ def command(
 def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
     """Return the results. ``body`` is the text of a pull request, in which forges interpret no text of a vendor."""
     items = [{**to_json_value(each), "body": _format_body(each)} for each in updates]
-    return format_document(base=base, items=items)
+    return format_document(base=base, streams=items)
 
 
 def _format_body(update: StreamUpdate) -> str:
@@ -165,11 +165,7 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
             yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
         if each.branch is not None:
             made = (
-                "committed on"
-                if each.is_new
-                else "already on"
-                if each.commit is not None
-                else "gitboot would commit on"
+                "committed on" if each.new else "already on" if each.commit is not None else "gitboot would commit on"
             )
             yield wrap_text(f"{made} the branch {each.branch}", "    ")
         if each.commit is None and each.document:
