@@ -133,7 +133,8 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
     assert done.out.splitlines()[-1] == f"    committed on the branch {BRANCH}"
     site.git("checkout", "--quiet", BRANCH)
     assert typed("validate", site.path).code == 0
-    assert typed("artifacts", "verify", site.path).code in (0, Exit.PARTIAL)
+    checked = typed("artifacts", "signatures", site.path, "--image-keys", site.vendor.keys, "--since", "main")
+    assert checked.code == 0, checked
 
 
 def test_a_second_run_makes_no_commit_and_downloads_nothing(site: Site) -> None:
@@ -336,10 +337,8 @@ def test_text_of_a_vendor_never_reaches_a_commit_or_a_pull_request_as_more_than_
     ]
     site.vendor.web.put("/stable.json", json.dumps(["1.1.0", *hostile]).encode())
     done = site.update("-o", "json")
-    for each in done.json["streams"]:
-        assert each["image"] in (None, "someos-1.1.0") or each["outcome"] == "Failed", each
-        assert "\x1b" not in json.dumps(each, ensure_ascii=False)
-    assert site.branches() in ([], [BRANCH])
+    (found,) = done.json["streams"]
+    assert (found["outcome"], found["image"], site.branches()) == ("Proposed", "someos-1.1.0", [BRANCH])
 
 
 def test_one_failed_stream_does_not_stop_the_others(site: Site) -> None:
