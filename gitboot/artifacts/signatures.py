@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
-from hashlib import sha256
+from contextlib import suppress
+from hashlib import sha256, sha512
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from tempfile import mkdtemp
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from gitboot.artifacts.archives import read_member
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
+from gitboot.artifacts.fetchers import CHUNK
 from gitboot.artifacts.image_keys import ImageSigner, SignatureKind, VendorKeys
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
-from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
+from gitboot.model.boot_image import Artifact, BootImage, Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import Path as Field
+from gitboot.model.scalars import split_member_url
 from gitboot.resolve.boot_composition import choose_download_url
-
-if TYPE_CHECKING:
-    pass
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """A file of an image, and its signer."""
+    """A file of an image, its signer, and the claim of the image."""
 
     at: Field  # the path of the field in the BootImage
+    url: str
     sha256: Digest
     by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
     # Why the signature is not trusted, as a text that continues "it is". None: the image names no signature.
     fault: str | None
+    claim: Provenance | None  # where the digest comes from, as the image states it
+
+    @property
+    def false_claim(self) -> str | None:
+        """Why the claim is not true, as a clause after the name of the file. None: gitboot found no fault.
+
+        Only the claim of a signature can be checked. gitboot cannot know when a vendor published a digest.
+        """
+        if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
+            return None
+        claim = f"claims a signature by the key {self.claim.key}"
+        if self.by is None:
+            return f"{claim}, but it is {self.fault}" if self.fault else f"{claim}, but the image names no signature"
+        if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
+            return f"{claim}, but {self.by} signed it"
+        return None
+
+
+def _normalise_key(key: str) -> str:
+    """Return a fingerprint of OpenPGP in the form that gpg prints. Other keys are returned unchanged."""
+    digits = key.replace(" ", "").upper().removeprefix("0X")
+    return digits if len(digits) in (40, 64) and not digits.strip("0123456789ABCDEF") else key
 
 
 class SignatureCheck:
-    """Checks the signatures that images name. A list of digests is fetched and checked once."""
+    """Checks the signatures that images name. A list of digests is fetched and checked once.
 
-    def __init__(self, fetcher: Fetcher, keys: VendorKeys, base_url: str) -> None:
-        self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
-        self._lists: dict[Checksums, tuple[frozenset[str], ImageSigner] | UntrustedSignature] = {}
+    ``only`` restricts the signers to these keys, as for `VendorKeys`.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, keys: VendorKeys, base_url: str, *, only: Collection[str] | None = None
+    ) -> None:
+        self._fetcher, self._keys, self._base_url, self._only = fetcher, keys, base_url, only
+        self._lists: dict[Checksums, tuple[tuple[ListedFile, ...], ImageSigner] | UntrustedSignature] = {}
+        self._folder = Path(mkdtemp(prefix="files-", dir=keys.scratch))
+        self._copy: _Copy | None = None
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Check each file of an image, by architecture. With ``only``, check only files with these digests."""
@@ -49,49 +80,103 @@ class SignatureCheck:
                     continue
                 by, fault = None, None
                 try:
-                    by = self._signer(artifact, artifacts.checksums)
+                    by = self.find_signer(artifact, artifacts.checksums)
                 except UntrustedSignature as error:
                     fault = str(error)
                 yield VouchedFile(
-                    at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
+                    at=("spec", "architectures", str(architecture), *at),
+                    url=artifact.url,
+                    sha256=artifact.sha256,
+                    by=by,
+                    fault=fault,
+                    claim=artifact.provenance,
                 )
+        self._drop_copy()
 
-    def _signer(self, artifact: Artifact, checksums: Checksums | None) -> ImageSigner | None:
+    def find_signer(self, artifact: Artifact, checksums: Checksums | None = None) -> ImageSigner | None:
+        """Return the trusted signer of a file, or None if neither the file nor a list has a signature.
+
+        For a file in an archive, the signature and the list are those of the archive, and the archive must contain the
+        file with its digest. Raises `UntrustedSignature` with a text that continues "it is".
+        """
+        by = None
         if artifact.signature is not None:
-            kind, url = _find_signature(artifact.signature)
-            detached = self._read_small(url, _LARGEST_SIGNATURE)
-            with TemporaryDirectory(prefix="gitboot-") as folder:
-                file = Path(folder, "file")
-                if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest, not the file
-                    self._fetch(artifact, file)
-                return self._keys.find_signer(kind, detached, file, artifact.sha256)
-        if checksums is None:
-            return None
-        digests, by = self._read_checksums(checksums)
-        if artifact.sha256 not in digests:
-            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by} signed")
+            by = self._check_signature(artifact, artifact.signature)
+        elif checksums is not None:
+            by = self._check_list(artifact, checksums)
+        if by is not None:
+            self._check_member(artifact)
         return by
 
-    def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], ImageSigner]:
+    def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
+        kind, url = _find_signature(signature)
+        detached = self._read_small(url, _LARGEST_SIGNATURE)
+        if kind is SignatureKind.SIGSTORE and split_member_url(artifact.url) is None:  # it signs the digest
+            return self._keys.find_signer(kind, detached, Path(), artifact.sha256, only=self._only)
+        copy = self._fetch_copy(artifact)
+        return self._keys.find_signer(kind, detached, copy.path, copy.sha256, only=self._only)
+
+    def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner:
+        listed, by = self._read_checksums(checksums)
+        digests = {(each.algorithm, each.digest) for each in listed}
+        is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
+        if not is_listed and (split_member_url(artifact.url) or any(kind == "sha512" for kind, _ in digests)):
+            copy = self._fetch_copy(artifact)
+            is_listed = not digests.isdisjoint({("sha256", copy.sha256), ("sha512", copy.sha512)})
+        if not is_listed:
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
+        return by
+
+    def _check_member(self, artifact: Artifact) -> None:
+        if (member := split_member_url(artifact.url)) is None:
+            return
+        archive, path = member
+        digest = sha256()
+        try:
+            with self._fetch_copy(artifact).path.open("rb") as file:
+                for chunk in read_member(iter(lambda: file.read(CHUNK), b""), archive, path):
+                    digest.update(chunk)
+        except ArtifactMissing as error:
+            raise UntrustedSignature(f"not verified: {error}") from error
+        if digest.hexdigest() != artifact.sha256:
+            raise UntrustedSignature(f"not the file {path} in {archive}, which has the sha256 {digest.hexdigest()}")
+
+    def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums not in self._lists:
-            kind, url = _find_signature(checksums.signature)
             try:
-                content, detached = (
-                    self._read_small(checksums.url, _LARGEST_LIST),
-                    self._read_small(url, _LARGEST_SIGNATURE),
-                )
-                with TemporaryDirectory(prefix="gitboot-") as folder:
-                    file = Path(folder, "list")
-                    file.write_bytes(content)
-                    by = self._keys.find_signer(kind, detached, file, Digest(sha256(content).hexdigest()))
-                lines = _LINE.finditer(content.decode(errors="replace"))
-                self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
+                self._lists[checksums] = self._verify_checksums(checksums)
             except UntrustedSignature as error:
                 self._lists[checksums] = error
         found = self._lists[checksums]
         if isinstance(found, UntrustedSignature):
             raise found
         return found
+
+    def _verify_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
+        if checksums.listed_in is None:
+            content, by = self._read_signed(checksums.url, checksums.signature)
+            return read_checksum_list(content), by
+        outer, by = self._read_signed(checksums.listed_in.url, checksums.listed_in.signature)
+        content = self._read_small(checksums.url, _LARGEST_LIST)
+        known = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
+        if not any(
+            (each.algorithm, each.digest) in known and each.size in (None, len(content))
+            for each in read_checksum_list(outer)
+        ):
+            raise UntrustedSignature(f"not verified: {checksums.url} is not in the list at {checksums.listed_in.url}")
+        return read_checksum_list(content), by
+
+    def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
+        """Return the content of a list that its signature covers. Without a signature, the list is clear-signed."""
+        content = self._read_small(url, _LARGEST_LIST)
+        if signature is None:
+            return self._keys.read_clear_signed(content, only=self._only)
+        kind, at = _find_signature(signature)
+        detached = self._read_small(at, _LARGEST_SIGNATURE)
+        file = self._folder / "list"
+        file.write_bytes(content)
+        digest = Digest(sha256(content).hexdigest())
+        return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
     def _read_small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
@@ -101,18 +186,30 @@ class SignatureCheck:
                 raise UntrustedSignature(f"not verified: {url} has more than {most_bytes:,} bytes")
         return bytes(content)
 
-    def _fetch(self, artifact: Artifact, file: Path) -> None:
-        digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
-        with file.open("wb") as written:
-            for chunk in self._chunks(artifact.url):
-                digest.update(chunk)
-                written.write(chunk)
-                if written.tell() > most_bytes:
-                    raise UntrustedSignature(
-                        f"not the file at {artifact.url}, which has more than {most_bytes:,} bytes"
-                    )
-        if digest.hexdigest() != artifact.sha256:
-            raise UntrustedSignature(f"not the file at {artifact.url}, which has the sha256 {digest.hexdigest()}")
+    def _fetch_copy(self, artifact: Artifact) -> _Copy:
+        """Return a copy of the file, or of the archive that contains the file. The last copy is kept."""
+        member = split_member_url(artifact.url)
+        url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
+        if self._copy is None or self._copy.url != url:
+            self._drop_copy()
+            of_256, of_512, path = sha256(), sha512(), self._folder / "file"
+            with path.open("wb") as written:
+                for chunk in self._chunks(url):
+                    of_256.update(chunk)
+                    of_512.update(chunk)
+                    written.write(chunk)
+                    if written.tell() > most_bytes:
+                        raise UntrustedSignature(f"not the file at {url}, which has more than {most_bytes:,} bytes")
+            self._copy = _Copy(url, path, Digest(of_256.hexdigest()), of_512.hexdigest())
+        if member is None and self._copy.sha256 != artifact.sha256:
+            raise UntrustedSignature(f"not the file at {url}, which has the sha256 {self._copy.sha256}")
+        return self._copy
+
+    def _drop_copy(self) -> None:
+        if self._copy is not None:
+            with suppress(FileNotFoundError):
+                self._copy.path.unlink()
+            self._copy = None
 
     def _chunks(self, url: str) -> Iterator[bytes]:
         try:
@@ -122,10 +219,15 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified, because {url} is unavailable: {error}") from error
 
 
+class _Copy(NamedTuple):
+    url: str
+    path: Path
+    sha256: Digest
+    sha512: str
+
+
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
-# A line of sha256sum, or of sha256sum --tag, which is also the format of BSD's sha256.
-_LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
 
 
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
