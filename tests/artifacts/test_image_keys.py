@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import zlib
-from base64 import b64decode, encodebytes
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ from gitboot.errors import UsageError
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from tests.helpers.artifact_servers import Sigstore
-from tests.helpers.git_repositories import Minisign, Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import Minisign, Person, by_gpg, clear_sign, gpg_people
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +114,6 @@ def test_only_the_allowed_keys_may_sign(people: Mapping[str, Person], kernel: Pa
             found.find_signer(kind, signature, kernel, digest(kernel), only=(vendor,))
 
 
-def clear_sign(folder: Path, content: bytes, *people: Person) -> bytes:
-    """Return a clear-signed message. Each further person signs the same text."""
-    file = folder / "text"
-    file.write_bytes(content)
-    first, *others = (by_gpg(person, file, "--clearsign", "--digest-algo", "SHA512") for person in people)
-    signatures = [first, *others]
-    blocks = [re.search(rb"\n-----BEGIN PGP SIGNATURE-----\n\n(.*)\n=.{4}\n", each, re.DOTALL) for each in signatures]
-    packets = b"".join(b64decode(block[1]) for block in blocks if block is not None)
-    text = first[: first.index(b"\n-----BEGIN PGP SIGNATURE-----") + 1]
-    return b"%s-----BEGIN PGP SIGNATURE-----\n\n%s-----END PGP SIGNATURE-----\n" % (text, encodebytes(packets))
-
-
 CLEAR_TEXT = b"first\n- a dash\n-----BEGIN PGP SIGNATURE-----\nlast"
 
 
@@ -195,7 +182,7 @@ FINGERPRINTS = {
 def test_gitboot_ships_the_keys_of_vendors(tmp_path: Path) -> None:
     found = {}
     for file in SHIPPED_KEYS.glob("*.asc"):
-        command = ["gpg", "--homedir", tmp_path, "--batch", "--with-colons", "--show-keys", file]
+        command = ["gpg", "--homedir", str(tmp_path), "--batch", "--with-colons", "--show-keys", str(file)]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         assert [line.partition(":")[0] for line in lines if line.startswith(("pub", "sec"))] == ["pub"]
         found[file.name] = next(line for line in lines if line.startswith("fpr")).split(":")[9]
@@ -225,22 +212,36 @@ def test_the_shipped_keys_count_beside_those_of_a_directory(
                     found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
 
 
-def test_the_fingerprint_of_the_keys_changes_with_each_key(people: Mapping[str, Person], tmp_path: Path) -> None:
-    def fingerprint() -> str:
-        return VendorKeys(own, tmp_path).fingerprint
+def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
+    people: Mapping[str, Person], kernel: Path, tmp_path: Path
+) -> None:
+    minisign, sigstore = Minisign(tmp_path, "mini"), Sigstore()
+    files = {
+        "vendor.asc": people["vendor"].public.read_bytes(),
+        "mini.pub": minisign.public.read_bytes(),
+        "vendor.toml": VENDOR,
+        "trusted_root.json": sigstore.trusted_root,
+    }
+    found = keys(tmp_path / "before", files)
+    signatures = {
+        SignatureKind.OPENPGP: by_gpg(people["vendor"], kernel),
+        SignatureKind.MINISIGN: minisign.sign(kernel),
+        SignatureKind.SIGSTORE: sigstore.bundle(kernel.read_bytes(), "vendor@example.net"),
+    }
+    signers = [found.find_signer(kind, each, kernel, digest(kernel)).key for kind, each in signatures.items()]
+    digests = [found.compute_key_digest(each) for each in signers]
+    assert None not in digests
+    assert len(set(digests)) == len(digests)
 
-    own, seen = tmp_path / "own", [VendorKeys(None, tmp_path).fingerprint]
-    own.mkdir()
-    for name, content in [
-        ("vendor.asc", people["vendor"].public.read_bytes()),
-        ("vendor.asc", people["stranger"].public.read_bytes()),
-        ("mini.pub", b"key"),
-        ("trusted_root.json", b"{}"),
-    ]:
-        (own / name).write_bytes(content)
-        seen.append(fingerprint())
-    assert len(set(seen)) == len(seen)
-    assert fingerprint() == seen[-1]
+    more = keys(tmp_path / "more", {**files, "other.asc": people["stranger"].public.read_bytes()})
+    assert [more.compute_key_digest(each) for each in signers] == digests
+    none = keys(tmp_path / "none", {"other.asc": people["stranger"].public.read_bytes()})
+    assert [none.compute_key_digest(each) for each in (*signers, "--version", "vendor", "")] == [None] * 6
+
+    revoked = keys(tmp_path / "revoked", {"revoked.asc": people["revoked"].public.read_bytes()})
+    valid = keys(tmp_path / "valid", {"before.asc": (people["revoked"].public.parent / "before.asc").read_bytes()})
+    key = valid.find_signer(SignatureKind.OPENPGP, by_gpg(people["revoked"], kernel), kernel, digest(kernel)).key
+    assert None is not valid.compute_key_digest(key) != revoked.compute_key_digest(key) is not None
 
 
 def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
