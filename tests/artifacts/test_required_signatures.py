@@ -369,3 +369,35 @@ def test_a_running_instance_offers_an_image_after_its_vendor_signed_it(
             eventually(lambda: web01.stands)
             assert boots(instance, web01) == "linux-1"
             until_condition(instance, "ArtifactsPresent", status=True, reason="Present")
+
+
+def test_a_running_instance_withdraws_a_boot_when_a_commit_adds_the_rule(web: ArtifactServer, tmp_path: Path) -> None:
+    file = web.file("/assets/linux-1/linux", KERNEL)
+    web.put("/assets/linux-1/linux", KERNEL)
+
+    def pool(rule: str) -> tuple[str, ...]:
+        kernel = f"{{url: '{file.url}', sha256: {file.sha256}}}"
+        return (
+            document("BootImage", "linux-1", f"version: '1', architectures: {{x86_64: {{kernel: {kernel}}}}}"),
+            document("ImageStream", "linux", f"current: linux-1, requireProvenance: {rule}"),
+            profile("linux", "stream: linux"),
+            policy("linux", "{servers: [web01]}", boots="linux", often="Once"),
+        )
+
+    options = ("--poll", 0.2, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
+    with Rack(tmp_path, pool=pool("any")) as rack:
+        web01 = rack.add("web01", provision=1)
+        rack.push()
+        rack.once(*options, *rack.spooling, records="fresh")
+        with rack.running(*options) as instance:
+            eventually(lambda: web01.stands)
+            assert boots(instance, web01) == "linux-1"
+            rack.pool = pool("signed")
+            rack.push()
+            found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
+            assert "the image names no signature" in found["message"] or "has not checked" in found["message"]
+            eventually(lambda: boots(instance, web01) == "disk")
+            eventually(lambda: not web01.stands)
+            rack.pool = pool("any")
+            rack.push()
+            eventually(lambda: web01.stands)
