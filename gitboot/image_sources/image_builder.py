@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from hashlib import sha256, sha512
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -139,7 +139,8 @@ def build_image(
         draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
-        signers = _find_signers(draft, check, release_files)
+        with closing(check):
+            signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)
     return BuiltImage(
