@@ -206,10 +206,10 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         )
         hint = f"try again later. If that image is not of this channel, name its channel in the annotation {CHANNEL}"
         raise StaleIndex(newest.index_url, cause, hint)
-    own = (followed.current, *(each for each in in_fleet.values() if _blocks(followed, each)))
-    own_newest = max(
-        (image.spec.version for image in own if image.metadata.name in in_fleet), key=version_key, default=None
-    )
+    own = [image.spec.version for image in in_fleet.values() if _blocks(followed, image)]
+    if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
+        own.append(followed.current.spec.version)  # of any channel
+    own_newest = max(own, key=version_key, default=None)
     newer = [
         each
         for each in releases
@@ -223,7 +223,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         elif own_newest is not None and own_newest != followed.current.spec.version:
             why = f"the fleet has {own_newest} already, and the stream does not use it: begin its rollout yourself"
         else:
-            why = f"{followed.current.metadata.name} is the newest release within the bounds"
+            why = f"no release within the bounds is newer than {followed.current.metadata.name}"
         return Choice(outcome=UpdateOutcome.CURRENT, why=why)
     old_enough = [each for each in newer if each.published is None or each.published + followed.minimum_age <= now]
     if not old_enough:

@@ -81,6 +81,18 @@ def choose(found: FollowedStream, *releases: Release | str) -> Choice:
         # the current image counts although a person wrote it, under any name
         ((image("mine-1.5"), stream("s", "mine-1.5")), ["1.4", "1.5"], None),
         ((image("mine-1.5"), stream("s", "mine-1.5")), ["1.5", "1.6"], "1.6"),
+        # a stream that changes its channel does not go back
+        ((written("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "1.1"], None),
+        ((written("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "2.1"], "2.1"),
+        # a stream may change its source
+        (
+            (
+                image("other-9.9").replace("labels: {}", "annotations: {gitboot.dev/source: x}"),
+                stream("s", "other-9.9"),
+            ),
+            ["1"],
+            "1",
+        ),
         # streams for two minor versions
         (
             (

@@ -195,7 +195,7 @@ def test_only_the_newest_release_is_proposed_and_older_proposals_are_named(site:
 @pytest.mark.parametrize(
     ("follow", "outcome", "text"),
     [
-        ("belowVersion: '1.1'", "Current", "someos-1.0.0 is the newest release within the bounds"),
+        ("belowVersion: '1.1'", "Current", "no release within the bounds is newer than someos-1.0.0"),
         (
             "minimumVersion: '2'",
             "Current",
