@@ -145,18 +145,23 @@ def _build(
     files: Iterable[ReleaseFile],
     checksums: Mapping[Architecture, Checksums],
 ) -> ReleaseFiles:
-    image, values = source.spec.image, version_values(release.version)
-    if release.channel is not None:
-        values["channel"] = release.channel
-    settings = ImageSettings(
+    settings = describe_settings(source, release.version, release.channel)
+    return ReleaseFiles(
+        release=release, files=_sort(files), checksums=checksums, settings=settings, keys=source.spec.keys
+    )
+
+
+def describe_settings(source: ImageSource, version: str, channel: str | None) -> ImageSettings:
+    """Return the settings that a source gives to the BootImage of a version."""
+    image, values = source.spec.image, version_values(version)
+    if channel is not None:
+        values["channel"] = channel
+    return ImageSettings(
         user_data=image.user_data,
         config_from=image.config_from,
         writes_disk=image.writes_disk,
         boots=image.boots,
         kernel_arguments=tuple(fill_template(each, values) for each in image.kernel_arguments),
-    )
-    return ReleaseFiles(
-        release=release, files=_sort(files), checksums=checksums, settings=settings, keys=source.spec.keys
     )
 
 
