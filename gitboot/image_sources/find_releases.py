@@ -230,7 +230,7 @@ def describe_oci_image(
             url=file["url"],
             sha256=file["sha256"],
             size=file["size"],
-            digest_url=None,  # the manifest has the digest, and the URL contains it
+            digest_url=str(resolved.image),  # the manifest has the digest
         )
         for each, artifacts in resolved.architectures.items()
         for role, found in artifacts.items()

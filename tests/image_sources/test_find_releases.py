@@ -756,6 +756,7 @@ def test_a_tag_is_described_by_digests(oci: Registry) -> None:
     assert [each.role for each in release_files.files] == [FileRole.KERNEL, FileRole.INITRD, FileRole.ISO]
     assert release_files.release.version == "v1.2.0"
     assert "@sha256:" in release_files.release.index_url
+    assert {each.digest_url for each in release_files.files} == {release_files.release.index_url}
     single = OciReference.parse(f"oci://{oci.host}/os/single:v1")
     assert describe_oci_image(single, registries, ARM).files[0].architecture is ARM
     with pytest.raises(RegistryRefused, match="not an allowed registry"):

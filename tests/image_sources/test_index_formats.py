@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gitboot.errors import MalformedIndex
+from gitboot.artifacts.availability import ArtifactHead, Content
+from gitboot.artifacts.image_keys import VendorKeys
+from gitboot.errors import MalformedIndex, SourceUnavailable, UnusableSource
+from gitboot.image_sources.find_releases import describe_release, list_releases
 from gitboot.image_sources.index_formats import (
     IndexQuery,
     find_listed,
@@ -25,7 +30,9 @@ from gitboot.image_sources.index_formats import (
     parse_index,
     parse_time,
 )
-from gitboot.model.image_source import FilesFormat, IndexFormat
+from gitboot.image_sources.releases import Release
+from gitboot.image_sources.vendor_sources import list_vendor_sources
+from gitboot.model.image_source import FilesFormat, ImageSource, IndexFormat
 from gitboot.model.scalars import version_key
 from tests.helpers.cases import examples
 
@@ -286,6 +293,48 @@ def test_other_parsers_raise_only_malformed_index(content: bytes) -> None:
     for parse in parsers:
         found = or_fault(parse)
         assert not isinstance(found, MalformedIndex) or str(found).isprintable()
+
+
+class Answering:
+    """A fetcher whose server sends the same content for each URL."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def head(self, url: str) -> ArtifactHead:
+        return ArtifactHead(size=len(self._content))
+
+    @contextmanager
+    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+        yield Content(self.head(url), 0, iter([self._content]))
+
+
+UNSIGNED_INDEX = [
+    each for each in list_vendor_sources() if not (each.spec.releases.signature or each.spec.releases.clear_signed)
+]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.sampled_from(UNSIGNED_INDEX), _CONTENTS | _damaged().map(lambda damaged: damaged[1]))
+def test_a_built_in_source_raises_only_errors_with_place_cause_and_hint(source: ImageSource, content: bytes) -> None:
+    server, channel = Answering(content), next(iter(source.spec.channels), None)
+    release = Release(
+        source=source.metadata.name, channel=channel, version="1.0", published=None, index_url=URL, index_signer=None
+    )
+    with TemporaryDirectory() as folder:
+        trust = VendorKeys(None, Path(folder), shipped=None)
+        tried: list[Callable[[], Any]] = [
+            lambda: list_releases(source, None, server, trust),
+            lambda: describe_release(source, release, (), server, trust),
+        ]
+        for each in tried:
+            try:
+                each()
+            except (UnusableSource, SourceUnavailable) as error:
+                faults = [error.place, error.cause, error.hint]
+            else:
+                faults = []
+            assert all(fault and fault.isprintable() for fault in faults)
 
 
 @pytest.mark.parametrize(
