@@ -304,8 +304,8 @@ def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSi
         signature = to_yaml_value(file.signature).values() if file.signature is not None else ()
         at = next(iter(signature), checksums.url if checksums is not None else None)
         return Provenance(digest=DigestOrigin.SIGNED, key=signer.key, url=ArtifactUrl(at) if at else None)
-    if (url := file.url if file.url.startswith("oci:") else file.digest_url) is not None:  # an oci URL has the digest
-        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(url))
+    if file.digest_url is not None:
+        return Provenance(digest=DigestOrigin.PUBLISHED, url=ArtifactUrl(file.digest_url))
     return Provenance(digest=DigestOrigin.FIRST_SEEN)
 
 
