@@ -164,6 +164,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "explain": "explain {server} --path {work}",
     "explain KIND": "explain Server",
     "images": "images {work} --records fresh",
+    "new_image": "new image --path {work}",
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
@@ -174,6 +175,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
+    "bmc_scan": "BMCs of a network",
     "compare_old_system": "another provisioning system",
     "secret": "an endpoint that gives secrets",
 }
