@@ -166,17 +166,22 @@ def image(
         is_url = source.startswith(("http://", "https://"))
         if is_url and not files:
             files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
+        is_image = source.startswith("oci://")
+        if channel is not None and (files or is_image):
+            raise UsageError("only an image source has channels: remove --channel")
         if files:
             if version is None:
                 raise UsageError("add VERSION: gitboot cannot find the version of single files")
-            name = name or (source if version in source else f"{source}-{version}")
-            chosen = _check_name(fleet, path, build_document_name(name))
-            described = _describe_files(files, wanted, version, assets, reader)
-        elif source.startswith("oci://"):
-            reference = OciReference.parse(source)
-            default = f"{reference.repository.rpartition('/')[2]}-{version or reference.tag or reference.version[7:19]}"
+            default = source if version in source else f"{source}-{version}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
-            described = describe_oci_image(reference, registry, wanted[0] if wanted else None)
+            described = _describe_files(files, wanted, version, assets, reader)
+        elif is_image:
+            reference = OciReference.parse(source)
+            if version is not None:
+                raise UsageError("the tag of an image is its version: remove VERSION")
+            default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
+            chosen = _check_name(fleet, path, name or build_document_name(default))
+            described = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
         else:
             found = find_source(source, fleet.image_sources)
             release = _find_release(reader, found, channel, version)
