@@ -139,7 +139,7 @@ def build_image(
         draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
-        with closing(check):
+        with closing(check), _convert_errors(draft.title):
             signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)
@@ -263,17 +263,17 @@ def _is_local(file: ReleaseFile) -> bool:
 
 
 @contextmanager
-def _convert_errors(url: str) -> Iterator[None]:
+def _convert_errors(place: str) -> Iterator[None]:
     try:
         yield
     except ArtifactMissing as error:
         hint = "the release may be incomplete: try again later, or choose another version"
-        raise IncompleteRelease(url, str(error), hint) from error
+        raise IncompleteRelease(place, str(error), hint) from error
     except HostUnreachable as error:
-        raise SourceUnavailable(url, str(error)) from error
+        raise SourceUnavailable(place, str(error)) from error
     except OSError as error:
         raise AssetError(
-            f"{url}: the download cannot be stored: {error.strerror}; set TMPDIR to a folder with more space"
+            f"{place}: a download cannot be stored: {error.strerror}; set TMPDIR to a folder with more space"
         ) from error
 
 

@@ -16,7 +16,15 @@ from msgspec import structs
 
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.artifacts.image_keys import VendorKeys
-from gitboot.errors import GitbootError, IncompleteRelease, MalformedIndex, SourceUnavailable, UntrustedRelease
+from gitboot.child_processes import limit_file_size
+from gitboot.errors import (
+    AssetError,
+    GitbootError,
+    IncompleteRelease,
+    MalformedIndex,
+    SourceUnavailable,
+    UntrustedRelease,
+)
 from gitboot.image_sources.image_builder import BuiltImage, build_image
 from gitboot.image_sources.releases import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.model.boot_image import Checksums, DigestOrigin, Provenance, Signature
@@ -353,3 +361,12 @@ def test_a_server_that_refuses_head_is_asked_for_the_file(vendor: Vendor) -> Non
     vendor.web.refuses_head = 403
     built = vendor.build(vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL)))
     assert built.files[0].sha256 == digest_of(KERNEL)
+
+
+def test_a_full_disk_is_an_error_that_names_the_remedy(vendor: Vendor) -> None:
+    files = vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL))
+    with (
+        limit_file_size(len(KERNEL) // 2),
+        pytest.raises(AssetError, match=r"a\.iso: a download cannot be stored: .* TMPDIR"),
+    ):
+        vendor.build(files)
