@@ -290,7 +290,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_signatures.py::test_other_openpgp_signatures_are_rejected",
+        "artifacts/test_image_keys.py::test_other_openpgp_signatures_are_rejected",
         "artifacts/test_local_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
