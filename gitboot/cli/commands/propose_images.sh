@@ -30,7 +30,7 @@ for number, each in enumerate(proposals):
     folder.mkdir()
     for name in ("branch", "commit", "title", "body"):
         (folder / name).write_text(each[name], encoding="utf-8", errors="replace")
-    if each.get("ready") is True:
+    if each.get("isReady") is True:
         (folder / "ready").touch()
 END
 touch "$proposals/heads"
