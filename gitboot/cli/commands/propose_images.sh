@@ -14,18 +14,18 @@ def check(good, problem):
 with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
     text = file.read(1_000_001)
 check(len(text) <= 1_000_000, "the list of proposals has more than 1 MB")
-proposals = [each for each in json.loads(text)["streams"] if each.get("branch") and each.get("commit")]
+proposals = [each for each in json.loads(text)["items"] if each.get("branch") and each.get("commit")]
 check(len(proposals) <= 100, "more than 100 proposals")
 for number, each in enumerate(proposals):
     check(all(isinstance(each.get(name), str) for name in ("branch", "commit", "title", "body")), "a proposal without texts")
     branch, title, body = each["branch"], each["title"], each["body"]
-    check(re.fullmatch(r"gitboot/update-[a-z0-9][a-z0-9.-]{0,199}", branch), f"the branch {branch!a}")
-    check(re.fullmatch("[0-9a-f]{40}", each["commit"]), f"{branch}: the commit {each['commit']!a}")
-    check(title.isprintable() and 0 < len(title) <= 255, f"{branch}: the title {title!a}")
-    check(len(body) <= 60_000, f"{branch}: a body with more than 60000 characters")
-    # GitLab carries out a line such as /merge. Such text also turns off checks, or acknowledges a guard of gitboot.
-    check(not re.search(r"(?m)^\s*/\w", body), f"{branch}: a body with a command")
-    check(not re.search(r"(?i)\[[a-z -]*\b(ci|actions)\b[a-z -]*\]", title), f"{branch}: the title {title!a}")
+    check(re.fullmatch(r"gitboot/update-[A-Za-z0-9][A-Za-z0-9._-]{0,249}", branch), f"{branch!a} is not a branch of gitboot")
+    check(re.fullmatch("[0-9a-f]{40}", each["commit"]), f"{branch}: {each['commit']!a} is not a commit")
+    check(title.isprintable() and 0 < len(title) <= 255, f"{branch}: {title!a} is not a title")
+    check(len(body) <= 60_000, f"{branch}: the body has more than 60000 characters")
+    # GitLab runs a line such as /merge. All forges skip checks for a title such as [skip ci].
+    check(not re.search(r"(?m)^\s*/\w", body), f"{branch}: the body has a command")
+    check(not re.search(r"(?i)\[[a-z -]*\b(ci|actions)\b[a-z -]*\]", title), f"{branch}: the title {title!a} turns off checks")
     folder = Path(sys.argv[2], f"{number:03}")
     folder.mkdir()
     for name in ("branch", "commit", "title", "body"):
