@@ -138,8 +138,8 @@ class Code(StrEnum):
         "The kind does not exist",
         "If gitboot ignored unknown kinds, a document with a spelling mistake would have no effect, and you would not "
         "notice.",
-        "Use Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy or Maintenance. If the file is not part "
-        "of the fleet, list it in .gitbootignore.",
+        "Use Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy or Maintenance. If the file "
+        "is not part of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
@@ -226,6 +226,7 @@ class Code(StrEnum):
         "The URL is not valid",
         "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
         "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "Use https://HOST/NAME.tar.gz#PATH for a file in an archive. "
         "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
     )
     INSTANT = (
@@ -295,6 +296,19 @@ class Code(StrEnum):
         "Not a duration",
         "A duration is a number and a unit, or several of them: w, d, h, m and s.",
         "Write 3d, 12h or 1d12h.",
+    )
+    SOURCE_TEMPLATE = (
+        "GB1049",
+        "The template of an image source is not valid",
+        "An image source describes URLs and names by templates. gitboot replaces placeholders such as {version}. Each "
+        "field allows only certain placeholders.",
+        "Use one of the placeholders in the message.",
+    )
+    SOURCE_KEY = (
+        "GB1050",
+        "The value is not the fingerprint of a key",
+        "A fingerprint identifies one OpenPGP key. A shorter key ID can belong to several keys.",
+        "Write the 40 or 64 hexadecimal digits that `gpg --show-keys FILE` prints.",
     )
 
     # GB2…: references and resolution
@@ -604,8 +618,9 @@ class Code(StrEnum):
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry",
-        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
+        "Machines cannot fetch a file from a registry or from an archive",
+        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP. They support neither OCI registries nor files in "
+        "archives.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (

@@ -25,8 +25,9 @@ from gitboot.artifacts.availability import (
     list_artifacts,
 )
 from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference, Registries, resolve
-from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.help_pages import Group
@@ -190,7 +191,7 @@ def find_unsigned_files(
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
     with TemporaryDirectory(prefix="gitboot-") as scratch:
-        check = SignatureCheck(fetcher, ImageKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
+        check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
         for _, image in sorted(fleet.images.items()):
             for each in check.files(image, digests):
                 if each.by is not None:
@@ -287,7 +288,7 @@ def signatures(
     )
     problems: list[Problem] = []
     with TemporaryDirectory(prefix="gitboot-") as scratch:
-        check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
+        check = SignatureCheck(fetchers, VendorKeys(image_keys, Path(scratch)), base_url)
         checked = ((Id("BootImage", image.metadata.name), each) for image in images for each in check.files(image))
         for name, each in checked:
             if each.fault is None and each.by is not None:
