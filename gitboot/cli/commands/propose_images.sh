@@ -14,7 +14,7 @@ def check(good, problem):
 with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
     text = file.read(1_000_001)
 check(len(text) <= 1_000_000, "the list of proposals has more than 1 MB")
-proposals = [each for each in json.loads(text)["items"] if each.get("branch") and each.get("commit")]
+proposals = [each for each in json.loads(text)["streams"] if each.get("branch") and each.get("commit")]
 check(len(proposals) <= 100, "more than 100 proposals")
 for number, each in enumerate(proposals):
     check(all(isinstance(each.get(name), str) for name in ("branch", "commit", "title", "body")), "a proposal without texts")
@@ -30,7 +30,7 @@ for number, each in enumerate(proposals):
     folder.mkdir()
     for name in ("branch", "commit", "title", "body"):
         (folder / name).write_text(each[name], encoding="utf-8", errors="replace")
-    if each.get("isReady") is True:
+    if each.get("ready") is True:
         (folder / "ready").touch()
 END
 touch "$proposals/heads"

@@ -23,9 +23,12 @@ import pytest
 import yaml
 
 from gitboot.cli.commands.init import CI, build_seed_file
+from gitboot.cli.main import cli
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
-from tests.helpers.git_repositories import ENVIRONMENT
+from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, gpg_people
 
+ROOT: Final = Path(__file__).parents[3]
 GITHUB, GITLAB, GITEA_REVIEW, GITEA = CI[4], CI[1], CI[5], CI[6]
 BRANCH: Final = "gitboot/update-stable-flatcar-9999.2.0"
 TITLE: Final = "Begin the rollout of $(touch evil) `id` \"flatcar\" 'x' to 1 % of stable ☃"
@@ -205,14 +208,14 @@ class Repository:
         work.git("update-ref", f"refs/heads/{branch}", commit)
         work.git("branch", "--quiet", "--delete", "--force", "proposal")
         self.streams.append(
-            {"branch": branch, "commit": str(commit), "title": TITLE, "body": BODY, "isReady": True, **report}
+            {"branch": branch, "commit": str(commit), "title": TITLE, "body": BODY, "ready": True, **report}
         )
         return str(commit)
 
     def write_updates(self, branches: list[str] | None = None) -> None:
         """Write the report, and a bundle with the branches of the report."""
         fresh(self.updates)
-        Path(f"{self.bundle}.json").write_text(json.dumps({"items": self.streams}))
+        Path(f"{self.bundle}.json").write_text(json.dumps({"streams": self.streams}))
         branches = branches if branches is not None else [each["branch"] for each in self.streams]
         if branches:
             heads = [f"refs/heads/{each}" for each in branches]
@@ -306,7 +309,7 @@ def test_the_second_job_pushes_proposals_and_opens_a_pull_request_for_each_that_
 ) -> None:
     repository = make(forge)
     ready = repository.propose()
-    waiting = repository.propose(branch="gitboot/update-edge-talos-1.9.9", title="Talos", isReady=False)
+    waiting = repository.propose(branch="gitboot/update-edge-talos-1.9.9", title="Talos", ready=False)
     repository.write_updates()
     code, out = repository.run_second_job()
     assert code == 0, out
@@ -321,13 +324,13 @@ def test_a_second_run_opens_no_second_pull_request_and_a_later_run_opens_one_tha
 ) -> None:
     repository = make(forge)
     repository.propose()
-    other = repository.propose(branch="gitboot/update-edge-talos-1.9.9", title="Talos", isReady=False)
+    other = repository.propose(branch="gitboot/update-edge-talos-1.9.9", title="Talos", ready=False)
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
     assert [each.branch for each in repository.host.read()] == [BRANCH]
-    repository.streams[1]["isReady"] = True
+    repository.streams[1]["ready"] = True
     repository.fleet.work.git("commit", "--quiet", "--allow-empty", "--message=Meanwhile")  # the base has moved
     repository.write_updates([])  # the branches are at the forge
     code, out = repository.run_second_job()
@@ -487,7 +490,7 @@ def test_a_proposal_is_one_commit_on_the_commit_of_the_job(
             work.git("update-ref", f"refs/heads/{BRANCH}", commit)
             repository.streams[0]["commit"] = commit
     fresh(repository.updates)
-    Path(f"{repository.bundle}.json").write_text(json.dumps({"items": repository.streams}))
+    Path(f"{repository.bundle}.json").write_text(json.dumps({"streams": repository.streams}))
     work.git("bundle", "create", "--quiet", str(repository.bundle), f"refs/heads/{BRANCH}", f"^{older}")
     code, out = repository.run_second_job()
     assert (code, f"refused: the parent of {BRANCH} is not {repository.base}" in out) == (1, True), out
@@ -525,7 +528,7 @@ def test_the_second_job_reads_only_regular_files_of_a_limited_size(
             repository.bundle.rename(repository.folder / "elsewhere")
             repository.bundle.symlink_to(repository.folder / "elsewhere")
         case "large report":
-            report.write_text(json.dumps({"items": repository.streams, "more": "x" * 1_000_000}))
+            report.write_text(json.dumps({"streams": repository.streams, "more": "x" * 1_000_000}))
         case "large bundle":
             os.truncate(repository.bundle, 10_000_001)
         case "no JSON":
@@ -557,13 +560,19 @@ while [ "$1" != --bundle ]; do shift; done
 if [ -f {folder}/bundle ]; then cp {folder}/bundle "$2"; cp {folder}/bundle.json "$2.json"; fi
 exit "$(cat {folder}/code)"
 """
+_INSTALLED: Final = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"\n'
 
 
-def run_first_job(repository: Repository, exit_code: int, keys: str = "") -> tuple[int, str, dict[str, str]]:
-    """Run the first job with a program gitboot that writes the updates. Return its outputs, too."""
+def run_first_job(repository: Repository, exit_code: int | None, keys: str = "") -> tuple[int, str, dict[str, str]]:
+    """Run the first job, and return its outputs, too.
+
+    With an exit code, the program gitboot only copies the updates. With None, it is the real one.
+    """
     folder = repository.folder
     (folder / "code").write_text(str(exit_code))
-    (repository.programs / "gitboot").write_text(_GITBOOT.format(folder=folder))
+    (repository.programs / "gitboot").write_text(
+        _GITBOOT.format(folder=folder) if exit_code is not None else _INSTALLED
+    )
     (repository.programs / "gitboot").chmod(0o755)
     fresh(repository.fleet.job)
     temporary, outputs = fresh(folder / "temporary"), folder / "outputs"
@@ -647,13 +656,13 @@ def test_the_first_job_keeps_the_proposals_of_the_other_sources_if_one_source_fa
             assert set(outputs) == {"bundle", "report"}
             found = base64.b64decode(outputs["bundle"]), base64.b64decode(outputs["report"])
     assert found[0] == (repository.folder / "bundle").read_bytes()
-    assert json.loads(found[1]) == {"items": [{**each, "commit": commit} for each in repository.streams]}
+    assert json.loads(found[1]) == {"streams": [{**each, "commit": commit} for each in repository.streams]}
 
 
 def test_gitea_refuses_more_than_a_variable_can_carry(make: Callable[[Forge], Repository]) -> None:
     repository = make(Forge.GITEA)
     (repository.folder / "bundle").write_bytes(os.urandom(90_001))
-    (repository.folder / "bundle.json").write_text('{"items": []}')
+    (repository.folder / "bundle.json").write_text('{"streams": []}')
     code, out, outputs = run_first_job(repository, 0)
     assert (code, "updates.bundle has more than 90000 bytes" in out, outputs) == (1, True, {})
 
@@ -665,6 +674,135 @@ def test_on_gitea_only_the_default_branch_gets_proposals(make: Callable[[Forge],
     environment = {**repository.describe_gitea(), "GITHUB_REF_NAME": "change", "TOKEN": TOKEN}
     code, out = shell(repository.fleet.job, script, environment)
     assert (code, "change is not the default branch" in out) == (1, True)
+
+
+# The whole way, from a release of a vendor to a pull request
+
+SOURCE: Final = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: ImageSource
+metadata: {{name: metalos}}
+spec:
+  architectures: {{x86_64: amd64}}
+  releases: {{format: DirectoryListing, url: "{url}/metalos/", match: "{{version}}"}}
+  files:
+    kernel: {{url: "{url}/metalos/{{version}}/vmlinuz-{{arch}}"}}
+  checksums: {{url: "{url}/metalos/{{version}}/SHA256SUMS", signature: {{openpgp: "{{url}}.asc"}}}}
+  keys: [{key}]
+"""
+STREAM: Final = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: ImageStream
+metadata: {name: stable}
+spec:
+  current: metalos-1.4.0  # moved by hand
+  follow: {source: metalos, percent: 5}
+"""
+
+
+def publish(server: ArtifactServer, person: Person, version: str, folder_of_lists: Path) -> None:
+    """Serve a release, with a signed list of digests, and the page of its folder."""
+    folder = f"/metalos/{version}"
+    content = f"kernel of {version}".encode()
+    server.put(f"{folder}/vmlinuz-amd64", content)
+    listed = f"{digest_of(content)}  vmlinuz-amd64\n".encode()
+    server.put(f"{folder}/SHA256SUMS", listed)
+    file = folder_of_lists / f"SHA256SUMS-{version}"
+    file.write_bytes(listed)
+    server.put(f"{folder}/SHA256SUMS.asc", by_gpg(person, file, "--armor", "--detach-sign"))
+    versions = sorted({path.split("/")[2] for path in server.files if path.startswith("/metalos/1")})
+    page = "".join(f'<a href="{each}/">{each}/</a>\n' for each in versions)
+    server.put("/metalos/", f"<html>{page}</html>".encode(), "text/html")
+
+
+@every_forge
+def test_a_signed_release_of_a_vendor_becomes_a_pull_request(
+    forge: Forge, make: Callable[[Forge], Repository], tmp_path: Path
+) -> None:
+    repository = make(forge)
+    work, keys = repository.fleet.work, tmp_path / "keys"
+    keys.mkdir()
+    with artifact_server() as server, gpg_people("vendor") as people:
+        person = people["vendor"]
+        (keys / "vendor.asc").write_bytes(person.public.read_bytes())
+        publish(server, person, "1.4.0", tmp_path)
+        work.commit({"sources/metalos.yaml": SOURCE.format(url=server.url, key=find_fingerprint(person))})
+        run_gitboot("new", "image", "metalos", "--path", work.path, "--image-keys", keys)
+        work.commit({"streams/stable.yaml": STREAM}, "Follow metalos")
+        work.git("push", "--quiet", "origin", "main")
+        base, fingerprint = repository.base, find_fingerprint(person)
+        publish(server, person, "1.5.0", tmp_path)
+        code, out, outputs = run_first_job(repository, None, str(keys))
+    assert code == 0, out
+    take_updates(repository, outputs)
+    code, out = repository.run_second_job()
+    assert code == 0, out
+    (request,) = repository.host.read()
+    assert request.branch == "gitboot/update-stable-metalos-1.5.0"
+    assert request.title == "Begin the rollout of metalos-1.5.0 to 5 % of stable"
+    assert f"x86_64.kernel: signed by {fingerprint}" in request.body
+    work.git("fetch", "--quiet", "origin", f"refs/heads/{request.branch}:refs/heads/review")
+    assert work.git("log", "--format=%P", "-1", "review") == base
+    assert work.git("diff", "--name-status", "main", "review").split() == [
+        *("A", "images/metalos-1.5.0.yaml", "M", "streams/stable.yaml"),
+    ]
+    changed = yaml.safe_load(work.git("show", "review:streams/stable.yaml"))
+    assert changed["spec"] == {
+        "current": "metalos-1.4.0",
+        "rollout": {"image": "metalos-1.5.0", "percent": 5},
+        "follow": {"source": "metalos", "percent": 5},
+    }
+    run_gitboot("validate", work.path, "--rev", "review")
+
+
+@every_forge
+def test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing(
+    forge: Forge, make: Callable[[Forge], Repository], tmp_path: Path
+) -> None:
+    repository = make(forge)
+    work, keys = repository.fleet.work, tmp_path / "keys"
+    keys.mkdir()
+    with artifact_server() as server, gpg_people("vendor", "stranger") as people:
+        (keys / "vendor.asc").write_bytes(people["vendor"].public.read_bytes())
+        publish(server, people["vendor"], "1.4.0", tmp_path)
+        work.commit({"sources/metalos.yaml": SOURCE.format(url=server.url, key=find_fingerprint(people["vendor"]))})
+        run_gitboot("new", "image", "metalos", "--path", work.path, "--image-keys", keys)
+        work.commit({"streams/stable.yaml": STREAM}, "Follow metalos")
+        work.git("push", "--quiet", "origin", "main")
+        publish(server, people["stranger"], "1.5.0", tmp_path)
+        code, out, outputs = run_first_job(repository, None, str(keys))
+    assert code == 6, out
+    assert "stable: failed: " in out
+    take_updates(repository, outputs)
+    assert repository.run_second_job()[0] == 0
+    assert (repository.list_branches(), repository.host.read()) == ({}, [])
+
+
+def find_fingerprint(person: Person) -> str:
+    command = ["gpg", "--homedir", person.public.parent, "--with-colons", "--show-keys", person.public]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+
+
+def run_gitboot(*arguments: str | Path) -> None:
+    cli.main([str(each) for each in arguments], prog_name="gitboot", standalone_mode=False)
+
+
+def take_updates(repository: Repository, outputs: Mapping[str, str]) -> None:
+    """Move what the first job kept to the place from which the second job takes it."""
+    fresh(repository.updates)
+    match repository.forge:
+        case Forge.GITHUB:
+            for path in (repository.folder / "temporary" / "gitboot").iterdir():
+                path.rename(repository.updates / path.name)
+        case Forge.GITLAB:
+            for path in (repository.fleet.job / "updates").iterdir():
+                path.rename(repository.updates / path.name)
+        case Forge.GITEA:
+            repository.bundle.write_bytes(base64.b64decode(outputs["bundle"]))
+            Path(f"{repository.bundle}.json").write_bytes(base64.b64decode(outputs["report"]))
+            if not repository.bundle.stat().st_size:
+                repository.bundle.unlink()
 
 
 # Permissions
