@@ -610,10 +610,10 @@ class Code(StrEnum):
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
-        "No listed key signed a file of the image",
+        "No trusted key signed a file of the image",
         "The digest of a file identifies its content. A signature shows who published the file.",
-        "Add the signature of the vendor under `signature` or `checksums`, and add the key of the vendor to "
-        "--image-keys.",
+        "Add the signature of the vendor under `signature` or `checksums`. If gitboot does not ship the key of the "
+        "vendor, add the key to --image-keys.",
     )
 
     NOT_MIRRORED = (
@@ -656,6 +656,13 @@ class Code(StrEnum):
         "starts and ignores its user data.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
+    )
+
+    FALSE_PROVENANCE = (
+        "GB4013",
+        "The provenance of a file is not true",
+        "The image claims that a vendor signed the file, and reviewers rely on this claim.",
+        "Write the key that `gitboot artifacts signatures` shows, or state digest: published or digest: firstSeen.",
     )
 
     # GB5…: the source

@@ -57,7 +57,7 @@ class VendorKeys:
     """
 
     def __init__(self, directory: Path | None, scratch: Path, *, shipped: Path | None = SHIPPED_KEYS) -> None:
-        self._scratch, self._directory = scratch, directory
+        self.scratch, self._directory = scratch, directory
         self._openpgp = list(_list_key_files(shipped, ".asc")) if shipped is not None else []
         self._minisign: Sequence[Path] = ()
         self._identities: Sequence[Path] = ()
@@ -141,7 +141,7 @@ class VendorKeys:
         raise next((each for each in faults if not isinstance(each, UnlistedKey)), faults[0])
 
     def _find_minisign_signer(self, signature: bytes, file: Path, only: Collection[str] | None) -> ImageSigner:
-        with TemporaryDirectory(dir=self._scratch) as folder:
+        with TemporaryDirectory(dir=self.scratch) as folder:
             detached = Path(folder, "minisig")
             detached.write_bytes(signature)
             for path in self._minisign:
@@ -149,7 +149,7 @@ class VendorKeys:
                 if only is not None and key not in only:
                     continue
                 command = ["minisign", "-V", "-q", "-P", key, "-x", str(detached), "-m", str(file.absolute())]
-                done = run_isolated(command, b"", self._scratch)
+                done = run_isolated(command, b"", self.scratch)
                 if done.status == 0:
                     return ImageSigner(key, f"minisign key {path.stem}")
                 if "the key id in the public key is" not in f"{done.output}{done.errors}":

@@ -61,21 +61,15 @@ def _normalise_key(key: str) -> str:
 class SignatureCheck:
     """Checks the signatures that images name. A list of digests is fetched and checked once.
 
-    ``only`` restricts the signers to these keys, as for `VendorKeys`. ``scratch`` is a folder for copies of files.
+    ``only`` restricts the signers to these keys, as for `VendorKeys`.
     """
 
     def __init__(
-        self,
-        fetcher: Fetcher,
-        keys: VendorKeys,
-        base_url: str,
-        scratch: Path,
-        *,
-        only: Collection[str] | None = None,
+        self, fetcher: Fetcher, keys: VendorKeys, base_url: str, *, only: Collection[str] | None = None
     ) -> None:
         self._fetcher, self._keys, self._base_url, self._only = fetcher, keys, base_url, only
         self._lists: dict[Checksums, tuple[tuple[ListedFile, ...], ImageSigner] | UntrustedSignature] = {}
-        self._folder = Path(mkdtemp(prefix="signatures-", dir=scratch))
+        self._folder = Path(mkdtemp(prefix="files-", dir=keys.scratch))
         self._copy: _Copy | None = None
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:

@@ -194,6 +194,8 @@ class SourceReader:
                     index_url, cause, "choose another release, or correct the name in the ImageSource"
                 )
             digest_url = index_url if found.sha256 is not None else None
+            if file.url is not None:
+                found = structs.replace(found, url=self._fill_url(file.url, values))
         else:
             found, digest_url = IndexedFile(url=self._fill_url(file.url or "", values)), None
         if (template := self._spec.checksums) is not None:

@@ -33,13 +33,14 @@ from gitboot.text import did_you_mean
 
 # The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace one by a source of the same name.
 BUILT_IN_SOURCES: Final = (
-    "alma",
+    "almalinux",
     "alpine",
     "centos-stream",
     "debian",
     "fedora-coreos",
     "flatcar",
     "opensuse-leap",
+    "opensuse-leap-15",
     "rhcos",
     "rocky",
     "talos",
@@ -266,17 +267,17 @@ class FilesIndex:
 
 @structure
 class SourceFile:
-    """One file of a release: its URL, or its name in the index."""
+    """One file of a release: its URL, its name in the index, or both."""
 
     url: UrlTemplate | None = Field(
         default=None,
         description="The URL of the file, with placeholders: {version}, {major}, {minor}, {channel}, {arch}, {base}. "
-        "Default: name is set.",
+        "Default: the URL in the index.",
     )
     name: NameTemplate | None = Field(
         default=None,
-        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its URL and its "
-        "digest. Default: url is set.",
+        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its digest, and "
+        "its URL unless url is set. Default: the index does not describe the file.",
     )
     member: NameTemplate | None = Field(
         default=None,
@@ -292,9 +293,9 @@ class SourceFile:
     )
 
     @check
-    def _one_place(self) -> None:
-        if (self.url is None) == (self.name is None):
-            raise Malformed(Code.COMBINATION, "expected one of url, name", "set exactly one of these fields")
+    def _is_somewhere(self) -> None:
+        if self.url is None and self.name is None:
+            raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
         if self.signature is not None and not self.signed:
             raise Malformed(Code.COMBINATION, "a file with a signature is signed", "remove signed: false")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import zlib
-from base64 import b64decode, encodebytes
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ from gitboot.errors import UsageError
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from tests.helpers.artifact_servers import Sigstore
-from tests.helpers.git_repositories import Minisign, Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import Minisign, Person, by_gpg, clear_sign, gpg_people
 
 
 @pytest.fixture(scope="module")
@@ -113,18 +112,6 @@ def test_only_the_allowed_keys_may_sign(people: Mapping[str, Person], kernel: Pa
         assert found.find_signer(kind, signature, kernel, digest(kernel), only=(allowed,)).key == allowed
         with pytest.raises(UntrustedSignature, match="not listed"):
             found.find_signer(kind, signature, kernel, digest(kernel), only=(vendor,))
-
-
-def clear_sign(folder: Path, content: bytes, *people: Person) -> bytes:
-    """Return a clear-signed message. Each further person signs the same text."""
-    file = folder / "text"
-    file.write_bytes(content)
-    first, *others = (by_gpg(person, file, "--clearsign", "--digest-algo", "SHA512") for person in people)
-    signatures = [first, *others]
-    blocks = [re.search(rb"\n-----BEGIN PGP SIGNATURE-----\n\n(.*)\n=.{4}\n", each, re.DOTALL) for each in signatures]
-    packets = b"".join(b64decode(block[1]) for block in blocks if block is not None)
-    text = first[: first.index(b"\n-----BEGIN PGP SIGNATURE-----") + 1]
-    return b"%s-----BEGIN PGP SIGNATURE-----\n\n%s-----END PGP SIGNATURE-----\n" % (text, encodebytes(packets))
 
 
 CLEAR_TEXT = b"first\n- a dash\n-----BEGIN PGP SIGNATURE-----\nlast"
