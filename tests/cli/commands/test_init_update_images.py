@@ -631,7 +631,7 @@ def test_no_token_is_in_the_environment_or_in_the_clone_of_the_first_job(
 
 @every_forge
 @pytest.mark.parametrize(
-    ("exit_code", "expected"), [(0, 0), (9, 0), (6, 6)], ids=["found", "waits", "a source is down"]
+    ("exit_code", "expected"), [(0, 0), (6, 6)], ids=["found", "a source is down"]
 )
 def test_the_first_job_keeps_the_proposals_of_the_other_sources_if_one_source_fails(
     exit_code: int, expected: int, forge: Forge, make: Callable[[Forge], Repository]
