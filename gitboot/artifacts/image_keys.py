@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from base64 import b64decode, b64encode
 from binascii import Error as InvalidBase64
@@ -57,15 +58,18 @@ class VendorKeys:
     """
 
     def __init__(self, directory: Path | None, scratch: Path, *, shipped: Path | None = SHIPPED_KEYS) -> None:
-        self.scratch, self._directory = scratch, directory
+        self.scratch = scratch
+        self._digests: dict[str, Digest | None] = {}  # of keys
         self._openpgp = list(_list_key_files(shipped, ".asc")) if shipped is not None else []
         self._minisign: Sequence[Path] = ()
         self._identities: Sequence[Path] = ()
+        self._trusted_root = Path("trusted_root.json")
         if directory is not None:
             own = _list_key_files(directory, ".asc", ".gpg")
             self._openpgp += own
             self._minisign = _list_key_files(directory, ".pub")
             self._identities = _list_key_files(directory, ".toml")
+            self._trusted_root = directory / self._trusted_root
             if not (own or self._minisign or self._identities):
                 raise UsageError(
                     f"{directory} has no keys of images: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
@@ -74,16 +78,24 @@ class VendorKeys:
         if self._openpgp:
             self._keyring = Keyring.create(self._openpgp, Path(mkdtemp(prefix="keys-", dir=scratch), "openpgp"))
 
-    @cached_property
-    def fingerprint(self) -> Digest:
-        """The digest of all keys, which changes with each key that is added or removed."""
-        files = [*self._openpgp, *self._minisign, *self._identities]
-        if self._directory is not None and (root := self._directory / "trusted_root.json").is_file():
-            files.append(root)
-        try:
-            return Digest(sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest())
-        except OSError as error:
-            raise UsageError(f"{error.filename}: {error.strerror}") from None
+    def compute_key_digest(self, key: str) -> Digest | None:
+        """Return the digest of a trusted key, or None if the key is not trusted.
+
+        ``key`` is an `ImageSigner.key`. The digest changes if the key is revoked or extended.
+        """
+        if key not in self._digests:
+            self._digests[key] = self._digest_key(key)
+        return self._digests[key]
+
+    def _digest_key(self, key: str) -> Digest | None:
+        content: str | None = None
+        if any(key == _read_minisign_key(path) for path in self._minisign):
+            content = key
+        elif self._identities and any(key == signer.key for signer, _ in self._sigstore[1]):
+            content = "".join(path.read_text() for path in (*self._identities, self._trusted_root))
+        elif self._keyring is not None and _FINGERPRINT.fullmatch(key):
+            content = self._keyring.export_key(key)
+        return Digest(sha256(content.encode()).hexdigest()) if content else None
 
     def find_signer(
         self,
@@ -186,8 +198,7 @@ class VendorKeys:
             from sigstore.verify import Verifier
         except ImportError:
             raise UsageError("sigstore is not installed: run pip install 'gitboot[sigstore]'") from None
-        assert self._directory is not None  # noqa: S101 - identities come from a directory
-        path = self._directory / "trusted_root.json"
+        path = self._trusted_root
         try:
             root = TrustedRoot.from_file(str(path))
         except (OSError, ValueError) as error:
@@ -196,6 +207,7 @@ class VendorKeys:
 
 
 _LONGEST_REASON: Final = 200
+_FINGERPRINT: Final = re.compile("[0-9A-F]{40}|[0-9A-F]{64}")
 _MOST_SIGNATURES: Final = 8  # Debian signs with three keys
 
 

@@ -377,6 +377,12 @@ class Keyring:
             signer = _parse_gpg_status(result, takes_text=True)
             return text.read_bytes(), signer
 
+    def export_key(self, fingerprint: str) -> str | None:
+        """Return a public key with its own signatures, such as a revocation, as armoured text. None: no such key."""
+        how = ("--armor", "--export-options", "export-minimal")
+        lines = self._run_gpg(*how, "--export", f"0x{fingerprint}").output.splitlines()
+        return "\n".join(line for line in lines if not line.startswith("[GNUPG:]")) or None
+
     def _run_gpg(self, *arguments: str, stdin: bytes = b"") -> ProcessResult:
         return run_isolated(["gpg", "--homedir", str(self._home), *_GPG_OPTIONS, *arguments], stdin, self._home)
 

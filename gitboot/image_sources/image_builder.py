@@ -137,7 +137,7 @@ def build_image(
         downloads = _Downloads(fetcher, Path(folder), progress)
         measured = [(file, _measure(downloads, file)) for file in release_files.files]
         draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
-        check = SignatureCheck(downloads, keys, "", Path(folder), only=release_files.keys or None)
+        check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
         signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)

@@ -245,6 +245,15 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
             yield IndexEntry(version=version, files=files)
 
 
+def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
+    """Parse distributions.json of get.opensuse.org: lists by product. Entries are named PRODUCT/VERSION."""
+    for product, releases in _need(_read_json(content, query.url), dict, query.url).items():
+        for release in releases if isinstance(releases, list) else ():
+            version = match_version(f"{product}/{_get(release, str, 'version')}", query.match)
+            if version is not None and _get(release, str, "state") == "Stable":
+                yield IndexEntry(version=version)
+
+
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse a list of versions, such as https://factory.talos.dev/versions, or of objects with a field version."""
     for each in _need(_read_json(content, query.url), list, query.url):
@@ -359,6 +368,7 @@ _PARSERS: Final[Mapping[IndexFormat, Callable[[bytes, IndexQuery], Iterable[Inde
     IndexFormat.GITHUB_RELEASES: _parse_github_releases,
     IndexFormat.SIMPLESTREAMS: _parse_simplestreams,
     IndexFormat.ALPINE_RELEASES: _parse_alpine_releases,
+    IndexFormat.OPENSUSE_DISTRIBUTIONS: _parse_opensuse_distributions,
     IndexFormat.JSON_LIST: _parse_json_list,
     IndexFormat.CHECKSUM_LIST: _parse_checksum_list,
     IndexFormat.DIRECTORY_LISTING: _parse_directory_listing,

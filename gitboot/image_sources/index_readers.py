@@ -21,7 +21,7 @@ from gitboot.errors import (
     SourceUnavailable,
     UntrustedIndex,
 )
-from gitboot.git.signatures import UntrustedSignature
+from gitboot.git.signatures import UnlistedKey, UntrustedSignature
 from gitboot.image_sources.index_formats import (
     MAX_BYTES,
     MAX_LIST_BYTES,
@@ -122,7 +122,7 @@ class SourceReader:
                 content, found = self._trust.read_clear_signed(content, only=self._spec.keys)
                 signer = found.key
         except UntrustedSignature as error:
-            raise self._distrust(url, f"the index is {error}") from error
+            raise self._distrust(url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)) from error
         return VerifiedIndex(url=url, content=content, signer=signer)
 
     def _find_signer(self, content: bytes, signature: bytes) -> str:
@@ -146,9 +146,12 @@ class SourceReader:
         except ArtifactMissing as error:
             raise self._distrust(signed_url, f"the index is not signed: {url}: {error}") from error
 
-    def _distrust(self, url: str, cause: str) -> UntrustedIndex:
-        keys = f"the keys of the ImageSource {self._name}"
-        return UntrustedIndex(url, cause, f"if the vendor has a new key, verify its fingerprint, and add it to {keys}")
+    def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
+        hint = "try again later, and ask the vendor if the problem stays"
+        if is_other_key:
+            keys = f"the keys of the ImageSource {self._name}"
+            hint = f"if the vendor has a new key, verify its fingerprint, and add it to {keys}"
+        return UntrustedIndex(url, cause, hint)
 
     # Files
 
@@ -264,7 +267,9 @@ class SourceReader:
                 try:
                     content, _ = self._trust.read_clear_signed(content, only=self._spec.keys)
                 except UntrustedSignature as error:
-                    raise self._distrust(url, f"the list is {error}") from error
+                    raise self._distrust(
+                        url, f"the list is {error}", is_other_key=isinstance(error, UnlistedKey)
+                    ) from error
             self._lists[url] = parse_digest_list(content, url)
         return self._lists[url]
 

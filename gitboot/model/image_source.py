@@ -40,7 +40,6 @@ BUILT_IN_SOURCES: Final = (
     "fedora-coreos",
     "flatcar",
     "opensuse-leap",
-    "opensuse-leap-15",
     "rhcos",
     "rocky",
     "talos",
@@ -171,6 +170,7 @@ class IndexFormat(StrEnum):
     GITHUB_RELEASES = "GitHubReleases"  # GitHub's API: a list of releases, with their files
     SIMPLESTREAMS = "Simplestreams"  # products:1.0, with the files of each version
     ALPINE_RELEASES = "AlpineReleases"  # latest-releases.yaml
+    OPENSUSE_DISTRIBUTIONS = "OpenSUSEDistributions"  # distributions.json of get.opensuse.org
     JSON_LIST = "JSONList"  # a JSON list of versions, or of objects with a field version
     CHECKSUM_LIST = "ChecksumList"  # a list of digests; the names of its files contain the version
     DIRECTORY_LISTING = "DirectoryListing"  # a page of a web server with a link for each entry of a folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from gitboot.artifacts.checksum_lists import ListedFile, read_checksum_list
 
 A, B, LONG = "a" * 64, "b" * 64, "c" * 128
 
-LISTS = {
+LISTS: dict[str, list[tuple[Any, ...]]] = {
     f"{A}  kernel\n{B} *initrd\n": [("sha256", A, "kernel"), ("sha256", B, "initrd")],
     f"{LONG}  kernel\r\n": [("sha512", LONG, "kernel")],
     f"{A.upper()}  kernel": [("sha256", A, "kernel")],

@@ -182,7 +182,7 @@ FINGERPRINTS = {
 def test_gitboot_ships_the_keys_of_vendors(tmp_path: Path) -> None:
     found = {}
     for file in SHIPPED_KEYS.glob("*.asc"):
-        command = ["gpg", "--homedir", tmp_path, "--batch", "--with-colons", "--show-keys", file]
+        command = ["gpg", "--homedir", str(tmp_path), "--batch", "--with-colons", "--show-keys", str(file)]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         assert [line.partition(":")[0] for line in lines if line.startswith(("pub", "sec"))] == ["pub"]
         found[file.name] = next(line for line in lines if line.startswith("fpr")).split(":")[9]
@@ -212,22 +212,36 @@ def test_the_shipped_keys_count_beside_those_of_a_directory(
                     found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
 
 
-def test_the_fingerprint_of_the_keys_changes_with_each_key(people: Mapping[str, Person], tmp_path: Path) -> None:
-    def fingerprint() -> str:
-        return VendorKeys(own, tmp_path).fingerprint
+def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
+    people: Mapping[str, Person], kernel: Path, tmp_path: Path
+) -> None:
+    minisign, sigstore = Minisign(tmp_path, "mini"), Sigstore()
+    files = {
+        "vendor.asc": people["vendor"].public.read_bytes(),
+        "mini.pub": minisign.public.read_bytes(),
+        "vendor.toml": VENDOR,
+        "trusted_root.json": sigstore.trusted_root,
+    }
+    found = keys(tmp_path / "before", files)
+    signatures = {
+        SignatureKind.OPENPGP: by_gpg(people["vendor"], kernel),
+        SignatureKind.MINISIGN: minisign.sign(kernel),
+        SignatureKind.SIGSTORE: sigstore.bundle(kernel.read_bytes(), "vendor@example.net"),
+    }
+    signers = [found.find_signer(kind, each, kernel, digest(kernel)).key for kind, each in signatures.items()]
+    digests = [found.compute_key_digest(each) for each in signers]
+    assert None not in digests
+    assert len(set(digests)) == len(digests)
 
-    own, seen = tmp_path / "own", [VendorKeys(None, tmp_path).fingerprint]
-    own.mkdir()
-    for name, content in [
-        ("vendor.asc", people["vendor"].public.read_bytes()),
-        ("vendor.asc", people["stranger"].public.read_bytes()),
-        ("mini.pub", b"key"),
-        ("trusted_root.json", b"{}"),
-    ]:
-        (own / name).write_bytes(content)
-        seen.append(fingerprint())
-    assert len(set(seen)) == len(seen)
-    assert fingerprint() == seen[-1]
+    more = keys(tmp_path / "more", {**files, "other.asc": people["stranger"].public.read_bytes()})
+    assert [more.compute_key_digest(each) for each in signers] == digests
+    none = keys(tmp_path / "none", {"other.asc": people["stranger"].public.read_bytes()})
+    assert [none.compute_key_digest(each) for each in (*signers, "--version", "vendor", "")] == [None] * 6
+
+    revoked = keys(tmp_path / "revoked", {"revoked.asc": people["revoked"].public.read_bytes()})
+    valid = keys(tmp_path / "valid", {"before.asc": (people["revoked"].public.parent / "before.asc").read_bytes()})
+    key = valid.find_signer(SignatureKind.OPENPGP, by_gpg(people["revoked"], kernel), kernel, digest(kernel)).key
+    assert None is not valid.compute_key_digest(key) != revoked.compute_key_digest(key) is not None
 
 
 def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
