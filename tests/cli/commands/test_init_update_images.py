@@ -26,7 +26,7 @@ from gitboot.cli.commands.init import CI, build_seed_file
 from gitboot.cli.main import cli
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
-from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, find_fingerprint, gpg_people
 
 ROOT: Final = Path(__file__).parents[3]
 GITHUB, GITLAB, GITEA_REVIEW, GITEA = CI[4], CI[1], CI[5], CI[6]
@@ -811,12 +811,6 @@ def test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing(
     take_updates(repository, outputs)
     assert repository.run_second_job()[0] == 0
     assert (repository.list_branches(), repository.host.read()) == ({}, [])
-
-
-def find_fingerprint(person: Person) -> str:
-    command = ["gpg", "--homedir", person.public.parent, "--with-colons", "--show-keys", person.public]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
 
 
 def run_gitboot(*arguments: str | Path) -> None:
