@@ -134,7 +134,7 @@ def test_the_table_lists_the_built_in_sources_and_their_keys() -> None:
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
     ]
     table = {name.strip("`"): (signed, key) for name, _, signed, key in rows}
-    sources = {each.metadata.name: each.spec.keys for each in list_vendor_sources()}
+    sources = {str(each.metadata.name): each.spec.keys for each in list_vendor_sources()}
     assert table.keys() == sources.keys()
     for name, (signed, key) in table.items():
         keys = sources[name]

@@ -96,18 +96,19 @@ class PullRequestHost:
         return 404, {}
 
     def _open(self, posted: dict[str, str], *names: str) -> tuple[int, Any]:
-        branch, *texts = (posted.pop(name) for name in names)
+        branch, target, title, text = (posted.pop(name) for name in names)
         assert posted == {}
         if any((each.branch, each.is_open, each.is_fork) == (branch, True, False) for each in self.requests):
             return 409, {"message": "pull request already exists for these targets"}
         commit = self._git("rev-parse", f"refs/heads/{branch}")
-        self.requests.append(PullRequest(branch, *texts, commit))
+        self.requests.append(PullRequest(branch, target, title, text, commit))
         self._git("update-ref", f"refs/pull/{len(self.requests)}/head", commit)
         return 201, {}
 
     def _git(self, *arguments: str) -> str:
-        command = ["git", "--git-dir", self.remote, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.strip()
+        command = ["git", "--git-dir", str(self.remote), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+        return ran.stdout.strip()
 
     def read(self) -> list[PullRequest]:
         """Return all pull requests, also those of the program gh."""
