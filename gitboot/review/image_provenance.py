@@ -1,0 +1,289 @@
+"""Image provenance: where the digests of images come from, and the rules of streams about it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gitboot.errors import UsageError
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import Digest, build_json_decoder
+from gitboot.model.boot_image import Artifact, BootImage, ImageStream, Provenance, RequiredProvenance
+from gitboot.model.fields import to_yaml_value
+from gitboot.resolve.server_decision import Decision
+from gitboot.review.decision_changes import Changes, ServerChange
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
+from gitboot.text import printable
+
+Place = tuple[str, int, int]  # path, line, column
+
+
+class SignatureResult(Struct, frozen=True, kw_only=True):
+    """The result of `gitboot artifacts signatures` for a file of an image."""
+
+    image: str
+    sha256: str
+    signer: str | None = None  # the trusted key; None: no trusted key signed the file
+    fault: str | None = None  # continues "it is"; None: the signature is good, or the image names no signature
+
+
+class _SignatureResults(Struct, frozen=True):
+    files: tuple[SignatureResult, ...]
+
+
+SignatureResults = Mapping[tuple[str, Digest], SignatureResult]  # by image and digest
+
+_decode_results: Final = build_json_decoder(_SignatureResults)
+
+
+def parse_signature_results(content: bytes, name: str) -> SignatureResults:
+    """Read the output of `gitboot artifacts signatures -o json`. Raises `UsageError` for anything else.
+
+    ``name`` is the file, for the message.
+    """
+    try:
+        found = _decode_results(content)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{name} has no results of signatures: {printable(str(error))}; "
+            "write the file with `gitboot artifacts signatures -o json=FILE`"
+        ) from None
+    results: dict[tuple[str, Digest], SignatureResult] = {}
+    for each in found.files:
+        key = each.image, Digest(each.sha256)
+        if key not in results or each.signer is not None:  # an image may name a file twice, with one signature
+            results[key] = each
+    return results
+
+
+class FileClaim(Struct, frozen=True, kw_only=True):
+    """A file of a new or edited image, and where its digest comes from, as the image claims."""
+
+    file: str  # such as x86_64.kernel or aarch64.initrds[0]
+    sha256: Digest
+    claimed: Provenance | None  # None: the image does not state it
+    before: Provenance | None  # the claim of the old commit; equal to `claimed` if the file is new
+    names_signature: bool  # whether the image names a signature that gitboot can check
+    result: SignatureResult | None  # None: no check is known
+
+    @property
+    def verified_by(self) -> str | None:
+        """The trusted key that signed the file, or None if no check of the file is known or if the check failed."""
+        return self.result.signer if self.result is not None and self.result.fault is None else None
+
+
+class ImageProvenance(Struct, frozen=True, kw_only=True):
+    """A new image, or an edited image with other files."""
+
+    image: str
+    fate: ChangeKind
+    place: Place
+    files: tuple[FileClaim, ...]
+
+
+class StreamRuleChange(Struct, frozen=True, kw_only=True):
+    """A changed field of `follow` or `requireProvenance` of a stream."""
+
+    stream: str
+    change: FieldChange
+    place: Place | None  # None: the stream was removed
+    lowers: bool  # whether machines may newly boot images of the stream that no trusted key has signed
+
+    @property
+    def is_requirement(self) -> bool:
+        return self.change.path == ("spec", "requireProvenance")
+
+
+class UncoveredBoot(Struct, frozen=True, kw_only=True):
+    """A document that boots an image without the stream that has this image and requires signed images."""
+
+    document: Id  # a BootProfile that names the image, or a Maintenance with such a profile
+    profile: str
+    image: str
+    stream: str
+
+
+class LeftStream(Struct, frozen=True, kw_only=True):
+    """Servers that boot by a stream that requires signed images, and in the new commit by another document."""
+
+    stream: str
+    servers: tuple[str, ...]
+    now: Id  # the document that names their image in the new commit
+    place: Place
+
+
+class ProvenanceChanges(Struct, frozen=True, kw_only=True):
+    """The changes of a commit that concern the provenance of images."""
+
+    images: tuple[ImageProvenance, ...] = ()
+    rules: tuple[StreamRuleChange, ...] = ()
+    uncovered: tuple[tuple[UncoveredBoot, Place], ...] = ()  # new in this commit
+    left: tuple[LeftStream, ...] = ()
+
+    @property
+    def lowered(self) -> tuple[StreamRuleChange, ...]:
+        """The changes after which a stream no longer requires signed images."""
+        return tuple(each for each in self.rules if each.lowers)
+
+    @property
+    def changes_requirement(self) -> bool:
+        """Whether an instance may withhold or offer boots that it offered or withheld before."""
+        return any(each.is_requirement for each in self.rules)
+
+
+def compare_provenance(
+    changes: Changes, old: FleetRepository | None, new: FleetRepository, results: SignatureResults
+) -> ProvenanceChanges:
+    """Return what a commit changes about the provenance of images. ``results`` are checks of signatures."""
+    known = set(find_uncovered_boots(old)) if old is not None else set()
+    left = tuple(_find_left_streams(changes.servers, old, new)) if old is not None else ()
+    shown = {(each.now, each.stream) for each in left}
+    return ProvenanceChanges(
+        images=tuple(_find_images(changes.documents, old, new, results)),
+        rules=tuple(_find_rule_changes(changes.documents, old, new)),
+        uncovered=tuple(
+            (
+                each,
+                _find_place(new, each.document, "spec", "image" if each.document.kind == "BootProfile" else "profile"),
+            )
+            for each in find_uncovered_boots(new)
+            if each not in known and (each.document, each.stream) not in shown
+        ),
+        left=left,
+    )
+
+
+def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> Place:
+    file, place = repository.find_place(document, *path)
+    return file, place.line, place.column
+
+
+def _find_images(
+    documents: Mapping[Id, DocumentChange], old: FleetRepository | None, new: FleetRepository, results: SignatureResults
+) -> Iterator[ImageProvenance]:
+    for key, change in documents.items():
+        if key.kind != "BootImage" or change.fate is ChangeKind.REMOVED:
+            continue
+        before: Mapping[str, Artifact] = {}
+        if change.fate is ChangeKind.EDITED:
+            if old is None:
+                continue
+            before = {file: artifact for file, artifact, _ in list_image_files(old.images[key.name])}
+        files = tuple(
+            FileClaim(
+                file=file,
+                sha256=artifact.sha256,
+                claimed=artifact.provenance,
+                before=before[file].provenance if file in before else artifact.provenance,
+                names_signature=names_signature,
+                result=results.get((key.name, artifact.sha256)),
+            )
+            for file, artifact, names_signature in list_image_files(new.images[key.name])
+            if artifact != before.get(file)
+        )
+        if files:
+            place = _find_place(new, key, "spec", "architectures")
+            yield ImageProvenance(image=key.name, fate=change.fate, place=place, files=files)
+
+
+def list_image_files(image: BootImage) -> Iterator[tuple[str, Artifact, bool]]:
+    """Yield each file of an image with its name, such as x86_64.kernel, and whether the image names a signature."""
+    for architecture, artifacts in sorted(image.spec.architectures.items()):
+        for path, artifact in artifacts.files():
+            steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+            names_signature = artifact.signature is not None or artifacts.checksums is not None
+            yield f"{architecture}{steps}", artifact, names_signature
+
+
+def _find_rule_changes(
+    documents: Mapping[Id, DocumentChange], old: FleetRepository | None, new: FleetRepository
+) -> Iterator[StreamRuleChange]:
+    for key in documents:
+        if key.kind != "ImageStream":
+            continue
+        was, is_now = (each.streams.get(key.name) if each is not None else None for each in (old, new))
+        for change in compare_fields(_list_rules(was), _list_rules(is_now), ("spec",)):
+            place = _find_place(new, key, *change.path) if is_now is not None else None
+            lowers = requires_signed(was) and not requires_signed(is_now)
+            yield StreamRuleChange(
+                stream=key.name,
+                change=change,
+                place=place,
+                lowers=lowers and change.path == ("spec", "requireProvenance"),
+            )
+
+
+def _list_rules(stream: ImageStream | None) -> dict[str, Any]:
+    """Return `follow` and `requireProvenance` of a stream as YAML values. A missing stream has no rules."""
+    if stream is None:
+        return {"requireProvenance": RequiredProvenance.ANY.value}
+    return {
+        name: value for name, value in to_yaml_value(stream.spec).items() if name in ("follow", "requireProvenance")
+    }
+
+
+def requires_signed(stream: ImageStream | None) -> bool:
+    """Return whether machines may boot the images of a stream only after a trusted key has verified each file."""
+    return stream is not None and stream.spec.require_provenance is RequiredProvenance.SIGNED
+
+
+def list_stream_images(stream: ImageStream) -> frozenset[str]:
+    """Return the images that servers of a stream boot: the current image, and those of the rollout and the holds."""
+    rollout = [stream.spec.rollout.image] if stream.spec.rollout is not None else []
+    return frozenset((stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)))
+
+
+def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]:
+    """Yield the boots of images that do not go through the stream that has the image and requires signed images."""
+    streams: defaultdict[str, list[str]] = defaultdict(list)  # by image
+    for name, stream in repository.streams.items():
+        if requires_signed(stream):
+            for image in list_stream_images(stream):
+                streams[image].append(name)
+    if not streams:
+        return
+    direct = {name: profile.spec.image for name, profile in repository.profiles.items()}
+    users = (
+        *((Id("BootProfile", name), name) for name in repository.profiles),
+        *((Id("Maintenance", name), each.spec.profile) for name, each in repository.maintenances.items()),
+    )
+    for document, profile in users:
+        named = direct[profile]
+        for stream_name in streams.get(named, ()) if named is not None else ():
+            yield UncoveredBoot(document=document, profile=profile, image=str(named), stream=stream_name)
+
+
+def _find_left_streams(
+    servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository
+) -> Iterator[LeftStream]:
+    found: defaultdict[tuple[str, Id], list[str]] = defaultdict(list)
+    for change in servers:
+        was = _find_stream(change.old, old)
+        if was is None or not requires_signed(old.streams[was]) or change.new is None or change.new.policy is None:
+            continue
+        now = _find_stream(change.new, new)
+        if change.new.policy.boot is None or now == was or (now is not None and requires_signed(new.streams[now])):
+            continue
+        server, profile = new.servers[change.name], change.new.policy.boot.profile
+        found[was, Id("Server", change.name) if server.spec.pin is not None else Id("BootProfile", profile)].append(
+            change.name
+        )
+    for (stream, document), names in sorted(found.items()):
+        field = "pin" if document.kind == "Server" else "stream" if new.profiles[document.name].spec.stream else "image"
+        yield LeftStream(
+            stream=stream, servers=tuple(names), now=document, place=_find_place(new, document, "spec", field)
+        )
+
+
+def _find_stream(decision: Decision | None, repository: FleetRepository) -> str | None:
+    """Return the stream that names the image of a server's policy. A pin wins over the stream."""
+    if decision is None or decision.policy is None or decision.policy.boot is None:
+        return None
+    stream = repository.profiles[decision.policy.boot.profile].spec.stream
+    if stream is None or repository.servers[decision.server].spec.pin is None:
+        return stream
+    return None
