@@ -138,8 +138,8 @@ class Code(StrEnum):
         "The kind does not exist",
         "If gitboot ignored unknown kinds, a document with a spelling mistake would have no effect, and you would not "
         "notice.",
-        "Use Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy or Maintenance. If the file is not part "
-        "of the fleet, list it in .gitbootignore.",
+        "Use Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy or Maintenance. If the file "
+        "is not part of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
@@ -295,6 +295,19 @@ class Code(StrEnum):
         "Not a duration",
         "A duration is a number and a unit, or several of them: w, d, h, m and s.",
         "Write 3d, 12h or 1d12h.",
+    )
+    SOURCE_TEMPLATE = (
+        "GB1049",
+        "The template of an image source is not valid",
+        "An image source describes URLs and names by templates. gitboot replaces placeholders such as {version}. Each "
+        "field allows only certain placeholders.",
+        "Use one of the placeholders in the message.",
+    )
+    SOURCE_KEY = (
+        "GB1050",
+        "The value is not the fingerprint of a key",
+        "A fingerprint identifies one OpenPGP key. A shorter key ID can belong to several keys.",
+        "Write the 40 or 64 hexadecimal digits that `gpg --show-keys FILE` prints.",
     )
 
     # GB2…: references and resolution

@@ -235,6 +235,7 @@ def _collect_resources(repository: FleetRepository, touched: frozenset[Id] | Non
         ("Server", repository.servers),
         ("BootImage", repository.images),
         ("ImageStream", repository.streams),
+        ("ImageSource", repository.image_sources),
         ("BootProfile", repository.profiles),
         ("BootPolicy", repository.policies),
         ("Maintenance", repository.maintenances),
