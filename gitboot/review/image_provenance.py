@@ -14,6 +14,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.boot_image import Artifact, BootImage, ImageStream, Provenance, RequiredProvenance
 from gitboot.model.fields import to_yaml_value
+from gitboot.model.image_source import BUILT_IN_SOURCES
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
@@ -98,6 +99,16 @@ class StreamRuleChange(Struct, frozen=True, kw_only=True):
         return self.change.path == ("spec", "requireProvenance")
 
 
+class SourceChange(Struct, frozen=True, kw_only=True):
+    """A changed ImageSource of the fleet. It changes no boot, but new images come from there."""
+
+    source: str
+    fate: ChangeKind
+    replaces_built_in: bool  # whether the commit adds it in place of a source that gitboot ships
+    fields: tuple[FieldChange, ...]  # of an edited source
+    place: Place | None  # None: the source was removed
+
+
 class UncoveredBoot(Struct, frozen=True, kw_only=True):
     """A document that boots an image without the stream that has this image and requires signed images."""
 
@@ -121,6 +132,7 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
 
     images: tuple[ImageProvenance, ...] = ()
     rules: tuple[StreamRuleChange, ...] = ()
+    sources: tuple[SourceChange, ...] = ()
     uncovered: tuple[tuple[UncoveredBoot, Place], ...] = ()  # new in this commit
     left: tuple[LeftStream, ...] = ()
 
@@ -145,6 +157,17 @@ def compare_provenance(
     return ProvenanceChanges(
         images=tuple(_find_images(changes.documents, old, new, results)),
         rules=tuple(_find_rule_changes(changes.documents, old, new)),
+        sources=tuple(
+            SourceChange(
+                source=key.name,
+                fate=change.fate,
+                replaces_built_in=change.fate is ChangeKind.ADDED and key.name in BUILT_IN_SOURCES,
+                fields=change.fields,
+                place=None if change.fate is ChangeKind.REMOVED else _find_place(new, key, *_first_path(change)),
+            )
+            for key, change in changes.documents.items()
+            if key.kind == "ImageSource"
+        ),
         uncovered=tuple(
             (
                 each,
@@ -160,6 +183,10 @@ def compare_provenance(
 def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> Place:
     file, place = repository.find_place(document, *path)
     return file, place.line, place.column
+
+
+def _first_path(change: DocumentChange) -> tuple[str | int, ...]:
+    return change.fields[0].path if change.fields else ("metadata", "name")
 
 
 def _find_images(

@@ -47,6 +47,15 @@ def everyone(spec: str) -> Files:
     return {path: server(path[8:-5], f"site: {path[8:12]}, role: web", spec) for path in SERVERS if "web" in path}
 
 
+def source(name: str, url: str) -> str:
+    return document(
+        "ImageSource",
+        name,
+        f"architectures: {{x86_64: amd64}}, releases: {{format: JSONList, url: '{url}/versions'}}, "
+        f"files: {{kernel: {{url: '{url}/{{version}}/kernel'}}}}",
+    )
+
+
 NEXT_WEEK: Final = maintenance(
     "bios-2026-11", "27T22:00 28T04:00", "networkBoot: Once, reason: 'BIOS 2.1, CHG-1'", boots="bios"
 )
@@ -198,6 +207,8 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
             "databases.yaml": document(
                 "ImageStream", "databases", "current: flatcar-1, requireProvenance: signed, follow: {source: mirror}"
             ),
+            "mirror.yaml": source("mirror", "https://mirror2.test"),
+            "sources/flatcar.yaml": source("flatcar", "https://mirror.test/flatcar"),
             "profiles/db.yaml": profile("db", "flatcar-1"),
             "m.yaml": maintenance("memory-test", "27T22:00 28T04:00", "networkBoot: Once"),
         },
@@ -211,6 +222,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
                 "current: flatcar-1, requireProvenance: signed, follow: {source: flatcar, channel: lts}",
             ),
             "tools.yaml": document("ImageStream", "tools", "current: memtest-7, requireProvenance: signed"),
+            "mirror.yaml": source("mirror", "https://mirror.test"),
             "profiles/db.yaml": profile("db", "stream: databases"),
         },
         ReviewOutcome.HELD,

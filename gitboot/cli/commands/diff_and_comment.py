@@ -516,7 +516,7 @@ def _format_dangers(review: Review) -> Iterator[str]:
 
 def _format_provenance(review: Review) -> Iterator[str]:
     found = review.provenance
-    if found.images or found.rules:
+    if found.images or found.rules or found.sources:
         yield _format_heading("Provenance")
     for image in found.images[:_MAX_IMAGES]:
         yield _wrap_lines(f"BootImage/{image.image} {image.fate} at {':'.join(map(str, image.place))}")
@@ -526,6 +526,9 @@ def _format_provenance(review: Review) -> Iterator[str]:
     for rule in found.rules:
         at = f" at {':'.join(map(str, rule.place))}" if rule.place is not None else ""
         yield _wrap_lines(f"ImageStream/{rule.stream}{at}: {phrases.format_rule_change(rule)}")
+    for source in found.sources:
+        at = f" at {':'.join(map(str, source.place))}" if source.place is not None else ""
+        yield _wrap_lines(f"ImageSource/{source.source}{at}: {phrases.format_source_change(source)}")
     if any(map(phrases.has_unverified_claims, found.images)):
         yield _wrap_lines(phrases.CLAIMS_NOTE)
 

@@ -237,6 +237,16 @@ class StreamRuleFacts:
 
 
 @structure
+class SourceFacts:
+    """An ImageSource that was added, removed or edited."""
+
+    source: str
+    fate: Literal["added", "removed", "edited"]
+    replaces_built_in: bool = Field(description="Whether it is new and replaces a source that gitboot ships.")
+    fields: tuple[FieldFacts, ...] = Field(description="The changed fields of an edited source.")
+
+
+@structure
 class ProvenanceRiskFacts:
     """A way in which images may newly boot without the signatures that a stream requires."""
 
@@ -324,6 +334,7 @@ class DiffFacts:
         description="New and edited images: where the digests of their files come from, as the images claim."
     )
     streams: tuple[StreamRuleFacts, ...] = Field(description="Changes of follow and requireProvenance.")
+    sources: tuple[SourceFacts, ...] = Field(description="Changed sources of images.")
     provenance_risks: tuple[ProvenanceRiskFacts, ...] = Field(
         description="Ways in which images may newly boot without the signatures that a stream requires."
     )
@@ -385,6 +396,9 @@ def as_json(review: Review) -> str:
                 lowers=each.lowers,
             )
             for each in review.provenance.rules
+        ),
+        sources=tuple(
+            _copy_fields(SourceFacts, each, fields=_field_facts(each.fields)) for each in review.provenance.sources
         ),
         provenance_risks=tuple(
             ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_place_facts(each.place))

@@ -168,6 +168,10 @@ def _render_provenance(review: Review) -> Iterator[str]:
         lines.append(
             f"- {format_code(f'ImageStream/{rule.stream}')}{at}: {format_code(phrases.format_rule_change(rule))}"
         )
+    for source in review.provenance.sources:
+        at = f" at {format_code(':'.join(map(str, source.place)))}" if source.place is not None else ""
+        text = phrases.format_source_change(source)
+        lines.append(f"- {format_code(f'ImageSource/{source.source}')}{at}: {format_code(text)}")
     if not lines:
         return
     yield "\n### Provenance\n"

@@ -25,6 +25,7 @@ from gitboot.review.image_provenance import (
     ImageProvenance,
     Place,
     ProvenanceChanges,
+    SourceChange,
     StreamRuleChange,
 )
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets
@@ -338,6 +339,17 @@ def _join_rules(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return ", ".join(f"{name}: {format_value(each)}" for name, each in value.items() if each != [])
+
+
+def format_source_change(source: SourceChange) -> str:
+    """Return the changed fields of a source of images, or that it was added or removed."""
+    if source.fields:
+        shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
+        return " ".join(filter(None, (shown, format_rest(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
+    return f"{source.fate} in place of the built-in source" if source.replaces_built_in else source.fate
+
+
+_MAX_SOURCE_FIELDS: Final = 4
 
 
 class ProvenanceRisk(NamedTuple):
