@@ -1,4 +1,4 @@
-"""Shell completion: names of servers, streams and held changes. A completion reports no error."""
+"""Shell completion: names of servers, streams and held changes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
@@ -15,6 +15,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
@@ -185,6 +186,7 @@ class _Explainer:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
+        yield from self._explain_provenance(image, said_by)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
@@ -223,8 +225,22 @@ class _Explainer:
         self.lost += image.losing
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.document, *named.path)
+        yield from self._explain_provenance(named.image, named.document)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
+
+    def _explain_provenance(self, image: str, named_by: Id) -> Iterator[Reason]:
+        """Explain where the digests of an image come from, if the image states it, and what its stream requires."""
+        architecture = self._server.spec.architecture
+        artifacts = self._repository.images[image].spec.architectures.get(architecture)
+        if artifacts is not None and (origins := list_claimed_origins([artifacts])):
+            claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
+            yield self._reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
+        if named_by.kind == "ImageStream":
+            required = self._repository.streams[named_by.name].spec.require_provenance
+            if required is RequiredProvenance.SIGNED:
+                at = (named_by, "spec", "requireProvenance")
+                yield self._reason("requireProvenance", required, "-", "the stream sets it", *at)
 
     # R6 and R7
 
@@ -274,6 +290,24 @@ class _Explainer:
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
             yield self._reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
+
+
+_ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {
+    DigestOrigin.SIGNED: "signed by {key}",
+    DigestOrigin.PUBLISHED: "published",
+    DigestOrigin.FIRST_SEEN: "first seen",
+}
+
+
+def describe_origin(provenance: Provenance | None) -> str:
+    """Return where a digest comes from, as an image claims."""
+    return _ORIGIN_TEXTS[provenance.digest].format(key=provenance.key) if provenance is not None else "not stated"
+
+
+def list_claimed_origins(architectures: Iterable[Artifacts]) -> list[str]:
+    """Return where the digests of an image come from, each origin once, or nothing if the image does not state it."""
+    claims = [artifact.provenance for artifacts in architectures for _, artifact in artifacts.files()]
+    return sorted(set(map(describe_origin, claims))) if any(each is not None for each in claims) else []
 
 
 Step = str | int
@@ -467,12 +501,19 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
     """Return the streams, images, maintenances and opt-outs of a commit as JSON values, with their places."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
+        "provenance": {  # as the images claim; images that do not state it are missing
+            name: origins
+            for name, image in repository.images.items()
+            if (origins := list_claimed_origins(image.spec.architectures.values()))
+        },
         "streams": [
             {
                 "name": name,
                 "current": stream.spec.current,
                 "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
                 "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
+                "follows": stream.spec.follow.source if stream.spec.follow else None,
+                "requires": stream.spec.require_provenance.value,
                 **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
             }
             for name, stream in repository.streams.items()

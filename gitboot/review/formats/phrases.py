@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import DigestOrigin, Provenance
+from gitboot.resolve.explanation import describe_origin
 from gitboot.review.change_groups import ChangeCause, Group, Outlier
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange, UnknownCause, UnknownReason
 from gitboot.review.document_changes import (
@@ -276,18 +277,9 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
 
 
 def format_origin(provenance: Provenance | None) -> str:
-    """Return where a digest comes from, such as "signed by" and the key."""
-    if provenance is None:
-        return "not stated"
-    origin = _ORIGIN_TEXTS[provenance.digest].format(key=provenance.key)
-    return f"{origin} ({provenance.url})" if provenance.url is not None else origin
-
-
-_ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {
-    DigestOrigin.SIGNED: "signed by {key}",
-    DigestOrigin.PUBLISHED: "published",
-    DigestOrigin.FIRST_SEEN: "first seen",
-}
+    """Return where a digest comes from, with the URL of its list or signature."""
+    origin = describe_origin(provenance)
+    return f"{origin} ({provenance.url})" if provenance is not None and provenance.url is not None else origin
 
 
 def format_file_claim(claim: FileClaim) -> str:

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from tests.helpers.evaluations import FLEET
-from tests.helpers.fleets import document, image, maintenance, policy, server
+from tests.helpers.fleets import SHA, document, image, maintenance, policy, server
 from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
 from tests.helpers.instance_with_bmcs import Done, typed
 
@@ -50,6 +50,43 @@ def facts(*arguments: str | Path) -> Any:
 
 def changed(*arguments: str | Path) -> list[str]:
     return [each["server"] for each in facts(*arguments)["servers"]]
+
+
+# Signatures of images
+
+
+def test_verified_signatures_are_shown_beside_the_claims(work: Work, tmp_path: Path) -> None:
+    claim = f"sha256: {SHA}, provenance: {{digest: signed, key: {'F' * 40}}}"
+    work.commit({"images/3.yaml": image("new-3", artifacts="kernel").replace(f"sha256: {SHA}", claim)})
+    (kernel,) = facts("main..topic")["provenance"][0]["files"]
+    assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", None)
+    file = tmp_path / "signatures.json"
+    file.write_text(json.dumps({"files": [{"image": "new-3", "sha256": SHA, "signer": f"Vendor (key {'F' * 40})"}]}))
+    found = diff("main..topic", "--verified", file)
+    assert f"x86_64.kernel: verified: signed by Vendor (key {'F' * 40})" in found.out
+    assert f"--verified {file}" in found.out  # the command that shows the review again
+    (kernel,) = facts("main..topic", "--verified", file)["provenance"][0]["files"]
+    assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", f"Vendor (key {'F' * 40})")
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("{", "has no results of signatures"),
+        (" " * (64 << 20) + "{}", "has more than 67,108,864 bytes"),
+        (None, "No such"),
+    ],
+    ids=["malformed", "too large", "missing"],
+)
+def test_a_file_without_results_of_signatures_is_a_usage_error(
+    work: Work, tmp_path: Path, content: str | None, fault: str
+) -> None:
+    file = tmp_path / "signatures.json"
+    if content is not None:
+        file.write_text(content)
+    found = diff("main", "--verified", file)
+    assert (found.code, found.out) == (64, "")
+    assert fault in found.err and str(file) in found.err
 
 
 # Ranges
