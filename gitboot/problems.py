@@ -226,6 +226,7 @@ class Code(StrEnum):
         "The URL is not valid",
         "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
         "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "Use https://HOST/NAME.tar.gz#PATH for a file in an archive. "
         "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
     )
     INSTANT = (
@@ -609,16 +610,17 @@ class Code(StrEnum):
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
-        "No listed key signed a file of the image",
+        "No trusted key signed a file of the image",
         "The digest of a file identifies its content. A signature shows who published the file.",
-        "Add the signature of the vendor under `signature` or `checksums`, and add the key of the vendor to "
-        "--image-keys.",
+        "Add the signature of the vendor under `signature` or `checksums`. If gitboot does not ship the key of the "
+        "vendor, add the key to --image-keys.",
     )
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry",
-        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
+        "Machines cannot fetch a file from a registry or from an archive",
+        "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP. They support neither OCI registries nor files in "
+        "archives.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
@@ -654,6 +656,13 @@ class Code(StrEnum):
         "starts and ignores its user data.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, flatcar.first_boot=1 for Flatcar.",
+    )
+
+    FALSE_PROVENANCE = (
+        "GB4013",
+        "The provenance of a file is not true",
+        "The image claims that a vendor signed the file, and reviewers rely on this claim.",
+        "Write the key that `gitboot artifacts signatures` shows, or state digest: published or digest: firstSeen.",
     )
 
     # GB5…: the source

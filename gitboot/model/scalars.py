@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gitboot.jsonio import Digest
 from gitboot.problems import Code
@@ -453,7 +453,10 @@ OCI: Final = re.compile(
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
-    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``.
+
+    A fragment of an http(s) URL names a file in an archive.
+    """
     found = _parse_url_text(value)
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
@@ -463,7 +466,11 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     if oci is None:
         _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
+        require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint)
+        hint = "write #PATH only after the URL of a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without .. in PATH"
+        is_whole_file = "#" not in found
+        require(is_whole_file or split_member_url(found), found, Code.URL, "the URL of a file in an archive", hint)
+        return ArtifactUrl(found)
     if oci["tag"] is not None or oci["digest"] is None:
         # A tag may name another image later, and an image has several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
@@ -473,6 +480,18 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
             f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
+
+
+ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".zip")
+
+
+def split_member_url(url: str) -> tuple[str, str] | None:
+    """Return the URL of an archive, and the path of a file in it. Return None for the URL of a whole file."""
+    archive, _, fragment = url.partition("#")
+    path = unquote(fragment)
+    is_archive = archive.startswith(("http://", "https://")) and urlsplit(archive).path.endswith(ARCHIVE_SUFFIXES)
+    is_path = path.isprintable() and {"", ".", ".."}.isdisjoint(path.split("/"))
+    return (archive, path) if is_archive and is_path else None
 
 
 def parse_base_url(value: object, *, allow_zone: bool = False) -> str:

@@ -384,6 +384,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
     endpoint: str  # the URL of the endpoint that serves one-time boots
     phase: Phase
     mirrors: bool  # whether the mirror serves the files of images
+    requires_signature: bool  # whether a trusted key must have verified the files of the image
     files: Mapping[str, bytes]  # files that the profile and the server name, by path
     server: Server | None = None  # None: an unknown machine
     pool: Pool | None = None  # None for a maintenance, to which no policy applies
