@@ -16,13 +16,13 @@ from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
-from gitboot.model.boot_policy import Maintenance, Method
+from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
-from gitboot.resolve.decision_inputs import FleetView
+from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_images
 from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
 from gitboot.resolve.kernel_arguments import merge_vars
@@ -186,8 +186,8 @@ class _Explainer:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
-        yield from self._explain_provenance(image, said_by)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
+        yield from self._explain_provenance(image, profile, boots)
         yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
@@ -225,22 +225,24 @@ class _Explainer:
         self.lost += image.losing
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.document, *named.path)
-        yield from self._explain_provenance(named.image, named.document)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
+        yield from self._explain_provenance(named.image, profile, self._inputs.shared.boot)
         yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
-    def _explain_provenance(self, image: str, named_by: Id) -> Iterator[Reason]:
-        """Explain where the digests of an image come from, if the image states it, and what its stream requires."""
+    def _explain_provenance(self, image: str, profile: BootProfile, inputs: BootInputs) -> Iterator[Reason]:
+        """Explain where the digests of an image come from, if the image states it, and which stream requires signed
+        images.
+        """
         architecture = self._server.spec.architecture
         artifacts = self._repository.images[image].spec.architectures.get(architecture)
         if artifacts is not None and (origins := list_claimed_origins([artifacts])):
             claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
             yield self._reason("provenance", ", ".join(origins), "-", "the image claims it", *claimed_in)
-        if named_by.kind == "ImageStream":
-            required = self._repository.streams[named_by.name].spec.require_provenance
-            if required is RequiredProvenance.SIGNED:
-                at = (named_by, "spec", "requireProvenance")
-                yield self._reason("requireProvenance", required, "-", "the stream sets it", *at)
+        if inputs.requires_signature:
+            name = find_requiring_stream(self._repository, profile, image)
+            why = "the stream sets it" if profile.spec.stream == name else "a stream with this image sets it"
+            at = (Id("ImageStream", name), "spec", "requireProvenance")
+            yield self._reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
 
     # R6 and R7
 
@@ -290,6 +292,18 @@ class _Explainer:
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
             yield self._reason(f"vars.{variable}", setting, "R7", "the last document to set it wins", *written_at)
+
+
+def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
+    """Return the stream that requires the signatures of a boot: that of its profile, or one that has its image."""
+    signed = [
+        name
+        for name, stream in repository.streams.items()
+        if stream.spec.require_provenance is RequiredProvenance.SIGNED
+    ]
+    if profile.spec.stream in signed:
+        return str(profile.spec.stream)
+    return next(name for name in signed if image in list_stream_images(repository.streams[name]))
 
 
 _ORIGIN_TEXTS: Final[Mapping[DigestOrigin, str]] = {

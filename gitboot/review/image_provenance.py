@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,9 @@ from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.boot_image import Artifact, BootImage, ImageStream, Provenance, RequiredProvenance
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.image_source import BUILT_IN_SOURCES
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.decision_inputs import list_stream_images
+from gitboot.resolve.explanation import find_requiring_stream
+from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
 from gitboot.text import printable
@@ -23,12 +25,22 @@ from gitboot.text import printable
 Place = tuple[str, int, int]  # path, line, column
 
 
+class FileSigner(Struct, frozen=True, kw_only=True):
+    """The trusted key that signed a file."""
+
+    key: str  # the fingerprint or the identity
+    name: str  # for people
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.key})"
+
+
 class SignatureResult(Struct, frozen=True, kw_only=True):
     """The result of `gitboot artifacts signatures` for a file of an image."""
 
     image: str
     sha256: str
-    signer: str | None = None  # the trusted key; None: no trusted key signed the file
+    signer: FileSigner | None = None  # None: no trusted key signed the file
     fault: str | None = None  # continues "it is"; None: the signature is good, or the image names no signature
 
 
@@ -72,7 +84,7 @@ class FileClaim(Struct, frozen=True, kw_only=True):
     result: SignatureResult | None  # None: no check is known
 
     @property
-    def verified_by(self) -> str | None:
+    def verified_by(self) -> FileSigner | None:
         """The trusted key that signed the file, or None if no check of the file is known or if the check failed."""
         return self.result.signer if self.result is not None and self.result.fault is None else None
 
@@ -119,11 +131,11 @@ class UncoveredBoot(Struct, frozen=True, kw_only=True):
 
 
 class LeftStream(Struct, frozen=True, kw_only=True):
-    """Servers that boot by a stream that requires signed images, and in the new commit by another document."""
+    """Servers that need the signatures that a stream requires, and in the new commit boot without signatures."""
 
     stream: str
     servers: tuple[str, ...]
-    now: Id  # the document that names their image in the new commit
+    profile: str  # the profile that they boot in the new commit
     place: Place
 
 
@@ -152,11 +164,11 @@ def compare_provenance(
 ) -> ProvenanceChanges:
     """Return what a commit changes about the provenance of images. ``results`` are checks of signatures."""
     known = set(find_uncovered_boots(old)) if old is not None else set()
-    left = tuple(_find_left_streams(changes.servers, old, new)) if old is not None else ()
-    shown = {(each.now, each.stream) for each in left}
+    rules = tuple(_find_rule_changes(changes.documents, old, new))
+    lowered = {each.stream for each in rules if each.lowers}
     return ProvenanceChanges(
         images=tuple(_find_images(changes.documents, old, new, results)),
-        rules=tuple(_find_rule_changes(changes.documents, old, new)),
+        rules=rules,
         sources=tuple(
             SourceChange(
                 source=key.name,
@@ -174,9 +186,9 @@ def compare_provenance(
                 _find_place(new, each.document, "spec", "image" if each.document.kind == "BootProfile" else "profile"),
             )
             for each in find_uncovered_boots(new)
-            if each not in known and (each.document, each.stream) not in shown
+            if each not in known
         ),
-        left=left,
+        left=tuple(_find_left_streams(changes.servers, old, new, lowered)) if old is not None else (),
     )
 
 
@@ -258,18 +270,12 @@ def requires_signed(stream: ImageStream | None) -> bool:
     return stream is not None and stream.spec.require_provenance is RequiredProvenance.SIGNED
 
 
-def list_stream_images(stream: ImageStream) -> frozenset[str]:
-    """Return the images that servers of a stream boot: the current image, and those of the rollout and the holds."""
-    rollout = [stream.spec.rollout.image] if stream.spec.rollout is not None else []
-    return frozenset((stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)))
-
-
 def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]:
     """Yield the boots of images that do not go through the stream that has the image and requires signed images."""
     streams: defaultdict[str, list[str]] = defaultdict(list)  # by image
     for name, stream in repository.streams.items():
         if requires_signed(stream):
-            for image in list_stream_images(stream):
+            for image in dict.fromkeys(list_stream_images(stream)):
                 streams[image].append(name)
     if not streams:
         return
@@ -285,32 +291,29 @@ def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]
 
 
 def _find_left_streams(
-    servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository
+    servers: Iterable[ServerChange], old: FleetRepository, new: FleetRepository, lowered: Collection[str]
 ) -> Iterator[LeftStream]:
-    found: defaultdict[tuple[str, Id], list[str]] = defaultdict(list)
+    """Yield the servers that no longer need signatures, except those of the streams ``lowered``."""
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in servers:
-        was = _find_stream(change.old, old)
-        if was is None or not requires_signed(old.streams[was]) or change.new is None or change.new.policy is None:
-            continue
-        now = _find_stream(change.new, new)
-        if change.new.policy.boot is None or now == was or (now is not None and requires_signed(new.streams[now])):
-            continue
-        server, profile = new.servers[change.name], change.new.policy.boot.profile
-        found[was, Id("Server", change.name) if server.spec.pin is not None else Id("BootProfile", profile)].append(
-            change.name
+        was, now = (
+            each.policy.boot if each is not None and each.policy is not None else None
+            for each in (change.old, change.new)
         )
-    for (stream, document), names in sorted(found.items()):
-        field = "pin" if document.kind == "Server" else "stream" if new.profiles[document.name].spec.stream else "image"
-        yield LeftStream(
-            stream=stream, servers=tuple(names), now=document, place=_find_place(new, document, "spec", field)
-        )
+        if was is None or now is None or not _needs_signatures(was) or _needs_signatures(now):
+            continue
+        stream = find_requiring_stream(old, old.profiles[was.profile], was.image)
+        if stream not in lowered:
+            found[stream, now.profile].append(change.name)
+    for (stream, profile), names in sorted(found.items()):
+        field = "stream" if new.profiles[profile].spec.stream is not None else "image"
+        place = _find_place(new, Id("BootProfile", profile), "spec", field)
+        yield LeftStream(stream=stream, servers=tuple(names), profile=profile, place=place)
 
 
-def _find_stream(decision: Decision | None, repository: FleetRepository) -> str | None:
-    """Return the stream that names the image of a server's policy. A pin wins over the stream."""
-    if decision is None or decision.policy is None or decision.policy.boot is None:
-        return None
-    stream = repository.profiles[decision.policy.boot.profile].spec.stream
-    if stream is None or repository.servers[decision.server].spec.pin is None:
-        return stream
-    return None
+def _find_policy_boot(decision: Decision | None) -> Boot | None:
+    return decision.policy.boot if decision is not None and decision.policy is not None else None
+
+
+def _needs_signatures(boot: Boot) -> bool:
+    return any(file.proof is not None for file in boot.files.all())

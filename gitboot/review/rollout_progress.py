@@ -18,6 +18,7 @@ from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rol
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
+from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.policy_selection import NamedImage, choose_image, joining_percentage, list_opt_outs
 from gitboot.resolve.provisioning_record import InstallStep, Record
@@ -26,7 +27,6 @@ from gitboot.review.image_provenance import (
     UncoveredBoot,
     find_uncovered_boots,
     list_image_files,
-    list_stream_images,
 )
 from gitboot.text import format_count, format_names
 
@@ -158,7 +158,7 @@ def _list_image_uses(
             provisioned[record.image] += 1
     streams: defaultdict[str, list[str]] = defaultdict(list)
     for name, stream in repository.streams.items():
-        for image in list_stream_images(stream):
+        for image in dict.fromkeys(list_stream_images(stream)):
             streams[image].append(name)
     for name, boot_image in repository.images.items():
         files = list(list_image_files(boot_image))

@@ -93,7 +93,7 @@ def test_each_field_names_the_resource_that_set_it() -> None:
 
 
 def test_claims_of_the_image_and_the_requirement_of_its_stream_are_shown() -> None:
-    """Only if the documents state them. A pin wins over the stream, so the requirement does not apply."""
+    """Only if the documents state them. The requirement applies to a pinned server of the stream too."""
     kernel = f"{{url: 'assets:k', sha256: {'a' * 64}, provenance: {{digest: signed, key: AB12}}}}"
     claims = f"kernel: {kernel}, initrds: [{{url: 'assets:i', sha256: {'b' * 64}}}]"
     signed = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{claims}}}}}")
@@ -113,7 +113,8 @@ def test_claims_of_the_image_and_the_requirement_of_its_stream_are_shown() -> No
     assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
     rows = table(explained("web02", documents=documents))
     assert rows["provenance"] == ("not stated, signed by AB12", "-", "BootImage/flatcar-1")
-    assert "requireProvenance" not in rows
+    assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
+    assert "requireProvenance" not in table(explained())
 
 
 def test_each_field_has_its_file_line_and_column() -> None:

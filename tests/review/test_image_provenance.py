@@ -6,7 +6,6 @@ import json
 
 import click
 import pytest
-from msgspec import structs
 
 from gitboot.cli.commands.diff_and_comment import format_review_text
 from gitboot.errors import UsageError
@@ -16,7 +15,7 @@ from gitboot.review.formats import phrases
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown, as_problems
 from gitboot.review.guards import Limits
-from gitboot.review.image_provenance import SignatureResult, parse_signature_results
+from gitboot.review.image_provenance import FileSigner, SignatureResult, parse_signature_results
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
@@ -46,6 +45,13 @@ def checked(new: Files, *results: SignatureResult) -> Review:
     review = reviewed(new)
     found = parse_signature_results(format_document(items=[], files=results).encode(), "results.json")
     return review_commits(review.base, review.head, limits=Limits(), messages=(), command="", signature_results=found)
+
+
+def result_of(
+    key: str | None = KEY, fault: str | None = None, *, image: str = "new-3", sha256: str = SHA
+) -> SignatureResult:
+    signer = FileSigner(key=key, name="Vendor") if key is not None else None
+    return SignatureResult(image=image, sha256=sha256, signer=signer, fault=fault)
 
 
 def kernel_text(review: Review) -> str:
@@ -83,13 +89,13 @@ def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
 @for_each(
     ("claim", "result", "expected"),
     [
-        (SIGNED, (f"Vendor (key {KEY})", None), f"verified: signed by Vendor (key {KEY})"),
+        (SIGNED, (KEY, None), f"verified: signed by Vendor ({KEY})"),
         (
             SIGNED,
-            (f"Stranger (key {OTHER_KEY})", None),
-            f"verified: signed by Stranger (key {OTHER_KEY}); claims: signed by {KEY}",
+            (OTHER_KEY, None),
+            f"verified: signed by Vendor ({OTHER_KEY}); claims: signed by {KEY}",
         ),
-        ("size: 1", (f"key {KEY}", None), f"verified: signed by key {KEY}; not stated"),
+        ("size: 1", (KEY, None), f"verified: signed by Vendor ({KEY}); not stated"),
         (
             SIGNED,
             (None, "signed by a key that is not listed"),
@@ -100,16 +106,16 @@ def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
     ],
 )
 def test_a_check_is_shown_beside_the_claim(claim: str, result: tuple[str | None, str | None], expected: str) -> None:
-    found = SignatureResult(image="new-3", sha256=SHA, signer=result[0], fault=result[1])
+    found = result_of(*result)
     assert kernel_text(checked(with_signature(claim), found)) == expected
 
 
 @for_each(
     ("case", "result"),
     [
-        ("another file", SignatureResult(image="new-3", sha256="b" * 64, signer=KEY)),
-        ("another image", SignatureResult(image="new-4", sha256=SHA, signer=KEY)),
-        ("a signer and a fault", SignatureResult(image="new-3", sha256=SHA, signer=KEY, fault="expired")),
+        ("another file", result_of(sha256="b" * 64)),
+        ("another image", result_of(image="new-4")),
+        ("a signer and a fault", result_of(fault="expired")),
     ],
 )
 def test_a_claim_stays_a_claim_after_a_check_of(case: str, result: SignatureResult) -> None:
@@ -120,10 +126,10 @@ def test_a_claim_stays_a_claim_after_a_check_of(case: str, result: SignatureResu
 
 
 def test_one_good_signature_of_a_file_counts_if_the_image_names_the_file_twice() -> None:
-    good = SignatureResult(image="new-3", sha256=SHA, signer=KEY)
-    unsigned = structs.replace(good, signer=None)
+    good = result_of()
+    unsigned = result_of(None)
     for results in ((good, unsigned), (unsigned, good)):
-        assert kernel_text(checked(with_signature(SIGNED), *results)) == f"verified: signed by {KEY}"
+        assert kernel_text(checked(with_signature(SIGNED), *results)) == f"verified: signed by Vendor ({KEY})"
 
 
 @for_each(
@@ -150,7 +156,7 @@ def test_only_a_stated_and_unverified_provenance_is_annotated() -> None:
     assert annotations(reviewed({"images/3.yaml": image("new-3")})) == []
     new = with_signature(SIGNED)
     assert annotations(reviewed(new)) == [("images/3.yaml", f"BootImage/new-3: x86_64.kernel: claims: signed by {KEY}")]
-    assert annotations(checked(new, SignatureResult(image="new-3", sha256=SHA, signer=KEY))) == []
+    assert annotations(checked(new, result_of())) == []
 
 
 def test_a_changed_claim_is_shown_with_the_claim_before_and_changes_no_boot() -> None:
@@ -235,7 +241,10 @@ def test_a_followed_source_changes_no_boot_and_is_shown() -> None:
 
 # Boots without the stream
 
-DIRECT = "BootProfile/{profile} boots BootImage/flatcar-1 without ImageStream/stable, which requires signed images"
+DIRECT = (
+    "BootProfile/{profile} boots BootImage/flatcar-1 without ImageStream/stable, which requires signatures of this "
+    "image only while it is in the stream"
+)
 
 
 def test_a_new_profile_that_names_an_image_of_the_stream_is_a_risk() -> None:
@@ -260,43 +269,45 @@ def test_an_image_that_comes_into_the_stream_later_is_shown_too() -> None:
 def test_a_maintenance_whose_profile_names_an_image_of_the_stream_is_a_risk() -> None:
     new = {"m.yaml": maintenance("m", "27T22:00 28T04:00", "networkBoot: Once", boots="db")}
     assert risks(reviewed(new, REQUIRING)) == [
-        "Maintenance/m boots BootImage/flatcar-1 by BootProfile/db without ImageStream/stable, which requires signed "
-        "images"
+        DIRECT.format(profile="db").replace("BootProfile/db", "Maintenance/m").replace("-1", "-1 by BootProfile/db")
     ]
 
 
 @for_each(
-    ("new", "document", "servers"),
+    ("new", "profile_name"),
     [
-        (
-            {"profiles/web.yaml": profile("web", "flatcar-2")},
-            "BootProfile/web",
-            "ams2-web01, ams2-web02, ams2-web03 and 15 more boot",
-        ),
-        (
-            {
-                "servers/fra1-web01.yaml": server(
-                    "fra1-web01", "site: fra1, role: web", "provision: 1, pin: {image: flatcar-2, reason: GPU}"
-                )
-            },
-            "Server/fra1-web01",
-            "fra1-web01 boots",
-        ),
+        ({"profiles/web.yaml": profile("web", "flatcar-2")}, "web"),
         (
             {
                 "profiles/free.yaml": profile("free", "stream: free"),
                 "free.yaml": document("ImageStream", "free", "current: flatcar-2"),
                 "policies/web.yaml": str(FLEET["policies/web.yaml"]).replace("profile: web", "profile: free"),
             },
-            "BootProfile/free",
-            "ams2-web01, ams2-web02, ams2-web03 and 15 more boot",
+            "free",
         ),
     ],
 )
-def test_servers_that_leave_the_stream_are_a_risk(new: Files, document: str, servers: str) -> None:
+def test_servers_that_no_longer_need_signatures_are_a_risk(new: Files, profile_name: str) -> None:
     review = reviewed(new, REQUIRING)
-    assert risks(review) == [f"{servers} by {document} instead of ImageStream/stable, which requires signed images"]
-    assert review.provenance.left[0].place[0] in new
+    assert risks(review) == [
+        f"ams2-web01, ams2-web02, ams2-web03 and 15 more boot BootProfile/{profile_name} without the signatures that "
+        "ImageStream/stable requires"
+    ]
+    assert review.provenance.left[0].place[0] == f"profiles/{profile_name}.yaml"
+
+
+def test_a_server_that_leaves_the_image_of_the_stream_needs_no_signature_any_more() -> None:
+    """A profile that names the image itself needs its signature while a stream requires it."""
+    review = reviewed({"profiles/db.yaml": profile("db", "bios-2")}, REQUIRING)
+    assert risks(review) == [
+        "fra1-db01, fra1-db02, fra1-db03 and 1 more boot BootProfile/db without the signatures that ImageStream/stable "
+        "requires"
+    ]
+
+
+def test_a_pinned_server_of_the_stream_still_needs_signatures() -> None:
+    pinned = server("fra1-web01", "site: fra1, role: web", "provision: 1, pin: {image: flatcar-2, reason: GPU}")
+    assert risks(reviewed({"servers/fra1-web01.yaml": pinned}, REQUIRING)) == []
 
 
 def test_servers_that_change_to_another_stream_with_the_rule_are_no_risk() -> None:

@@ -200,6 +200,7 @@ class FileClaimFacts:
     )
     names_signature: bool = Field(description="Whether the image names a signature for the file.")
     verified_by: str | None = Field(description="The trusted key that signed the file; null: not verified.")
+    signer: str | None = Field(description="The name of this key.")
     fault: str | None = Field(description='Why a check of the signature failed, after "it is".')
     text: str = Field(description="The claim and the check, as people see them.")
 
@@ -456,6 +457,8 @@ def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
         key=claimed.key if claimed is not None else None,
         url=claimed.url if claimed is not None else None,
         before=claim.before.digest.value if claim.before is not None else None,
+        verified_by=claim.verified_by.key if claim.verified_by is not None else None,
+        signer=claim.verified_by.name if claim.verified_by is not None else None,
         fault=claim.result.fault if claim.result is not None else None,
         text=phrases.format_file_claim(claim),
     )

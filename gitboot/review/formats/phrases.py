@@ -292,12 +292,17 @@ def format_file_claim(claim: FileClaim) -> str:
     if claim.before != claimed:
         shown += f"; before: {format_origin(claim.before)}"
     if (signer := claim.verified_by) is not None:
-        is_same_key = is_signed and claimed is not None and str(claimed.key).casefold() in signer.casefold()
+        is_same_key = claimed is not None and _fold_key(claimed.key or "") == _fold_key(signer.key)
         return f"verified: signed by {signer}" + ("" if is_same_key else f"; {shown}")
     if claim.result is not None and (claim.result.fault is not None or is_signed):
         fault = f"it is {claim.result.fault}" if claim.result.fault is not None else "it has no signature"
         return f"not verified: {fault}; {shown}"
     return shown
+
+
+def _fold_key(key: str) -> str:
+    """Return a key to compare. People write fingerprints in groups of digits, in either case."""
+    return "".join(key.split()).upper().removeprefix("0X")
 
 
 def list_image_claims(image: ImageProvenance) -> list[tuple[str, str]]:
@@ -359,12 +364,14 @@ def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceR
         yield ProvenanceRisk(rule.stream, reason, rule.place)
     for left in provenance.left:
         boots = "boots" if len(left.servers) == 1 else "boot"
-        names = f"{format_names(left.servers, 3)} {boots} by {left.now} instead of ImageStream/{left.stream}"
-        yield ProvenanceRisk(left.stream, f"{names}, which requires signed images", left.place)
+        reason = f"{format_names(left.servers, 3)} {boots} BootProfile/{left.profile}"
+        reason += f" without the signatures that ImageStream/{left.stream} requires"
+        yield ProvenanceRisk(left.stream, reason, left.place)
     for boot, place in provenance.uncovered:
         by = f" by BootProfile/{boot.profile}" if boot.document.kind != "BootProfile" else ""
         reason = f"{boot.document} boots BootImage/{boot.image}{by} without ImageStream/{boot.stream}"
-        yield ProvenanceRisk(boot.stream, f"{reason}, which requires signed images", place)
+        reason += ", which requires signatures of this image only while it is in the stream"
+        yield ProvenanceRisk(boot.stream, reason, place)
 
 
 # Groups
