@@ -38,7 +38,9 @@
         └── UnusableSource          the releases of an image source cannot be used
             ├── MalformedIndex      an index, or a list of digests, is not in its format
             ├── UntrustedIndex      an index has no signature by a key of the source
-            └── IncompleteRelease   a release lacks a file, a digest or an architecture
+            ├── StaleIndex          the newest image of the fleet is newer than all releases of an index
+            ├── IncompleteRelease   a release lacks a file, a digest or an architecture
+            └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
 Every other error is a bug in gitboot, and prints a traceback.
 """
@@ -255,5 +257,13 @@ class UntrustedIndex(UnusableSource):
     """An index of an image source has no signature by a key of the source."""
 
 
+class StaleIndex(UnusableSource):
+    """The newest image of the fleet is newer than all releases of an index."""
+
+
 class IncompleteRelease(UnusableSource):
     """A release does not exist, or lacks a file, a digest or an architecture."""
+
+
+class UntrustedRelease(UnusableSource):
+    """A file of a release has another digest than the vendor published, or no signature by a trusted key."""

@@ -44,6 +44,7 @@ class ReleaseFile(Struct, frozen=True, kw_only=True):
     sha512: str | None = None  # 128 lower-case hexadecimal digits
     size: int | None = None  # bytes
     signature: Signature | None = None
+    is_unsigned: bool = False  # the source states that no signature of the vendor covers this file
     digest_url: str | None = None  # the list or index that has the digest; None: no digest is known
     # The digest of the archive that contains the file, from the same list. sha256 and sha512 are None then.
     archive_sha256: Digest | None = None

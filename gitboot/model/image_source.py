@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 
 from gitboot.model.boot_image import ConfigFrom, ImageFormatField
 from gitboot.model.fields import (
-    BaseUrl,
     Boolean,
     Document,
     Field,
@@ -34,7 +33,7 @@ from gitboot.text import did_you_mean
 
 # The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace one by a source of the same name.
 BUILT_IN_SOURCES: Final = (
-    "alma",
+    "almalinux",
     "alpine",
     "centos-stream",
     "debian",
@@ -83,11 +82,21 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
 
 
 _IN_URL: Final = ("version", "channel", "arch", "base", "major", "minor")
+_IN_INDEX_URL: Final = ("channel", "arch", "base")
+_IN_BASE_URL: Final = ("version", "channel", "arch", "major", "minor")
 
 
 def parse_url_template(value: object) -> str:
     """Read a URL with placeholders. The URL must be valid after gitboot has replaced them."""
     return _parse_url_template(value, _IN_URL)
+
+
+def parse_index_url_template(value: object) -> str:
+    return _parse_url_template(value, _IN_INDEX_URL)
+
+
+def parse_base_url_template(value: object) -> str:
+    return _parse_url_template(value, _IN_BASE_URL).rstrip("/")
 
 
 def parse_derived_url_template(value: object) -> str:
@@ -105,6 +114,7 @@ def _parse_url_template(value: object, allowed: Collection[str]) -> str:
 
 
 _IN_NAME: Final = ("version", "channel", "arch", "major", "minor")
+_IN_ARGUMENT: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
 
 
 def parse_name_template(value: object) -> str:
@@ -135,12 +145,14 @@ def parse_argument_template(value: object) -> str:
     """Read a kernel argument. Braces of Jinja2 templates, such as {{ image.artifacts.iso.url }}, stay in the image."""
     found = text(value)
     plain = re.sub(r"\{\{.{0,200}?\}\}", "", found)
-    _require_placeholders(plain or "x", _IN_NAME)
+    _require_placeholders(plain or "x", _IN_ARGUMENT)
     return parse_kernel_argument(found)
 
 
 _SCHEMA: Final = {"type": "string", "minLength": 1}
 UrlTemplate = Annotated[str, Scalar(parse_url_template, _SCHEMA)]
+IndexUrl = Annotated[str, Scalar(parse_index_url_template, _SCHEMA)]
+BaseTemplate = Annotated[str, Scalar(parse_base_url_template, _SCHEMA)]
 DerivedUrl = Annotated[str, Scalar(parse_derived_url_template, _SCHEMA)]
 NameTemplate = Annotated[str, Scalar(parse_name_template, _SCHEMA)]
 MatchTemplate = Annotated[str, Scalar(parse_match_template, _SCHEMA)]
@@ -158,6 +170,7 @@ class IndexFormat(StrEnum):
     GITHUB_RELEASES = "GitHubReleases"  # GitHub's API: a list of releases, with their files
     SIMPLESTREAMS = "Simplestreams"  # products:1.0, with the files of each version
     ALPINE_RELEASES = "AlpineReleases"  # latest-releases.yaml
+    OPENSUSE_DISTRIBUTIONS = "OpenSUSEDistributions"  # distributions.json of get.opensuse.org
     JSON_LIST = "JSONList"  # a JSON list of versions, or of objects with a field version
     CHECKSUM_LIST = "ChecksumList"  # a list of digests; the names of its files contain the version
     DIRECTORY_LISTING = "DirectoryListing"  # a page of a web server with a link for each entry of a folder
@@ -204,7 +217,7 @@ class ReleaseIndex:
     """The index in which the vendor lists releases."""
 
     format: IndexFormat = Field(description="The format of the index.")
-    url: UrlTemplate = Field(
+    url: IndexUrl = Field(
         description="The URL of the index: https://…, or oci://HOST/NAME for OCITags. {channel}, {arch} and {base} "
         "stand for the channel, the vendor's name of the architecture, and its base URL."
     )
@@ -218,8 +231,10 @@ class ReleaseIndex:
         description="gitboot ignores versions that do not begin with this text, such as {channel}. Default: all "
         "versions count.",
     )
-    signature: SignatureTemplate | None = Field(
-        default=None, description="The detached signature of the index. {url} is the URL of the index. Default: none."
+    signature: DerivedUrl | None = Field(
+        default=None,
+        description="The URL of the detached OpenPGP signature of the index, such as {url}.gpg. {url} is the URL of "
+        "the index. Default: none.",
     )
     clear_signed: Boolean = Field(
         default=False,
@@ -252,17 +267,17 @@ class FilesIndex:
 
 @structure
 class SourceFile:
-    """One file of a release: its URL, or its name in the index."""
+    """One file of a release: its URL, its name in the index, or both."""
 
     url: UrlTemplate | None = Field(
         default=None,
         description="The URL of the file, with placeholders: {version}, {major}, {minor}, {channel}, {arch}, {base}. "
-        "Default: name is set.",
+        "Default: the URL in the index.",
     )
     name: NameTemplate | None = Field(
         default=None,
-        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its URL and its "
-        "digest. Default: url is set.",
+        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its digest, and "
+        "its URL unless url is set. Default: the index does not describe the file.",
     )
     member: NameTemplate | None = Field(
         default=None,
@@ -271,11 +286,18 @@ class SourceFile:
     signature: SignatureTemplate | None = Field(
         default=None, description="The signature of the file or of its archive. {url} is its URL. Default: none."
     )
+    signed: Boolean = Field(
+        default=True,
+        description="Use false if the vendor signs other files, but not this one. gitboot then accepts the file "
+        "without a signature. Default: true.",
+    )
 
     @check
-    def _one_place(self) -> None:
-        if (self.url is None) == (self.name is None):
-            raise Malformed(Code.COMBINATION, "expected one of url, name", "set exactly one of these fields")
+    def _is_somewhere(self) -> None:
+        if self.url is None and self.name is None:
+            raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
+        if self.signature is not None and not self.signed:
+            raise Malformed(Code.COMBINATION, "a file with a signature is signed", "remove signed: false")
 
 
 @structure
@@ -362,7 +384,7 @@ class SourceImage:
     )
     kernel_arguments: tuple[ArgumentTemplate, ...] = Field(
         default=(),
-        description="Kernel arguments. gitboot replaces {version}, {major}, {minor}, {channel} and {arch}, and keeps "
+        description="Kernel arguments. gitboot replaces {version}, {major}, {minor} and {channel}, and keeps "
         "expressions such as {{ image.artifacts.rootfs.url }}. Default: none.",
     )
 
@@ -378,10 +400,11 @@ class ImageSourceSpec:
     architectures: dict[Architecture, Text] = Field(
         min_length=1, description="The vendor's name of each architecture, which {arch} stands for."
     )
-    base_urls: dict[Architecture, BaseUrl] = Field(
+    base_urls: dict[Architecture, BaseTemplate] = Field(
         default_factory=dict,
         alias="baseURLs",
-        description="A URL for each architecture, which {base} stands for, such as the URL of a mirror. Default: none.",
+        description="A URL for each architecture, which {base} stands for. It may contain {version}, {channel} and "
+        "{arch}. Default: none.",
     )
     releases: ReleaseIndex = Field(description="The index that lists releases.")
     described_by: FilesIndex | None = Field(
@@ -421,10 +444,21 @@ class ImageSourceSpec:
                     ("files", *at, "url"),
                 )
         templates = list(_list_templates(self))
-        for placeholder, at in (("{channel}", "channels"), ("{base}", "baseURLs")):
-            is_used = any(placeholder in template for template in templates)
-            if is_used and not (self.channels if at == "channels" else self.base_urls):
-                raise Malformed(Code.COMBINATION, f"{placeholder} needs {at}", f"add {at}, or remove {placeholder}")
+        for placeholder, field, given in (
+            ("{channel}", "channels", self.channels),
+            ("{base}", "baseURLs", self.base_urls),
+        ):
+            if not given and any(placeholder in template for template in templates):
+                raise Malformed(
+                    Code.COMBINATION, f"{placeholder} needs {field}", f"add {field}, or remove {placeholder}"
+                )
+        if "{base}" in self.releases.url and any("{version}" in each for each in self.base_urls.values()):
+            raise Malformed(
+                Code.COMBINATION,
+                "{base} contains {version}, which is unknown until gitboot has read the index",
+                "write the URL of the index without {base}",
+                ("releases", "url"),
+            )
         if self.base_urls and (missing := sorted(self.architectures.keys() - self.base_urls.keys())):
             raise Malformed(
                 Code.COMBINATION, f"baseURLs has no URL for {missing[0]}", f"add {missing[0]}", ("baseURLs",)
@@ -434,18 +468,14 @@ class ImageSourceSpec:
     def _names_its_keys(self) -> None:
         is_signed = (
             self.releases.clear_signed
+            or self.releases.signature is not None
             or (self.checksums is not None and self.checksums.is_signed)
-            or any(isinstance(each, SignatureTemplate) and each.openpgp is not None for each in _list_signatures(self))
+            or any(file.signature is not None for _, file in self.files.list_files())
         )
         if is_signed and not self.keys:
             raise Malformed(
                 Code.COMBINATION, "a signature needs keys", "add the full fingerprints of the vendor's keys"
             )
-
-
-def _list_signatures(spec: ImageSourceSpec) -> Iterator[SignatureTemplate | None]:
-    yield spec.releases.signature
-    yield from (file.signature for _, file in spec.files.list_files())
 
 
 def _list_templates(value: Any) -> Iterator[str]:

@@ -626,6 +626,12 @@ def parse_name(value: object) -> Name:
     )
 
 
+def build_document_name(text: str) -> str:
+    """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
+    return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
+
+
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 LABEL_VALUE: Final = re.compile(f"({LABEL_NAME.pattern})?")
 _LABEL_HINT: Final = (

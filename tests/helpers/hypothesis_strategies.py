@@ -139,6 +139,8 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_label_value: st.just("") | _LABEL_VALUES,
     scalars.parse_duration_text: _matching("[1-9][0-9]{0,2}[wdhms]"),
     image_source.parse_url_template: _URL_TEMPLATES,
+    image_source.parse_index_url_template: _matching(r"https://host\.test(/({channel}|{arch}|[a-z]{1,6})){1,3}"),
+    image_source.parse_base_url_template: _URL_TEMPLATES,
     image_source.parse_derived_url_template: st.just("{url}.sig") | _URL_TEMPLATES,
     image_source.parse_name_template: _matching(r"[a-z./]{1,6}({version}|{arch}|{channel})?[a-z.]{0,6}"),
     image_source.parse_match_template: _matching(r"[a-z./]{0,6}\{version\}[a-z.-]{0,6}({arch}|{channel})?"),
@@ -294,7 +296,7 @@ def _checksums_template(drawn: Document) -> Document:
 
 
 def _source_file(drawn: Document) -> Document:
-    kept = {name: value for name, value in drawn.items() if name not in ("name", "url")}
+    kept = {name: value for name, value in drawn.items() if name not in ("name", "url", "signed")}
     return kept | {"url": drawn.get("url", "https://host.test/{version}/file")}
 
 
@@ -308,8 +310,7 @@ def _image_source(drawn: Document) -> Document:
     fitting = drawn | {"keys": drawn.get("keys") or ["A" * 40], "channels": drawn.get("channels") or ["stable"]}
     if drawn["releases"]["format"] == "OCITags":
         fitting["files"] = {"kernel": {"name": "kernel"}}
-    fitting.pop("baseURLs", None)
-    return fitting
+    return {name: value for name, value in fitting.items() if name != "baseURLs"}
 
 
 def _profile(drawn: Document) -> Document:

@@ -14,7 +14,6 @@ from gitboot.importers.inventory import (
     as_list,
     as_mapping,
     as_text,
-    build_document_name,
     get_nested,
     list_address,
     parse_address,
@@ -29,6 +28,7 @@ from gitboot.importers.inventory import (
     remark_missing,
     remove_secrets,
 )
+from gitboot.model.scalars import build_document_name
 
 # xCAT
 

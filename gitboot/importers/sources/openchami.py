@@ -20,7 +20,6 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
-    build_document_name,
     get_nested,
     list_address,
     parse_architecture,
@@ -36,7 +35,7 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars import MacAddress, build_document_name
 
 
 class _Node(Struct, frozen=True, kw_only=True):

@@ -304,18 +304,20 @@ def _render_next_steps(review: Review) -> Iterator[str]:
         return
     if lines := review.ack_lines:
         yield "\nTo accept it after you have checked it, add to the message of the last commit:\n"
-        yield _format_code_block(list(lines))
+        yield format_code_block(list(lines))
         if review.steps:
             yield "\nOr acknowledge each commit in a later message:\n"
             for step in review.steps:
                 yield f"{format_code(step.commit[:12])}\n"
-                yield _format_code_block(list(step.lines))
+                yield format_code_block(list(step.lines))
     yield f"\n{review.approval_note}:\n"
-    yield _format_code_block([review.approval])
+    yield format_code_block([review.approval])
 
 
-def _format_code_block(lines: list[str]) -> str:
-    return "\n".join(["```text", *lines, "```"])
+def format_code_block(lines: list[str]) -> str:
+    """Return a code block that its lines cannot end."""
+    fence = _make_fence("\n".join(lines), 3)
+    return "\n".join([f"{fence}text", *lines, fence])
 
 
 # Escaping
