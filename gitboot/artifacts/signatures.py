@@ -247,9 +247,8 @@ class BootFileVerifier:
 
         A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
         """
-        proof = file.proof
-        if proof is None or (proof.signature is None and proof.checksums is None):
-            return "the stream requires a signature, and the image names no signature"
+        if (proof := file.proof) is None:
+            return _NO_SIGNATURE
         try:
             keys = self._load_keys()
             if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
@@ -262,9 +261,8 @@ class BootFileVerifier:
                 by = check.find_signer(artifact, proof.checksums)
             finally:
                 check.close()
-            assert by is not None  # noqa: S101 - the proof has a signature or a list
-            digest = keys.compute_key_digest(by.key)
-            assert digest is not None  # noqa: S101 - the key has just verified the file
+            if by is None or (digest := keys.compute_key_digest(by.key)) is None:
+                return _NO_SIGNATURE
             return FileSigner(key=by.key, name=by.name, key_digest=digest)
         except UntrustedSignature as error:
             return f"the stream requires a signature, and the file is {error}"
@@ -291,6 +289,7 @@ class _Copy(NamedTuple):
     sha512: str
 
 
+_NO_SIGNATURE: Final = "the stream requires a signature, and the image names no signature"
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
 
