@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gitboot.errors import UsageError
 from gitboot.fleet.resources import FleetRepository, Id
@@ -17,9 +18,11 @@ from gitboot.model.fields import to_yaml_value
 from gitboot.model.image_source import BUILT_IN_SOURCES
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
+from gitboot.resolve.secret_scan import is_secret_argument
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
+from gitboot.review.rendered_diffs import hide_secret_lines
 from gitboot.text import printable
 
 Place = tuple[str, int, int]  # path, line, column
@@ -69,7 +72,8 @@ def parse_signature_results(content: bytes, name: str) -> SignatureResults:
     for each in found.files:
         key = each.image, Digest(each.sha256)
         if key not in results or each.signer is not None:  # an image may name a file twice, with one signature
-            results[key] = each
+            fault = hide_secret_lines(each.fault) if each.fault is not None else None
+            results[key] = structs.replace(each, fault=fault)
     return results
 
 
@@ -174,7 +178,7 @@ def compare_provenance(
                 source=key.name,
                 fate=change.fate,
                 replaces_built_in=change.fate is ChangeKind.ADDED and key.name in BUILT_IN_SOURCES,
-                fields=change.fields,
+                fields=tuple(each._replace(old=_hide(each.old), new=_hide(each.new)) for each in change.fields),
                 place=None if change.fate is ChangeKind.REMOVED else _find_place(new, key, *_first_path(change)),
             )
             for key, change in changes.documents.items()
@@ -197,6 +201,21 @@ def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> 
     return file, place.line, place.column
 
 
+def _hide(value: Any) -> Any:
+    """Return a YAML value without texts that look like secrets."""
+    if isinstance(value, str):
+        return f"{value.partition('=')[0]}=HIDDEN" if is_secret_argument(value) else hide_secret_lines(value)
+    if isinstance(value, Mapping):
+        return {name: _hide(each) for name, each in value.items()}
+    return list(map(_hide, value)) if isinstance(value, list) else value
+
+
+def _hide_url(provenance: Provenance | None) -> Provenance | None:
+    if provenance is None or provenance.url is None:
+        return provenance
+    return dataclasses.replace(provenance, url=hide_secret_lines(provenance.url))
+
+
 def _first_path(change: DocumentChange) -> tuple[str | int, ...]:
     return change.fields[0].path if change.fields else ("metadata", "name")
 
@@ -216,8 +235,8 @@ def _find_images(
             FileClaim(
                 file=file,
                 sha256=artifact.sha256,
-                claimed=artifact.provenance,
-                before=before[file].provenance if file in before else artifact.provenance,
+                claimed=_hide_url(artifact.provenance),
+                before=_hide_url(before[file].provenance if file in before else artifact.provenance),
                 names_signature=names_signature,
                 result=results.get((key.name, artifact.sha256)),
             )

@@ -239,6 +239,25 @@ def test_a_followed_source_changes_no_boot_and_is_shown() -> None:
     assert "spec.follow: (absent) → source: flatcar, channel: lts, belowVersion: 5" in as_markdown(review)
 
 
+def test_no_format_shows_a_secret_of_a_source_or_of_a_claim() -> None:
+    token = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
+
+    def source(argument: str, url: str) -> Files:
+        spec = f"architectures: {{x86_64: amd64}}, releases: {{format: JSONList, url: '{url}'}}, "
+        spec += f"files: {{kernel: {{url: 'https://vendor.test/k'}}}}, image: {{kernelArguments: [{argument}]}}"
+        return {"source.yaml": document("ImageSource", "mirror", spec)}
+
+    claim = f"provenance: {{digest: published, url: 'https://vendor.test/SUMS?token={token}'}}"
+    new = {
+        **source("api.token=hunter2", f"https://vendor.test/?token={token}"),
+        "images/3.yaml": claiming(claim),
+    }
+    review = reviewed(new, {**FLEET, **source("quiet", "https://vendor.test/")})
+    shown = (as_json(review), as_markdown(review), format_review_text(review, ""), str(as_problems(review)))
+    assert all("HIDDEN" in each for each in shown)
+    assert not any(token in each or "hunter2" in each for each in shown)
+
+
 # Boots without the stream
 
 DIRECT = (
