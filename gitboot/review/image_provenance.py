@@ -16,6 +16,7 @@ from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.boot_image import Artifact, BootImage, ImageStream, Provenance, RequiredProvenance
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.image_source import BUILT_IN_SOURCES
+from gitboot.model.scalars import ArtifactUrl
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
 from gitboot.resolve.secret_scan import is_secret_argument
@@ -213,7 +214,7 @@ def _hide(value: Any) -> Any:
 def _hide_url(provenance: Provenance | None) -> Provenance | None:
     if provenance is None or provenance.url is None:
         return provenance
-    return dataclasses.replace(provenance, url=hide_secret_lines(provenance.url))
+    return dataclasses.replace(provenance, url=ArtifactUrl(hide_secret_lines(provenance.url)))
 
 
 def _first_path(change: DocumentChange) -> tuple[str | int, ...]:
