@@ -285,7 +285,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
         if each.by is not None:
             found[at] = each.by
         elif each.fault is not None and at not in declared_unsigned:
-            hint = "do not boot the file: try again later, and ask the vendor if the problem stays"
+            hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
         elif release_files.keys and at not in declared_unsigned:
             hint = "the vendor signs its files: check the index, and ask the vendor"
