@@ -194,11 +194,12 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
     jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
     assert jobs[0].keys() & jobs[1].keys() == {"variables"}
     for folder, own in (("infra/boot", "INFRA_BOOT"), ("lab", "LAB")):
-        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in (CI[0], CI[3])]
-        assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * 2
+        names = [name for name in CI if "workflows" in name]
+        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in names]
+        assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * len(names)
         assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
             *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
-            *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}"),
+            *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}", f"GITBOOT_UPDATE_IMAGES_{own}"),
         }
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("GITBOOT_SUBPATH", folder)
@@ -649,7 +650,10 @@ def test_ci_installs_the_gitboot_version_that_wrote_it(path: str) -> None:
     assert 'pip install --quiet "$GITBOOT"' in text
 
 
-@pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [("gitlab-ci", CI[1]), *(("github-workflows", path) for path in CI if "workflows" in path)],
+)
 def test_the_ci_files_are_valid_for_their_host(schema: str, path: str) -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     checked = subprocess.run([*check, str(ROOT / "example-repo" / path)], capture_output=True, text=True, check=False)

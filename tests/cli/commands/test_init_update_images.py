@@ -26,7 +26,7 @@ from gitboot.cli.commands.init import CI, build_seed_file
 from gitboot.cli.main import cli
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
-from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, find_fingerprint, gpg_people
 
 ROOT: Final = Path(__file__).parents[3]
 GITHUB, GITLAB, GITEA_REVIEW, GITEA = CI[4], CI[1], CI[5], CI[6]
@@ -52,6 +52,7 @@ class PullRequest:
     target: str
     title: str
     body: str
+    commit: str
     is_open: bool = True
     is_fork: bool = False
 
@@ -61,6 +62,7 @@ class PullRequestHost:
     """The part of GitLab's and Gitea's API for pull requests, and the state of the program gh."""
 
     folder: Path  # where the program gh stores pull requests
+    remote: Path = Path()  # the repository
     url: str = ""
     requests: list[PullRequest] = field(default_factory=list)
     faults: int = 0  # that the next lookups get
@@ -78,25 +80,35 @@ class PullRequestHost:
             case "GET", "/projects/3/merge_requests":
                 assert query == {"state": "all", "per_page": "100", "source_branch": query["source_branch"]}
                 return 200, [
-                    {"source_project_id": 4 if each.is_fork else 3}
+                    {
+                        "source_project_id": 4 if each.is_fork else 3,
+                        "state": "opened" if each.is_open else "closed",
+                        "sha": each.commit,
+                    }
                     for each in self.requests
                     if each.branch == query["source_branch"]
                 ]
             case "POST", "/projects/3/merge_requests":
                 posted = {name: values[0] for name, values in parse_qs(body.decode(), keep_blank_values=True).items()}
-                names = ("source_branch", "target_branch", "title", "description")
-                self.requests.append(PullRequest(*(posted.pop(name) for name in names)))
-                assert posted == {}
-                return 201, {}
+                return self._open(posted, "source_branch", "target_branch", "title", "description")
             case "POST", "/repos/acme/fleet/pulls":
-                posted = json.loads(body)
-                self.requests.append(PullRequest(*(posted.pop(name) for name in ("head", "base", "title", "body"))))
-                assert posted == {}
-                return 201, {}
-            case "GET", path if path.startswith("/repos/acme/fleet/pulls/main/"):
-                branch = path.removeprefix("/repos/acme/fleet/pulls/main/")
-                return 200 if any(each.branch == branch and not each.is_fork for each in self.requests) else 404, {}
+                return self._open(json.loads(body), "head", "base", "title", "body")
         return 404, {}
+
+    def _open(self, posted: dict[str, str], *names: str) -> tuple[int, Any]:
+        branch, target, title, text = (posted.pop(name) for name in names)
+        assert posted == {}
+        if any((each.branch, each.is_open, each.is_fork) == (branch, True, False) for each in self.requests):
+            return 409, {"message": "pull request already exists for these targets"}
+        commit = self._git("rev-parse", f"refs/heads/{branch}")
+        self.requests.append(PullRequest(branch, target, title, text, commit))
+        self._git("update-ref", f"refs/pull/{len(self.requests)}/head", commit)
+        return 201, {}
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "--git-dir", str(self.remote), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+        return ran.stdout.strip()
 
     def read(self) -> list[PullRequest]:
         """Return all pull requests, also those of the program gh."""
@@ -127,13 +139,20 @@ for name in ("--head", "--state", "--json", "--jq", "--base", "--title", "--body
 assert sys.argv[1] == "pr"
 options = parser.parse_args(sys.argv[3:])
 if sys.argv[2] == "list":
-    found = [{{"isCrossRepository": each["is_fork"]}} for each in requests if each["branch"] == options.head]
-    assert (options.state, options.json) == ("all", "isCrossRepository")
+    state = ("CLOSED", "OPEN")
+    found = [
+        {{"isCrossRepository": each["is_fork"], "state": state[each["is_open"]], "headRefOid": each["commit"]}}
+        for each in requests if each["branch"] == options.head
+    ]
+    assert (options.state, options.json) == ("all", "isCrossRepository,state,headRefOid")
     print(subprocess.run(["jq", options.jq], input=json.dumps(found), text=True, capture_output=True).stdout, end="")
 else:
     assert sys.argv[2] == "create"
     body = Path(options.body_file).read_text()
-    made = dict(branch=options.head, target=options.base, title=options.title, body=body, is_open=True, is_fork=False)
+    tip = ["git", "ls-remote", "origin", f"refs/heads/{{options.head}}"]
+    commit = subprocess.run(tip, text=True, capture_output=True, check=True).stdout.split()[0]
+    made = dict(branch=options.head, target=options.base, title=options.title, body=body, commit=commit)
+    made |= dict(is_open=True, is_fork=False)
     store.write_text(json.dumps([*requests, made]))
 """
 
@@ -195,7 +214,7 @@ class Repository:
         *,
         branch: str = BRANCH,
         base: str = "main",
-        message: str = "Begin the rollout",
+        message: str | None = None,
         prepare: Callable[[Path], None] = lambda _: None,
         **report: Any,
     ) -> str:
@@ -203,7 +222,7 @@ class Repository:
         work = self.fleet.work
         work.git("checkout", "--quiet", "-B", "proposal", base)
         prepare(work.path)
-        commit = work.commit(files, message)
+        commit = work.commit(files, message or f"Begin the rollout of {branch}")
         work.git("checkout", "--quiet", "main")
         work.git("update-ref", f"refs/heads/{branch}", commit)
         work.git("branch", "--quiet", "--delete", "--force", "proposal")
@@ -298,6 +317,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[Forge], Repository]]:
             programs = fresh(tmp_path / "programs")
             (programs / "gh").write_text(_GH.format(python=sys.executable, store=str(tmp_path / "gh.json")))
             (programs / "gh").chmod(0o755)
+            host.remote = fleet.remote
             return Repository(forge, fleet, host, tmp_path, programs, subpath)
 
         yield build
@@ -314,7 +334,7 @@ def test_the_second_job_pushes_proposals_and_opens_a_pull_request_for_each_that_
     code, out = repository.run_second_job()
     assert code == 0, out
     assert repository.list_branches() == {BRANCH: ready, "gitboot/update-edge-talos-1.9.9": waiting}
-    assert repository.host.read() == [PullRequest(BRANCH, "main", TITLE, BODY)]
+    assert repository.host.read() == [PullRequest(BRANCH, "main", TITLE, BODY, ready)]
     assert list(repository.folder.rglob("evil")) == []
 
 
@@ -340,18 +360,36 @@ def test_a_second_run_opens_no_second_pull_request_and_a_later_run_opens_one_tha
 
 
 @every_forge
-@pytest.mark.parametrize("changes", [{"is_open": False}, {"is_fork": True}], ids=["closed", "fork"])
-def test_a_closed_pull_request_stays_closed_and_one_of_a_fork_does_not_count(
-    forge: Forge, changes: dict[str, bool], make: Callable[[Forge], Repository]
+def test_a_closed_pull_request_stays_closed_until_its_branch_is_deleted(
+    forge: Forge, make: Callable[[Forge], Repository]
 ) -> None:
     repository = make(forge)
     repository.propose()
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
-    repository.host.change(changes)
+    repository.host.change({"is_open": False})
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
-    assert len(repository.host.read()) == (2 if changes.get("is_fork") else 1)
+    assert len(repository.host.read()) == 1
+    repository.fleet.work.git("push", "--quiet", "--delete", "origin", BRANCH)
+    repository.streams.clear()
+    again = repository.propose(message="Begin the rollout again")
+    repository.write_updates()
+    code, out = repository.run_second_job()
+    assert code == 0, out
+    assert [(each.commit == again, each.is_open) for each in repository.host.read()] == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("forge", [Forge.GITHUB, Forge.GITLAB])
+def test_a_pull_request_of_a_fork_does_not_count(forge: Forge, make: Callable[[Forge], Repository]) -> None:
+    repository = make(forge)
+    repository.propose()
+    repository.write_updates()
+    assert repository.run_second_job()[0] == 0
+    repository.host.change({"is_fork": True})
+    repository.write_updates()
+    assert repository.run_second_job()[0] == 0
+    assert [each.is_fork for each in repository.host.read()] == [True, False]
 
 
 @every_forge
@@ -630,9 +668,7 @@ def test_no_token_is_in_the_environment_or_in_the_clone_of_the_first_job(
 
 
 @every_forge
-@pytest.mark.parametrize(
-    ("exit_code", "expected"), [(0, 0), (6, 6)], ids=["found", "a source is down"]
-)
+@pytest.mark.parametrize(("exit_code", "expected"), [(0, 0), (6, 6)], ids=["found", "a source is down"])
 def test_the_first_job_keeps_the_proposals_of_the_other_sources_if_one_source_fails(
     exit_code: int, expected: int, forge: Forge, make: Callable[[Forge], Repository]
 ) -> None:
@@ -776,12 +812,6 @@ def test_a_release_with_a_wrong_signature_fails_the_job_and_changes_nothing(
     take_updates(repository, outputs)
     assert repository.run_second_job()[0] == 0
     assert (repository.list_branches(), repository.host.read()) == ({}, [])
-
-
-def find_fingerprint(person: Person) -> str:
-    command = ["gpg", "--homedir", person.public.parent, "--with-colons", "--show-keys", person.public]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
 
 
 def run_gitboot(*arguments: str | Path) -> None:
