@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from heapq import heapify, heappop, heappush
+from itertools import count
 from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -395,7 +396,9 @@ class ThreadedArtifactWatch:
         self._is_news = False  # whether the results have changed since that call
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
-        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of the next checks, by time
+        # A heap of the next checks: time, URL, and a number, because several files may have the same URL.
+        self._queue: list[tuple[float, str, int, BootFile]] = []
+        self._numbers = count()
         self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts that were not checked yet
         self._failures: dict[BootFile, int] = {}  # number of consecutive failures
         self._closed = False
@@ -412,8 +415,8 @@ class ThreadedArtifactWatch:
             if bases != self._bases:
                 self._bases, (self._fetcher, self._is_read) = bases, self._fetcher_of(bases)
             new = wanted - self._wanted
-            self._queue = [each for each in self._queue if each[2] in wanted]
-            self._queue += [(0.0, file.url, file) for file in new]
+            self._queue = [each for each in self._queue if each[3] in wanted]
+            self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]
             heapify(self._queue)
             self._unchecked = (self._unchecked & wanted) | new
             self._wanted = wanted
@@ -479,7 +482,7 @@ class ThreadedArtifactWatch:
             while not self._closed:
                 wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
                 if wait_s is not None and wait_s <= 0:
-                    return heappop(self._queue)[2]
+                    return heappop(self._queue)[3]
                 self._changed.wait(wait_s)
         return None
 
@@ -491,11 +494,11 @@ class ThreadedArtifactWatch:
             failures = 0 if sighting.is_there else self._failures.get(file, 0) + 1
             self._failures[file], rest_s = failures, self._every_s
             if failures:
-                # A signature check may download the whole file, so it is repeated less often.
+                # A signature check may download the whole file, so gitboot waits longer before it repeats the check.
                 is_unsigned = sighting.presence is Presence.UNSIGNED
                 longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, rest_s)
-                rest_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), longest_s)
-            heappush(self._queue, (time.monotonic() + rest_s, file.url, file))
+                rest_s = min(min(_FIRST_RETRY_S, rest_s) * 2 ** min(failures - 1, 20), longest_s)
+            heappush(self._queue, (time.monotonic() + rest_s, file.url, next(self._numbers), file))
             self._unchecked -= {file}
             self._changed.notify_all()
             if self._now.get(file) == sighting:

@@ -19,8 +19,12 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     """Return the files in a list, in its order. Lines and digests of other forms are ignored.
 
     gitboot reads the output of sha256sum and sha512sum, with and without --tag, Flatcar's .DIGESTS, of which a line
-    such as ``# SHA512 HASH`` begins each section, and the fields SHA256 and SHA512 of a Debian Release file.
+    such as ``# SHA512 HASH`` begins each section, the fields SHA256 and SHA512 of a Debian Release file, and the values
+    of sha256 and sha512 in JSON, such as simplestreams.
     """
+    if content.lstrip().startswith(b"{"):
+        listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))
+        return tuple(each for each in listed if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
     found: list[ListedFile] = []
     section = field = ""
     for line in content.decode(errors="replace").splitlines():
@@ -44,4 +48,5 @@ _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # of a Release
 _DIGEST: Final = "[0-9A-Fa-f]{32,128}"
 _TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
 _PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")
+_IN_JSON: Final = re.compile(r'"(sha256|sha512)"\s{0,9}:\s{0,9}"([0-9a-f]{64,128})"')
 _RELEASED: Final = re.compile(rf" ({_DIGEST}) +([0-9]{{1,18}}) (\S+)")

@@ -119,7 +119,8 @@ class SignatureCheck:
         copy = self._fetch_copy(artifact)
         return self._keys.find_signer(kind, detached, copy.path, copy.sha256, only=self._only)
 
-    def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner:
+    def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
+        """Return the signer of a list that contains a file, or None for a file that the image states to be unsigned."""
         listed, by = self._read_checksums(checksums)
         digests = {(each.algorithm, each.digest) for each in listed}
         is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
@@ -127,6 +128,8 @@ class SignatureCheck:
             copy = self._fetch_copy(artifact)
             is_listed = not digests.isdisjoint({("sha256", copy.sha256), ("sha512", copy.sha512)})
         if not is_listed:
+            if artifact.provenance is not None and artifact.provenance.digest is not DigestOrigin.SIGNED:
+                return None
             raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
         return by
 
@@ -244,9 +247,8 @@ class BootFileVerifier:
 
         A ``known`` signer stays valid until its key is removed or changes, so the file is read only once.
         """
-        proof = file.proof
-        if proof is None or (proof.signature is None and proof.checksums is None):
-            return "the stream requires a signature, and the image names no signature"
+        if (proof := file.proof) is None:
+            return _NO_SIGNATURE
         try:
             keys = self._load_keys()
             if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
@@ -259,9 +261,8 @@ class BootFileVerifier:
                 by = check.find_signer(artifact, proof.checksums)
             finally:
                 check.close()
-            assert by is not None  # noqa: S101 - the proof has a signature or a list
-            digest = keys.compute_key_digest(by.key)
-            assert digest is not None  # noqa: S101 - the key has just verified the file
+            if by is None or (digest := keys.compute_key_digest(by.key)) is None:
+                return _NO_SIGNATURE
             return FileSigner(key=by.key, name=by.name, key_digest=digest)
         except UntrustedSignature as error:
             return f"the stream requires a signature, and the file is {error}"
@@ -288,6 +289,7 @@ class _Copy(NamedTuple):
     sha512: str
 
 
+_NO_SIGNATURE: Final = "the stream requires a signature, and the image names no signature"
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
 

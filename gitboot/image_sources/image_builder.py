@@ -278,16 +278,16 @@ def _convert_errors(url: str) -> Iterator[None]:
 def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
     """Return the signer of each signed file. Raises `UntrustedRelease` if a signature is wrong or missing."""
     found: dict[FieldPath, ImageSigner] = {}
-    unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned or not release_files.keys}
+    declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
     for each in check.files(draft.read()):
         at = each.at[2:]
         place = f"{draft.title}, {'.'.join(map(str, at))}"
         if each.by is not None:
             found[at] = each.by
-        elif each.fault is not None:
-            hint = "do not boot the file: try again later, and ask the vendor if the problem stays"
+        elif each.fault is not None and at not in declared_unsigned:
+            hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
-        elif at not in unsigned:
+        elif release_files.keys and at not in declared_unsigned:
             hint = "the vendor signs its files: check the index, and ask the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found

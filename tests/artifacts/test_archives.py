@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ def tar(
     change: Callable[[tarfile.TarInfo], object] = lambda _: None,
 ) -> bytes:
     written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode=mode, format=form) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=written, mode=cast("Any", mode), format=form) as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size, info.mtime = len(content), 1.5  # pax writes an extended header for this time

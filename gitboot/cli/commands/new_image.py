@@ -16,6 +16,7 @@ from gitboot.artifacts.image_keys import VendorKeys
 from gitboot.artifacts.oci import OciReference
 from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.new_server import new_command
+from gitboot.cli.completion import complete_sources
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -93,7 +94,7 @@ def _file_options(command: Any) -> Any:
         "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
     },
 )
-@click.argument("source", required=False)
+@click.argument("source", required=False, shell_complete=complete_sources)
 @click.argument("version", required=False)
 @path_option
 @click.option("--channel", metavar="NAME", help="The channel of the source. Default: the first channel of the source.")
@@ -260,28 +261,23 @@ def _describe_files(
 
 
 def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
-    rows = [
-        (
-            name,
-            ", ".join(each.spec.channels) or "-",
-            ", ".join(sorted(each.spec.architectures)),
-            "yes" if each.spec.keys else "no",
-            each.spec.description or "-",
+    rows, items = [], []
+    for name, each in sources.items():
+        spec = each.spec
+        signed = "yes" if spec.keys else "no"
+        rows.append((name, spec.description or "-", signed, ", ".join(spec.channels) or "-"))
+        items.append(
+            {
+                "name": name,
+                "description": spec.description,
+                "channels": list(spec.channels),
+                "architectures": sorted(spec.architectures),
+                "keys": list(spec.keys),
+            }
         )
-        for name, each in sources.items()
-    ]
-    header = ("SOURCE", "CHANNELS", "ARCHITECTURES", "SIGNED", "DESCRIPTION")
-    items = [
-        {
-            "name": name,
-            "description": each.spec.description,
-            "channels": list(each.spec.channels),
-            "architectures": sorted(each.spec.architectures),
-            "keys": list(each.spec.keys),
-        }
-        for name, each in sources.items()
-    ]
-    write_outputs(outputs, json=partial(format_document, items=items), text=partial(format_table, header, rows))
+    header = ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS")
+    text = partial(format_table, header, rows, shrinkable=[3])
+    write_outputs(outputs, json=partial(format_document, items=items), text=text)
 
 
 def _format_text(built: BuiltImage, file: Path, path: Path) -> str:

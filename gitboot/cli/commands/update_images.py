@@ -77,7 +77,7 @@ class CommittedFleet:
         Exit.SOURCE: "a source did not respond, or its index or a file is wrong; other streams may have proposals",
     },
 )
-@click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=complete_streams)
+@click.argument("stream", nargs=-1, shell_complete=complete_streams)
 @path_option
 @click.option("--base", metavar="REVISION", help="The parent of the new commits. Default: HEAD.")
 @click.option(
@@ -100,7 +100,7 @@ class CommittedFleet:
 @output_option("text", "json")
 @evaluator_command
 def command(
-    streams: tuple[str, ...],
+    stream: tuple[str, ...],
     path: Path,
     base: str | None,
     branch_prefix: str,
@@ -113,7 +113,7 @@ def command(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Propose the new releases that streams follow.
+    """Propose new releases that streams follow.
 
     For each STREAM with spec.follow, gitboot looks for a release that is newer than the images of the stream, and
     downloads and verifies all files of the release. It then makes one commit on a new branch, for a pull request. The
@@ -130,7 +130,7 @@ def command(
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fleet = CommittedFleet(path, base, FleetEvaluator(now))
     sources = fleet.repository.image_sources
-    followed = list_followed_streams(fleet.repository, streams, lambda name: find_source(name, sources))
+    followed = list_followed_streams(fleet.repository, stream, lambda name: find_source(name, sources))
     fetcher = build_fetchers(fleet.repository.fleet.spec.base_url, None, registry)
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
