@@ -159,7 +159,9 @@ def _find_subpath(subpath: str) -> dict[str, str]:
 
 
 _PROPOSE: Final = re.compile(r"(?m)^( *)@PROPOSE_IMAGES@\n")
-_VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|UPDATE_IMAGES)\b")
+_VARIABLES: Final = re.compile(
+    r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|SIGNATURES|UPDATE_IMAGES)\b"
+)
 _PACKAGES: Final = """\
 # The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
 # These jobs read this file from the default branch. Replace the file when you upgrade gitboot.

@@ -199,6 +199,7 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
         assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * len(names)
         assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
             *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
+            f"GITBOOT_SIGNATURES_{own}",
             *(f"GITBOOT_ROLLOUT_STEPS_{own}", f"GITBOOT_ROLLOUT_AFTER_{own}", f"GITBOOT_UPDATE_IMAGES_{own}"),
         }
         monkeypatch.chdir(tmp_path)
