@@ -423,10 +423,14 @@ def test_the_comment_shows_which_claims_about_signatures_are_verified(
         key = find_fingerprint(people["vendor"])
         kernel = tmp_path / "vmlinuz"
         kernel.write_bytes(b"kernel")
-        file = {"url": f"{server.url}/vmlinuz", "sha256": server.put("/vmlinuz", b"kernel").sha256}
+        file: dict[str, Any] = {"url": f"{server.url}/vmlinuz", "sha256": server.put("/vmlinuz", b"kernel").sha256}
         server.put("/vmlinuz.sig", by_gpg(people["vendor"], kernel))
         file |= {"signature": {"openpgp": f"{server.url}/vmlinuz.sig"}, "provenance": {"digest": "signed", "key": key}}
-        image = {"apiVersion": "gitboot.dev/v1alpha1", "kind": "BootImage", "metadata": {"name": "metalos-1"}}
+        image: dict[str, Any] = {
+            "apiVersion": "gitboot.dev/v1alpha1",
+            "kind": "BootImage",
+            "metadata": {"name": "metalos-1"},
+        }
         image["spec"] = {"version": "1", "architectures": {"x86_64": {"kernel": file}}}
         fleet.work.commit({"images/metalos-1.yaml": yaml.safe_dump(image)})
         assert job(fleet, host, programs).failed == {}
