@@ -65,7 +65,8 @@ done
 for proposal in "$proposals"/*/; do
   [ -d "$proposal" ] || break
   branch=$(cat "$proposal/branch") commit=$(cat "$proposal/commit")
-  head=$(git ls-remote "$REMOTE" "refs/heads/$branch" | cut -f 1)
+  git ls-remote "$REMOTE" "refs/heads/$branch" > "$proposal/head"
+  head=$(cut -f 1 "$proposal/head")
   if [ -z "$head" ] && [ -f "$proposal/checked" ]; then
     git push --quiet "$REMOTE" "$commit:refs/heads/$branch"
     head=$commit
