@@ -180,7 +180,6 @@ class Proposal(Struct, frozen=True, kw_only=True):
     parent: Revision | None
     message: str
     committed: datetime  # the date of its committer
-    is_pushed: bool  # whether a remote-tracking branch has the commit
 
 
 def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
@@ -210,7 +209,6 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
             parent=Revision(str(commit.parents[0])) if commit.parents else None,
             message=commit.message.decode(errors="replace"),
             committed=convert_date(commit.committer),
-            is_pushed=not name.startswith("refs/heads/"),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from hashlib import sha256, sha512
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -137,8 +137,10 @@ def build_image(
         downloads = _Downloads(fetcher, Path(folder), progress)
         measured = [(file, _measure(downloads, file)) for file in release_files.files]
         draft = _Document(release_files, settings or release_files.settings, name, labels or {}, measured)
+        progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
-        signers = _find_signers(draft, check, release_files)
+        with closing(check):
+            signers = _find_signers(draft, check, release_files)
     origins = {at: _find_origin(release_files, file, signers.get(at)) for at, file, _ in draft.list_files()}
     image = draft.read(origins)
     return BuiltImage(
@@ -222,8 +224,11 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
     """Find a missing file before gigabytes of other files are downloaded."""
     if _is_local(file):
         return
-    with _convert_errors(file.url):
-        head = fetcher.head(file.url)
+    try:
+        with _convert_errors(file.url):
+            head = fetcher.head(file.url)
+    except SourceUnavailable:  # some servers refuse HEAD: the download shows whether they have the file
+        return
     if None not in (file.size, head.size) and file.size != head.size:
         raise IncompleteRelease(file.url, f"the index states {file.size} bytes, and the server {head.size}", _REPORT)
 

@@ -85,7 +85,7 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
     channel: str | None
     current: BootImage
     images: Mapping[str, BootImage]  # all images of the fleet
-    used: frozenset[str]  # images that other streams of this source and channel boot or roll out
+    used: frozenset[str]  # images that other streams boot or roll out
 
     @property
     def architectures(self) -> tuple[Architecture, ...]:
@@ -140,13 +140,7 @@ def list_followed_streams(
         assert follow is not None  # noqa: S101 - `following` has only such streams
         source = find_source(follow.source)
         channel = _find_channel(source, follow)
-        others = (
-            other
-            for other in following.values()
-            if other is not stream
-            and other.spec.follow is not None
-            and (other.spec.follow.source, _find_channel(source, other.spec.follow)) == (follow.source, channel)
-        )
+        others = (other for other in repository.streams.values() if other is not stream)
         used = frozenset(image for each in others for image in _list_images(each))
         found.append(
             FollowedStream(

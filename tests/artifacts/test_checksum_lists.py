@@ -31,6 +31,13 @@ LISTS: dict[str, list[tuple[Any, ...]]] = {
     ],
     f"SHA1:\n {A} 7 a\n {A} x b\nOther:\n {A} 7 a\n": [],
     f"# {A}  kernel\n {A}  kernel\n{A} kernel\n{A[1:]}  kernel\n{A}a  kernel\nx{A}  kernel\n": [],
+    # simplestreams
+    '{"format": "products:1.0", "products": {"p": {"versions": {"1": {"items": {'
+    f'"boot-kernel": {{"path": "a/kernel", "sha256": "{A}", "size": 7, "ftype": "boot-kernel"}}, '
+    f'"other": {{"path": "b", "sha256": "{A.upper()}"}}, "none": {{}}}}}}}}}}}}}}': [("sha256", A, "a/kernel", 7)],
+    '{"format": "products:2.0", "products": {"p": {"versions": {"1": {"items": {"a": {'
+    f'"sha256": "{A}"}}}}}}}}}}}}}}': [],
+    f'{{"products": [{{"sha256": "{A}"}}]}}\n{A}  kernel\n': [],
     "": [],
 }
 

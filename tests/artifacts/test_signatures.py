@@ -227,6 +227,30 @@ def test_only_the_signed_part_of_a_clear_signed_list_counts(vendor: Vendor) -> N
         assert says in vendor.fault_of_kernel(path)
 
 
+def test_a_file_that_claims_no_signature_need_not_be_in_a_list(vendor: Vendor) -> None:
+    """Ubuntu signs a list of ISOs, which does not contain its netboot archives."""
+    vendor.put("SHA256SUMS", sums().splitlines(keepends=True)[1])  # of the initrd only
+    signature = vendor.sign("SHA256SUMS", "openpgp")
+    checksums = f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', signature: {{openpgp: '{signature}'}}}}"
+    for claim, severity in [("firstSeen", "warning"), ("published", "warning"), ("signed, key: F88CFEDE", "error")]:
+        path = vendor.write(vendor.image(f", provenance: {{digest: {claim}}}", more=checksums))
+        _, found = vendor.check(path)
+        assert list(found) == [f"{severity} x86_64.kernel"], claim
+        assert vendor.check(path, "--required")[0] == Exit.INVALID
+
+
+def test_a_clear_signed_index_of_simplestreams_is_a_list(vendor: Vendor) -> None:
+    checksums = f", checksums: {{url: '{vendor.web.url}/download.sjson', clearSigned: true}}"
+    path = vendor.write(vendor.image(more=checksums))
+    items = {name: {"path": name, "sha256": digest_of(file)} for name, file in (("kernel", KERNEL), ("initrd", INITRD))}
+    index = json.dumps({"format": "products:1.0", "products": {"p": {"versions": {"1": {"items": items}}}}}, indent=1)
+    vendor.put("download.sjson", clear_sign(vendor.folder, f"{index}\n".encode(), vendor.people["vendor"]))
+    assert vendor.check(path, "--required") == (0, {})
+    other = index.replace(digest_of(KERNEL), "0" * 64)
+    vendor.put("download.sjson", clear_sign(vendor.folder, f"{other}\n".encode(), vendor.people["vendor"]))
+    assert "not in the list" in vendor.fault_of_kernel(path)
+
+
 def digests(kernel: bytes = KERNEL, form: str = "# MD5 HASH\n{0:.32}  kernel\n# SHA512 HASH\n{0}  kernel\n") -> bytes:
     """The .DIGESTS file of Flatcar, or another list of SHA-512."""
     return form.format(sha512(kernel).hexdigest()).encode()

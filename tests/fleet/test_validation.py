@@ -441,6 +441,20 @@ def test_a_stream_follows_a_built_in_source_or_one_of_the_fleet(name: str, hint:
     )
 
 
+def test_a_minimum_age_is_a_duration() -> None:
+    for age, code in [
+        ("3d", []),
+        ("1d12h", []),
+        ("soon", ["GB1048"]),
+        ("-3d", ["GB1048"]),
+        ("9" * 30 + "w", ["GB1048"]),
+    ]:
+        stream = document(
+            "ImageStream", "stable", f"current: flatcar-1, follow: {{source: flatcar, minimumAge: {age}}}"
+        )
+        assert [each.code for each in problems(snapshot(*SEED, stream))] == code, age
+
+
 def _dotted(path: Path) -> str:
     return "".join("[]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 

@@ -70,7 +70,7 @@ def test_a_proposal_is_found_on_a_local_branch_and_on_that_of_a_remote(work: Pat
     made = propose(work / "fleet", base, BRANCH, FILES, "Add os-2\n\nfrom somewhere\n", AT)
     found = find_proposal(work / "fleet", BRANCH, "images/os-2.yaml")
     assert found is not None
-    assert (found.commit, found.parent, found.committed, found.is_pushed) == (made, base, AT, False)
+    assert (found.commit, found.parent, found.committed) == (made, base, AT)
     assert found.message == "Add os-2\n\nfrom somewhere\n"
     with pytest.raises(UsageError, match="without images"):
         find_proposal(work / "fleet", BRANCH, "images/os-3.yaml")
@@ -83,7 +83,7 @@ def test_a_proposal_is_found_on_a_local_branch_and_on_that_of_a_remote(work: Pat
         clone = tmp_path / name
         git(tmp_path, "clone", "--quiet", *depth, work.as_uri(), name)
         there = find_proposal(clone / "fleet", BRANCH, "images/os-2.yaml")
-        assert there is not None and there.is_pushed
+        assert there is not None
         assert (there.commit == made) is (name == "whole")
 
 

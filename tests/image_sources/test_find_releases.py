@@ -426,8 +426,8 @@ def test_opensuse_leap(site: VendorSite) -> None:
     site.put(f"{iso}.sha256", f"{SHA[ISO]}  Leap-16.1-online-installer-x86_64.install.iso\n")
     release_files = described(site, "opensuse-leap", releases[-1])
     assert files(site, release_files) == [("x86_64", "iso", iso, SHA[ISO])]
-    assert release_files.checksums[X86].signature is not None
-    assert release_files.checksums[X86].signature.openpgp == site.localise(f"{iso}.sha256.asc")
+    signature = release_files.checksums[X86].signature
+    assert signature is not None and signature.openpgp == site.localise(f"{iso}.sha256.asc")
 
 
 ALPINE = f"""---
@@ -502,8 +502,8 @@ files: {uki: {name: "edge-os-{arch}.efi"}}
     )
 
     def release(tag: str, **more: Any) -> dict[str, Any]:
-        asset = {"name": "edge-os-amd64.efi", "browser_download_url": f"https://github.test/{tag}/edge-os-amd64.efi"}
-        asset |= {"size": 6, "digest": f"sha256:{SHA[KERNEL]}"}
+        name, digest = "edge-os-amd64.efi", f"sha256:{SHA[KERNEL]}"
+        asset = {"name": name, "browser_download_url": f"https://github.test/{tag}/{name}", "size": 6, "digest": digest}
         return {"tag_name": tag, "published_at": "2026-11-02T03:04:05Z", "assets": [asset], **more}
 
     index = [release("v1.10.0"), release("v2.0.0", prerelease=True), release("v1.9.0"), release("v3.0.0", draft=True)]

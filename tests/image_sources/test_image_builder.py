@@ -163,7 +163,7 @@ def test_a_release_without_digests_becomes_a_document_with_the_digests_of_its_fi
         "        provenance:\n"
         "          digest: firstSeen\n"
     )
-    assert [name for name, _ in vendor.progress.begun] == ["vmlinuz", "initrd", "microcode", "arm.iso"]
+    assert [name for name, _ in vendor.progress.begun] == ["vmlinuz", "initrd", "microcode", "arm.iso", "signatures"]
     assert vendor.progress.bytes == 2 * len(KERNEL) + len(INITRD) + len(SECOND)
 
 
@@ -347,3 +347,9 @@ def test_a_version_is_text_in_the_document(vendor: Vendor, version: str) -> None
     built = vendor.build(vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL), version=version))
     assert built.image.spec.version == version
     assert yaml.safe_load(built.text)["spec"]["version"] == version
+
+
+def test_a_server_that_refuses_head_is_asked_for_the_file(vendor: Vendor) -> None:
+    vendor.web.refuses_head = 403
+    built = vendor.build(vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL)))
+    assert built.files[0].sha256 == digest_of(KERNEL)

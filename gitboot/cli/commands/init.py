@@ -32,6 +32,7 @@ CI: Final = (  # dot-files, so that they are not part of the fleet
     ".github/workflows/gitboot-update-images.yml",
     ".gitea/workflows/gitboot.yml",
     ".gitea/workflows/gitboot-update-images.yml",
+    ".gitea/workflows/gitboot-rollout.yml",
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is not part of the fleet
@@ -68,9 +69,8 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """Write a small fleet to start from.
 
     gitboot writes a fleet with one server, its images, a policy and a maintenance into DIR. The fleet has CI jobs for
-    GitHub and GitLab that check each change, comment on it, advance rollouts, and propose new images. For Gitea, the
-    jobs check each change and propose new images. The fleet also has a hook for pre-commit, and JSON Schemas for
-    editors.
+    GitHub, GitLab and Gitea that check each change, advance rollouts, and propose new images. The jobs for GitHub and
+    GitLab also comment on each change. The fleet has a hook for pre-commit, and JSON Schemas for editors.
 
     DIR must be empty or new. It may be an empty Git repository. With --subpath, only that folder must be empty or new.
     gitboot does not overwrite files.
@@ -159,7 +159,9 @@ def _find_subpath(subpath: str) -> dict[str, str]:
 
 
 _PROPOSE: Final = re.compile(r"(?m)^( *)@PROPOSE_IMAGES@\n")
-_VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|UPDATE_IMAGES)\b")
+_VARIABLES: Final = re.compile(
+    r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|SIGNATURES|UPDATE_IMAGES)\b"
+)
 _PACKAGES: Final = """\
 # The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
 # These jobs read this file from the default branch. Replace the file when you upgrade gitboot.

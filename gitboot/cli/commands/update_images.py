@@ -168,5 +168,7 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
                 "committed on" if each.new else "already on" if each.commit is not None else "gitboot would commit on"
             )
             yield wrap_text(f"{made} the branch {each.branch}", "    ")
+        for superseded in each.supersedes:
+            yield wrap_text(f"it supersedes the branch {superseded}", "    ")
         if each.commit is None and each.document:
             yield from ("", each.document)

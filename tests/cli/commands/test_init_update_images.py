@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
@@ -24,12 +25,13 @@ import yaml
 
 from gitboot.cli.commands.init import CI, build_seed_file
 from gitboot.cli.main import cli
+from gitboot.resolve.provisioning_record import encode_records
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
 from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, find_fingerprint, gpg_people
 
 ROOT: Final = Path(__file__).parents[3]
-GITHUB, GITLAB, GITEA_REVIEW, GITEA = CI[4], CI[1], CI[5], CI[6]
+GITHUB, GITLAB, GITEA_REVIEW, GITEA, GITEA_ROLLOUT = CI[4], CI[1], CI[5], CI[6], CI[7]
 BRANCH: Final = "gitboot/update-stable-flatcar-9999.2.0"
 TITLE: Final = "Begin the rollout of $(touch evil) `id` \"flatcar\" 'x' to 1 % of stable ☃"
 BODY: Final = "| file | `$(touch evil)` |\n\n\\*signed\\* by \"F88C…\"\n\n${HOME} \\n %s @x 'y'\n"
@@ -868,7 +870,46 @@ def test_the_checks_are_the_same_at_each_forge() -> None:
     assert "--force" not in first and "eval" not in first and "push --quiet" in first
 
 
-# Reviews at Gitea
+# Rollouts and reviews at Gitea
+
+
+def test_gitea_proposes_the_next_step_of_a_rollout(make: Callable[[Forge], Repository], tmp_path: Path) -> None:
+    repository = make(Forge.GITEA)
+    stream = "rollout: {image: flatcar-4459.2.4, percent: 0}  # by the bot"
+    text = STREAM.replace("metalos-1.4.0", "flatcar-4459.2.4").replace("follow: {source: metalos, percent: 5}", stream)
+    applied = repository.fleet.work.commit({"streams/stable.yaml": text}, "Roll out")
+    repository.fleet.work.git("push", "--quiet", "origin", "main")
+    ops = tmp_path / "output" / "ops"
+    (ops / "records").mkdir(parents=True)
+    (ops / "records" / "00.json").write_bytes(encode_records({}))
+    status = {"applied": {"commit": applied}, "at": datetime.now(UTC).isoformat(), "conditions": []}
+    (ops / "status.json").write_text(json.dumps(status))
+    (repository.programs / "gitboot").write_text(_INSTALLED)
+    (repository.programs / "gitboot").chmod(0o755)
+    fresh(repository.fleet.job)
+    temporary, outputs = fresh(tmp_path / "temporary"), tmp_path / "outputs"
+    environment = {
+        **repository.describe_gitea(),
+        "PATH": f"{repository.programs}:{os.environ['PATH']}",
+        "TMPDIR": str(temporary),
+        "GITHUB_OUTPUT": str(outputs),
+        "STREAM": "stable",
+        "RECORDS": str(tmp_path / "output"),
+        "STEPS": "1,100",
+        "AFTER": "95%",
+        "TOKEN": TOKEN,
+    }
+    for name in ("Clone", "Advance"):
+        script = find_step(GITEA_ROLLOUT, "advance", name).replace("/tmp/", f"{temporary}/")
+        code, out = shell(repository.fleet.job, script, environment)
+        assert code == 0, out
+    environment["BUNDLE"] = outputs.read_text().strip().removeprefix("bundle=")
+    code, out = shell(repository.fleet.job, find_step(GITEA_ROLLOUT, "propose", "Propose"), environment)
+    assert code == 0, out
+    (request,) = repository.host.read()
+    branch, title = "gitboot/rollout-stable-1", "Roll flatcar-4459.2.4 out to 1 % of stable"
+    assert (request.branch, request.target, request.title) == (branch, "main", title)
+    assert repository.list_branches() == {branch: request.commit}
 
 
 def run_review(fleet: Fleet, programs: Path, event: str = "pull_request", **more: str) -> tuple[int, str]:

@@ -188,6 +188,7 @@ def test_only_the_newest_release_is_proposed_and_older_proposals_are_named(site:
     site.vendor.publish("1.11.0-beta.1", "2026-11-11T00:00:00Z")
     found = site.update_one()
     assert (found["image"], found["supersedes"]) == ("someos-1.10.0", [BRANCH])
+    assert f"    it supersedes the branch {BRANCH}\n" in site.update().out
     assert site.branches() == ["gitboot/update-stable-someos-1.1.0", "gitboot/update-stable-someos-1.10.0"]
 
 
