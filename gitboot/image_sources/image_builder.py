@@ -168,7 +168,7 @@ class _Facts(Struct, frozen=True, kw_only=True):
 class _Downloads:
     """A fetcher that keeps each file in a folder, so that a second read needs no network.
 
-    Only files that were measured are kept. Lists and signatures are read from their server each time.
+    `measure` stores a file. Other URLs, such as lists and signatures, are read from their server each time.
     """
 
     def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
@@ -293,7 +293,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             hint = "do not boot the file: try again later, or add a missing key of the vendor with --image-keys"
             raise UntrustedRelease(place, f"the file is {each.fault}", hint)
         elif release_files.keys and at not in declared_unsigned:
-            hint = "the vendor signs its files: check the index, and ask the vendor"
+            hint = "this source requires a signature of each file: check the index, and ask the vendor"
             raise UntrustedRelease(place, "the file has no signature", hint)
     return found
 

@@ -51,11 +51,11 @@ class UpdateOutcome(StrEnum):
     PROPOSED = "Proposed"  # a branch has the commit that begins the rollout
     WAITS = "Waits"  # the stream has an unfinished rollout, or the release is too young
     CURRENT = "Current"  # there is no newer release within the bounds
-    FAILED = "Failed"  # the source, the release or the fleet has an error; nothing changed
+    FAILED = "Failed"  # the source, the release or the fleet has an error; gitboot changed nothing
 
 
 class StreamUpdate(Struct, frozen=True, kw_only=True):
-    """What `gitboot update-images` found and did for one stream."""
+    """The result of `gitboot update-images` for one stream."""
 
     stream: str
     outcome: UpdateOutcome
@@ -64,7 +64,7 @@ class StreamUpdate(Struct, frozen=True, kw_only=True):
     channel: str | None = None
     version: str | None = None
     image: str | None = None
-    branch: str | None = None  # None: gitboot proposes nothing
+    branch: str | None = None  # None: there is no proposal
     commit: str | None = None  # None: a dry run
     new: bool = False  # whether this run made the commit
     ready: bool = False  # whether a pull request may be opened now
@@ -171,7 +171,7 @@ def _list_images(stream: ImageStream) -> Iterable[str]:
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """The release to propose for a stream, or why gitboot proposes none."""
+    """The release to propose for a stream, or the reason for not proposing a release."""
 
     outcome: UpdateOutcome
     why: str

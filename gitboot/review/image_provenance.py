@@ -227,22 +227,23 @@ def _find_images(
     for key, change in documents.items():
         if key.kind != "BootImage" or change.fate is ChangeKind.REMOVED:
             continue
-        before: Mapping[str, Artifact] = {}
+        before: Mapping[str, tuple[Artifact, bool]] = {}
         if change.fate is ChangeKind.EDITED:
             if old is None:
                 continue
-            before = {file: artifact for file, artifact, _ in list_image_files(old.images[key.name])}
+            old_files = list_image_files(old.images[key.name])
+            before = {file: (artifact, names_signature) for file, artifact, names_signature in old_files}
         files = tuple(
             FileClaim(
                 file=file,
                 sha256=artifact.sha256,
                 claimed=_hide_url(artifact.provenance),
-                before=_hide_url(before[file].provenance if file in before else artifact.provenance),
+                before=_hide_url(before[file][0].provenance if file in before else artifact.provenance),
                 names_signature=names_signature,
                 result=results.get((key.name, artifact.sha256)),
             )
             for file, artifact, names_signature in list_image_files(new.images[key.name])
-            if artifact != before.get(file)
+            if (artifact, names_signature) != before.get(file)
         )
         if files:
             place = _find_place(new, key, "spec", "architectures")

@@ -304,7 +304,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: it was changed"),
         (_by_a_stranger, UntrustedRelease, "which may not sign it"),
         (_signature_gone, UntrustedRelease, "unavailable"),
-        (_signature_left_out, UntrustedRelease, "has no signature; the vendor signs its files"),
+        (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),
         (_cut, SourceUnavailable, "ended too early"),
         (_no_kernel, MalformedIndex, "no file that a machine can boot"),
         (_hostile_url, MalformedIndex, "URL of plain ASCII"),

@@ -181,6 +181,15 @@ def test_other_files_of_an_edited_image_are_still_an_edited_image() -> None:
     assert review.verdict is not None and "mutatedImages" in review.verdict.holding
 
 
+def test_a_claim_is_shown_again_if_the_image_no_longer_names_a_signature() -> None:
+    lists = f", checksums: {{url: 'https://vendor.test/SUMS', signature: {{openpgp: '{SIGNATURE}'}}}}}}}}"
+    unsigned = claiming(SIGNED)
+    signed = unsigned.replace("}}}}", "}}" + lists)
+    assert "checksums" in signed
+    review = reviewed({"images/3.yaml": unsigned}, {**FLEET, "images/3.yaml": signed})
+    assert kernel_text(review) == f"claims: signed by {KEY}, but the image names no signature"
+
+
 def test_an_edit_of_other_fields_shows_no_claims() -> None:
     new = {"images/1.yaml": image("flatcar-1", "userData: CloudInit, kernelArguments: [quiet]")}
     assert reviewed(new).provenance.images == ()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import structs
@@ -90,7 +90,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @click.option(
     "--verified",
     metavar="FILE",
-    type=click.File("rb"),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="The output of `gitboot artifacts signatures -o json=FILE`. The review then shows which claims about "
     "signatures are verified. Write FILE in the same job. Never use a FILE from the branch.",
 )
@@ -106,7 +106,7 @@ def command(
     each_merge: bool,
     accepted: str | None,
     detailed_exitcode: bool,
-    verified: BinaryIO | None,
+    verified: Path | None,
     at: datetime | None,
     outputs: tuple[OutputOption, ...],
     **given: Any,
@@ -143,7 +143,7 @@ def command(
         *(["--each-merge"] * each_merge),
         *since,
         *instant,
-        *(["--verified", verified.name] if verified is not None else []),
+        *(["--verified", str(verified)] if verified is not None else []),
         *_format_flags(limits),
         *asked,
     ]
@@ -170,11 +170,15 @@ def command(
     sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
-def _read_signature_results(file: BinaryIO) -> SignatureResults:
-    content = file.read(_MAX_RESULTS_BYTES + 1)
+def _read_signature_results(file: Path) -> SignatureResults:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MAX_RESULTS_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     if len(content) > _MAX_RESULTS_BYTES:
-        raise UsageError(f"{file.name} has more than {_MAX_RESULTS_BYTES:,} bytes")
-    return parse_signature_results(content, file.name)
+        raise UsageError(f"{file} has more than {_MAX_RESULTS_BYTES:,} bytes")
+    return parse_signature_results(content, str(file))
 
 
 _MAX_RESULTS_BYTES: Final = 64 << 20

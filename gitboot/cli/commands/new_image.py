@@ -204,7 +204,7 @@ def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _guess_role(url: str) -> FileRole:
     suffix = PurePosixPath(urlsplit(url).path).suffix.lower()
     if suffix not in _ROLES:
-        raise UsageError(f"{url}: gitboot does not know what the file is: name it with --kernel, --uki or --iso")
+        raise UsageError(f"{url}: the name of the file does not end with .iso or .efi: use --kernel, --uki or --iso")
     return _ROLES[suffix]
 
 

@@ -72,7 +72,7 @@ class CommittedFleet:
     context_settings=VARIABLES,
     example="gitboot update-images --bundle updates.bundle",
     exit_codes={
-        Exit.FINE: "gitboot proposed the new images, or there are none; the output lists the streams that wait",
+        Exit.FINE: "gitboot checked all streams; the output lists the proposals, and the streams that wait",
         Exit.INVALID: "the fleet has errors, or would have errors with a new image",
         Exit.SOURCE: "a source did not respond, or its index or a file is wrong; other streams may have proposals",
     },

@@ -189,7 +189,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "and not both"),
         (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "need --assets"),
-        (("https://host.test/vmlinuz", "1"), Exit.USAGE, "name it with --kernel"),
+        (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),
         (("oci://host.test/a",), Exit.USAGE, "expected oci://HOST/NAME:TAG"),
         (("flatcar", "--architecture", "riscv"), Exit.USAGE, "riscv"),
     ],
