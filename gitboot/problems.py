@@ -754,6 +754,13 @@ class Code(StrEnum):
         "The line is malformed, names no guard, or acknowledges other changes.",
         "Copy the line from the output of `gitboot diff` into the message of the last commit.",
     )
+    UNVERIFIED_PROVENANCE = (
+        "GB6004",
+        "The provenance of an image is not verified",
+        "A new image states where the digests of its files come from. The statement is a claim until a trusted key has "
+        "verified it.",
+        "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
+    )
 
 
 class Severity(StrEnum):

@@ -660,6 +660,12 @@ def clear_sign(folder: Path, content: bytes, *people: Person) -> bytes:
     return b"%s-----BEGIN PGP SIGNATURE-----\n\n%s-----END PGP SIGNATURE-----\n" % (text, encodebytes(packets))
 
 
+def find_fingerprint(person: Person) -> str:
+    """Return the full fingerprint of the OpenPGP key of a person."""
+    listed = _gpg(person.public.parent, "--with-colons", "--show-keys", str(person.public))
+    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+
+
 class Minisign:
     """A key of minisign without a password, and what it signs."""
 
